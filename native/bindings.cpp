@@ -1,0 +1,36 @@
+// The extension module. Each bind_*.cpp checks what Python hands in, releases the GIL and calls the
+// plain C++ header of the same name.
+
+#include "bindings.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+namespace {
+
+/// Instruction sets that this CPU runs, best first; each is the suffix of an extension module.
+std::vector<std::string> cpu_isas() {
+  std::vector<std::string> isas;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (avx512) isas.emplace_back("avx512");
+  if (avx2) isas.emplace_back("avx2");
+#endif
+  isas.emplace_back("base");
+  return isas;
+}
+
+}  // namespace
+
+NB_MODULE(DISMEC_MODULE, m) {
+  m.attr("isa") = DISMEC_ISA;
+  m.def("cpu_isas", &cpu_isas);
+}

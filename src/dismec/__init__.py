@@ -1,0 +1,1 @@
+"""Exact one-vs-rest linear classifiers for thousands to millions of labels."""

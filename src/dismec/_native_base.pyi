@@ -1,0 +1,3 @@
+isa: str
+
+def cpu_isas() -> list[str]: ...

@@ -1,0 +1,17 @@
+"""What a user may catch."""
+
+from __future__ import annotations
+
+__all__ = ["DataError", "DismecError", "ModelError"]
+
+
+class DismecError(Exception):
+    """Base of every error that dismec raises on purpose; its text is one line for a person."""
+
+
+class DataError(DismecError, ValueError):
+    """Input data that cannot be used: says file, line and reason."""
+
+
+class ModelError(DismecError):
+    """A model directory that is damaged, unfinished, of another run or of a newer format."""
