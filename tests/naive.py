@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 # Metrics: `truth` is a list of sets of labels, `top` a list of lists of labels, best first.
 
 
@@ -51,3 +53,25 @@ def coverage_at_k(truth, top, k):
     true_somewhere = set().union(*truth)
     found = set().union(*(t & set(p[:k]) for t, p in zip(truth, top, strict=True)))
     return len(found) / len(true_somewhere) if true_somewhere else 0.0
+
+
+def brute_force_scores(Xt, W):
+    """Transformed rows × labels: float32 products, added in float32 by ascending feature."""
+    X, weights = Xt.toarray(), W.toarray().T
+    scores = np.zeros((X.shape[0], weights.shape[1]), dtype=np.float32)
+    for row, values in enumerate(X):
+        for feature in np.flatnonzero(values):
+            scores[row] += values[feature] * weights[feature]
+    return scores
+
+
+def topk(scores, k):
+    """Every row's k best labels and scores, ties to the smaller label; −1 and −inf beyond."""
+    n_rows, n_labels = scores.shape
+    labels = np.full((n_rows, k), -1, dtype=np.int32)
+    best = np.full((n_rows, k), -np.inf, dtype=np.float32)
+    for row in range(n_rows):
+        order = sorted(range(n_labels), key=lambda label: (-scores[row, label], label))[:k]
+        labels[row, : len(order)] = order
+        best[row, : len(order)] = scores[row, order]
+    return labels, best
