@@ -34,4 +34,5 @@ NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
   bind_solver(m);
+  bind_topk(m);
 }

@@ -20,3 +20,4 @@ std::span<const T> view(const Vector<T>& array) {
 }
 
 void bind_solver(nb::module_& m);
+void bind_topk(nb::module_& m);
