@@ -75,3 +75,41 @@ def topk(scores, k):
         labels[row, : len(order)] = order
         best[row, : len(order)] = scores[row, order]
     return labels, best
+
+
+# The problem of one label: rows already transformed (dense or sparse, bias last), s = ±1.
+
+
+def objective(X, s, w, C):
+    slack = np.maximum(0, 1 - s * (X @ w))
+    return 0.5 * w @ w + C * slack @ slack
+
+
+def gradient(X, s, w, C):
+    z = X @ w
+    inside = s * z < 1
+    return w + 2 * C * (X.T @ np.where(inside, z - s, 0))
+
+
+def gradient_allowed(X, s, C, tol):
+    positives = np.count_nonzero(s > 0)
+    rarer = max(min(positives, len(s) - positives), 1)
+    at_zero = gradient(X, s, np.zeros(X.shape[1]), C)
+    return tol * rarer / len(s) * np.linalg.norm(at_zero)
+
+
+def minimum(X, s, C):
+    """The optimum by plain Newton steps with a halving line search, in double precision."""
+    X = np.asarray(X.todense() if hasattr(X, "todense") else X, dtype=np.float64)
+    w = np.zeros(X.shape[1])
+    for _ in range(200):
+        g = gradient(X, s, w, C)
+        if np.linalg.norm(g) < 1e-9:
+            break
+        inside = X[s * (X @ w) < 1]
+        step = np.linalg.solve(np.eye(len(w)) + 2 * C * inside.T @ inside, -g)
+        t = 1.0
+        while objective(X, s, w + t * step, C) > objective(X, s, w, C) and t > 1e-12:
+            t /= 2
+        w = w + t * step
+    return w

@@ -109,11 +109,40 @@ class Model:
         """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
         return self._predictor.decision_function(X, threads)
 
+    def evaluate(
+        self,
+        X: Any,
+        Y: Any,
+        ks: Sequence[int] = (1, 3, 5),
+        *,
+        A: float = 0.55,
+        B: float = 1.5,
+        threads: int | None = None,
+    ) -> dict[str, float]:
+        """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.metrics`).
+
+        `Y` may have labels that the model does not have: they are never predicted, and count.
+        """
+        top, _ = self.predict_topk(X, max(ks), threads=threads)
+        n_labels = max(self.n_labels, Y.shape[1])
+        truth = sp.csr_array(Y, copy=True)
+        truth.resize((truth.shape[0], n_labels))
+        counts = np.zeros(n_labels, dtype=np.int64)
+        counts[: self.n_labels] = self.label_counts
+        known = metrics.propensities(counts, self.manifest.n_rows, A, B)
+        return metrics.evaluate(truth, top, ks, known)
+
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return metrics.propensities(self.label_counts, self.manifest.n_rows, A, B)
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        estimator: dict[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> None:
         """Write the model to a directory of its own.
 
         Raises
@@ -128,7 +157,8 @@ class Model:
                 raise ModelError(f"{directory} holds a model already; overwrite=True replaces it")
             store.discard(directory)
             labels = LabelTable(self.label_counts, self.names, self.transform.idf)
-            manifest = replace(self.manifest, labels_sha256=store.write_labels(directory, labels))
+            digest = store.write_labels(directory, labels)
+            manifest = replace(self.manifest, labels_sha256=digest, estimator=estimator)
             receipts = [store.write_block(directory, block) for block in self._blocks]
             store.commit(directory, manifest.with_blocks(receipts))
 

@@ -88,6 +88,8 @@ class Manifest:
         Version of the package that began the training.
     labels_sha256
         Of ``labels.safetensors``.
+    estimator
+        What `DiSMECClassifier` needs to be itself again, if it wrote the model.
     blocks
         Receipts in the order of their labels.
     """
@@ -100,6 +102,7 @@ class Manifest:
     data: str
     dismec: str
     labels_sha256: str = ""
+    estimator: dict[str, Any] | None = None
     blocks: tuple[Receipt, ...] = ()
 
     @property
@@ -298,6 +301,9 @@ def _parse_manifest(content: Mapping[str, Any]) -> Manifest:
         if kind is int and not 0 <= value < 2**31:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
+    values["estimator"] = content.get("estimator")
+    if not isinstance(values["estimator"], dict | None):
+        raise ValueError("'estimator' is not of type dict")
     values["blocks"] = tuple(map(_parse_receipt, values["blocks"]))
     return Manifest(**values)
 
