@@ -33,4 +33,5 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
+  bind_text(m);
 }

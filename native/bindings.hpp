@@ -18,3 +18,5 @@ template <typename T>
 std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
+
+void bind_text(nb::module_& m);
