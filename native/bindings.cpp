@@ -35,4 +35,5 @@ NB_MODULE(DISMEC_MODULE, m) {
   m.def("cpu_isas", &cpu_isas);
   bind_solver(m);
   bind_topk(m);
+  bind_text(m);
 }

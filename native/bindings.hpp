@@ -21,3 +21,4 @@ std::span<const T> view(const Vector<T>& array) {
 
 void bind_solver(nb::module_& m);
 void bind_topk(nb::module_& m);
+void bind_text(nb::module_& m);

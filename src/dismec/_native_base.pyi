@@ -1,7 +1,7 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 isa: str
 
@@ -16,47 +16,65 @@ class PostingLists:
     def nnz(self) -> int: ...
 
 def post(
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int32],
-    data: npt.NDArray[np.float32],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
     n_features: int,
 ) -> PostingLists: ...
 def merge_topk(
     lists: PostingLists,
     first_label: int,
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int32],
-    data: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int32],
-    scores: npt.NDArray[np.float32],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    labels: NDArray[np.int32],
+    scores: NDArray[np.float32],
 ) -> None: ...
 def dense_scores(
     lists: PostingLists,
     first_label: int,
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.int32],
-    data: npt.NDArray[np.float32],
-    out: npt.NDArray[np.float32],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    out: NDArray[np.float32],
 ) -> None: ...
 
 class Problem:
     def __init__(
         self,
-        indptr: npt.NDArray[np.int64],
-        indices: npt.NDArray[np.int32],
-        values: npt.NDArray[np.float32],
-        scale: npt.NDArray[np.float32],
-        idf: npt.NDArray[np.float32] | None,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        values: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        idf: NDArray[np.float32] | None,
         n_features: int,
         bias: float,
     ) -> None: ...
     def solve(
         self,
-        indptr: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int32],
-        labels: npt.NDArray[np.int64],
+        indptr: NDArray[np.int64],
+        rows: NDArray[np.int32],
+        labels: NDArray[np.int64],
         C: float,
         tolerance: float,
         delta: float,
-        cancel: npt.NDArray[np.uint8],
-    ) -> tuple[npt.NDArray[Any], ...]: ...
+        cancel: NDArray[np.uint8],
+    ) -> tuple[NDArray[Any], ...]: ...
+def parse_rows(
+    text: NDArray[np.uint8], n_features: int, n_labels: int
+) -> tuple[
+    NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]
+]: ...
+def format_rows(
+    x_indptr: NDArray[np.int64],
+    features: NDArray[np.int32],
+    values: NDArray[np.float32],
+    y_indptr: NDArray[np.int64],
+    labels: NDArray[np.int32],
+    begin: int,
+    end: int,
+) -> bytes: ...
+def check_rows(
+    indptr: NDArray[np.int64], ids: NDArray[np.int32], n_columns: int
+) -> tuple[int, str] | None: ...
+def first_non_finite(values: NDArray[np.float32]) -> int: ...

@@ -1,0 +1,335 @@
+"""Files ⇄ matrices: the only door to data files.
+
+Ids within a row are sorted as they are read. A value of zero that is written in a file is an entry
+of X and stays one through every format.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dismec.container import ContainerError, open_arrays, whole_file, write_arrays
+from dismec.errors import DataError
+from dismec.native import kernels
+from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
+
+__all__ = ["Dataset", "fingerprint", "load_data", "save_data"]
+
+StrPath: TypeAlias = str | os.PathLike[str]
+
+_FORMAT, _VERSION = "dismec-dataset", "1"
+_XMC_ARRAYS = {
+    "x.indptr": np.dtype("<i8"),
+    "x.indices": np.dtype("<i4"),
+    "x.data": np.dtype("<f4"),
+    "y.indptr": np.dtype("<i8"),
+    "y.indices": np.dtype("<i4"),
+}
+_NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
+
+
+class Dataset(NamedTuple):
+    """Rows with their labels. Ids within a row are sorted and unique in both matrices."""
+
+    X: csr_array[np.float32]
+    """Features, n_rows × n_features, finite."""
+    Y: csr_array[np.uint8]
+    """Indicator of the labels, n_rows × n_labels: every stored entry is 1."""
+    names: list[str] | None = None
+    """Names of the labels, if the file has them."""
+
+
+def load_data(
+    path: StrPath,
+    *,
+    labels: StrPath | None = None,
+    n_features: int | None = None,
+    n_labels: int | None = None,
+    threads: int | None = None,
+) -> Dataset:
+    """Read a data file of any supported format, told by its content.
+
+    Parameters
+    ----------
+    path
+        XMC text (header ``N D L``) or multi-label svmlight text (no header), either of them
+        gzipped; a binary dataset (``.xmc``), which is mapped into memory and not copied; or X as
+        a scipy ``.npz`` file.
+    labels
+        Y as a scipy ``.npz`` file, where ``path`` is one.
+    n_features, n_labels
+        The sizes the file must have. svmlight text does not state its own; without these they are
+        the largest ids plus one.
+    threads
+        How many threads parse text; all CPUs by default.
+
+    Raises
+    ------
+    DataError
+        If there is no such file or it is unsound: ``path:line: reason`` for text.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            start = file.peek(9)[:9]
+            is_npz = start.startswith(b"PK\x03\x04")
+            is_xmc = start[4:] == b"\0\0\0\0{" or path.suffix == ".xmc"
+            if labels is not None and not is_npz:
+                raise DataError(f"{path}: labels= goes with a scipy .npz file, which this is not")
+            if not is_npz and not is_xmc:
+                x, y, columns = read_text(path, file, (n_features, n_labels), threads)
+                return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]))
+        dataset = _load_npz(path, labels) if is_npz else _load_xmc(path)
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
+    for what, wanted, found in (
+        ("features", n_features, dataset.X.shape[1]),
+        ("labels", n_labels, dataset.Y.shape[1]),
+    ):
+        if wanted is not None and wanted != found:
+            raise DataError(f"{path}: {found} {what}, but {wanted} are wanted")
+    return dataset
+
+
+def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None) -> None:
+    """Write a data file, its format told by its ending, atomically.
+
+    ``.xmc`` keeps everything. ``.txt`` is XMC text and ``.svm`` or ``.svmlight`` the same without
+    the header, so without the sizes; values read back to the same float32, and with a further
+    ``.gz`` the text is gzipped. ``.npz`` holds X and needs ``labels=`` for Y. Only ``.xmc`` keeps
+    label names.
+
+    Raises
+    ------
+    DataError
+        If the ending is unknown or the dataset is unsound.
+    OSError
+        If the file cannot be written; what was there before is left as it was.
+    """
+    path = Path(path)
+    X, Y, names = _sound(path, dataset)
+    name = path.name.lower()
+    kind = name.removesuffix(".gz")
+    if labels is not None and not name.endswith(".npz"):
+        raise DataError(f"{path}: labels= goes with X in a scipy .npz file")
+    if name.endswith(".xmc"):
+        _save_xmc(X, Y, names, path)
+    elif kind.endswith((".txt", ".svm", ".svmlight")):
+        with whole_file(path) as file:
+            packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if kind != name else None
+            with packed or nullcontext():
+                write_text(X, Y, packed or file, header=kind.endswith(".txt"))
+    elif name.endswith(".npz"):
+        if labels is None:
+            raise DataError(f"{path}: a .npz file holds one matrix; name a second one with labels=")
+        for target, matrix in ((path, X), (Path(labels), Y)):
+            with whole_file(target) as file:
+                scipy.sparse.save_npz(cast(Any, file), matrix)
+    else:
+        raise DataError(
+            f"{path}: unknown ending; use .xmc, .txt, .svm, .svmlight, .npz, or text with .gz"
+        )
+
+
+def fingerprint(X: Any, Y: Any) -> str:
+    """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order."""
+    digest = hashlib.sha256()
+    X, Y = _canonical(X), _indicator(Y)
+    arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
+    digest.update(repr((X.shape, Y.shape)).encode())
+    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4")):
+        digest.update(len(array).to_bytes(8, "little"))
+        for begin in range(0, len(array), 1 << 20):
+            part = np.ascontiguousarray(array[begin : begin + (1 << 20)], dtype=dtype)
+            digest.update(part.data)
+    return digest.hexdigest()
+
+
+# Matrices
+
+
+def _csr(indptr: NDArray[Any], indices: NDArray[Any], data: NDArray[Any], columns: int) -> Any:
+    """A CSR matrix of arrays known to be sound, none of them copied but a short indptr.
+
+    scipy's own constructor would widen the indices of more than 2^31 entries to int64. Below that
+    scipy works best with one index type, so indptr is narrowed to int32.
+    """
+    matrix: Any = csr_array((len(indptr) - 1, columns), dtype=data.dtype)
+    matrix.indptr = indptr.astype(np.int32) if len(indices) <= MAX_COLUMNS else indptr
+    matrix.indices, matrix.data = indices, data
+    matrix.has_sorted_indices = matrix.has_canonical_format = True
+    return matrix
+
+
+def _canonical(matrix: Any) -> Any:
+    """The matrix as CSR with sorted, unique ids; itself if it is so already."""
+    if not isinstance(matrix, csr_array):
+        matrix = csr_array(matrix)
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    return matrix
+
+
+def _indicator(Y: Any) -> Any:
+    """A canonical matrix with an entry wherever Y is not zero."""
+    Y = _canonical(Y)
+    if not np.all(Y.data):
+        Y = Y.copy()
+        Y.eliminate_zeros()
+    return Y
+
+
+def _sound(path: Path, dataset: Dataset) -> Dataset:
+    """The dataset in the types that ``Dataset`` promises, with everything checked."""
+    X, Y = _canonical(dataset.X), _indicator(dataset.Y)
+    if X.shape[0] != Y.shape[0]:
+        raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
+    if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:
+        raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
+    with np.errstate(over="ignore"):  # an overflow is found as an infinity
+        values = X.data.astype(np.float32, copy=False)
+    rows = [
+        (matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False))
+        for matrix in (X, Y)
+    ]
+    names = None if dataset.names is None else list(dataset.names)
+    return _checked(path, (*rows[0], values), rows[1], (X.shape[1], Y.shape[1]), names)
+
+
+def _checked(
+    path: Path,
+    x: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]],
+    y: tuple[NDArray[np.int64], NDArray[np.int32]],
+    columns: tuple[int, int],
+    names: list[str] | None,
+) -> Dataset:
+    """A dataset of arrays that nobody has vouched for: checked in full, before scipy sees them."""
+    for what, (indptr, indices), width in zip("XY", (x[:2], y), columns, strict=True):
+        problem = kernels.check_rows(indptr, indices, width)
+        if problem:
+            raise DataError(f"{path}: {what}, row {problem[0]}: {problem[1]}")
+    place = kernels.first_non_finite(x[2])
+    if place >= 0:
+        row = int(np.searchsorted(x[0], place, side="right")) - 1
+        raise DataError(f"{path}: X, row {row}: the value {x[2][place]} is not finite")
+    if names is not None and len(names) != columns[1]:
+        raise DataError(f"{path}: {len(names)} names for {columns[1]} labels")
+    return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]), names)
+
+
+def _ones(indices: NDArray[np.int32]) -> NDArray[np.uint8]:
+    return np.ones(len(indices), np.uint8)
+
+
+# Binary datasets
+
+
+def _save_xmc(X: Any, Y: Any, names: Sequence[str] | None, path: Path) -> None:
+    arrays = {
+        "x.indptr": X.indptr.astype(np.int64, copy=False),
+        "x.indices": X.indices,
+        "x.data": X.data,
+        "y.indptr": Y.indptr.astype(np.int64, copy=False),
+        "y.indices": Y.indices,
+    }
+    if names is not None:
+        encoded = [name.encode() for name in names]
+        arrays["names.offsets"] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        arrays["names.utf8"] = np.frombuffer(b"".join(encoded), np.uint8)
+    sizes = {"n_rows": X.shape[0], "n_features": X.shape[1], "n_labels": Y.shape[1]}
+    metadata = {key: str(size) for key, size in sizes.items()}
+    write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
+
+
+def _load_xmc(path: Path) -> Dataset:
+    try:
+        arrays, metadata = open_arrays(path)
+    except ContainerError as error:
+        raise DataError(f"{path}: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise DataError(f"{path}: a safetensors file, but not a dataset")
+    if metadata.get("version") != _VERSION:
+        raise DataError(f"{path}: a dataset of a version other than {_VERSION}; update dismec")
+    expected = _XMC_ARRAYS | (_NAME_ARRAYS if "names.utf8" in arrays else {})
+    found = {name: array.dtype for name, array in arrays.items()}
+    if found != expected or any(array.ndim != 1 for array in arrays.values()):
+        raise DataError(f"{path}: not the arrays of a dataset")
+    sizes = [metadata.get(key, "") for key in ("n_rows", "n_features", "n_labels")]
+    if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
+        raise DataError(f"{path}: the sizes are not numbers")
+    n_rows, n_features, n_labels = map(int, sizes)
+    if max(n_features, n_labels) > MAX_COLUMNS:
+        raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
+    if len(arrays["x.data"]) != len(arrays["x.indices"]) or any(
+        len(arrays[name]) != n_rows + 1 for name in ("x.indptr", "y.indptr")
+    ):
+        raise DataError(f"{path}: the arrays disagree with the number of rows")
+    names = _decode_names(path, arrays) if "names.utf8" in arrays else None
+    x = (arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])
+    y = (arrays["y.indptr"], arrays["y.indices"])
+    return _checked(path, x, y, (n_features, n_labels), names)
+
+
+def _decode_names(path: Path, arrays: dict[str, NDArray[Any]]) -> list[str]:
+    offsets, text = arrays["names.offsets"], arrays["names.utf8"].tobytes()
+    ends = [0, len(text)] if len(offsets) == 0 else [offsets[0], len(text) - offsets[-1]]
+    if any(ends) or np.any(offsets[1:] < offsets[:-1]):
+        raise DataError(f"{path}: the label names are out of order")
+    try:
+        bounds = offsets.tolist()
+        return [text[a:b].decode() for a, b in pairwise(bounds)]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: the label names are not UTF-8") from error
+
+
+def _load_npz(path: Path, labels: StrPath | None) -> Dataset:
+    if labels is None:
+        raise DataError(f"{path}: a .npz file holds X alone; name the file of Y with labels=")
+    X, Y = _read_npz(path), _read_npz(Path(labels))
+    if np.any((Y.data != 0) & (Y.data != 1)):
+        raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")
+    return _sound(path, Dataset(X, Y))
+
+
+def _read_npz(path: Path) -> Any:
+    """A scipy matrix whose indices may be trusted: scipy does not check them by itself."""
+    try:
+        with path.open("rb") as file:  # numpy leaves a damaged file open
+            matrix: Any = scipy.sparse.load_npz(cast(Any, file))
+        if matrix.format not in ("csr", "csc", "coo"):
+            raise DataError(f"{path}: a matrix in {matrix.format} format; save it as csr")
+        if matrix.format != "coo":
+            matrix.check_format(full_check=True)
+        found = csr_array(matrix)
+        duplicates = found.nnz - _canonical(found).nnz
+    except (ValueError, TypeError, KeyError, IndexError, EOFError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, AttributeError) as error:
+        raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
+    if duplicates:
+        raise DataError(f"{path}: {duplicates} entries occur twice in their row")
+    if not (np.issubdtype(found.dtype, np.number) or found.dtype == bool):
+        raise DataError(f"{path}: the values are not numbers")
+    return found
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
