@@ -1,4 +1,4 @@
-// Rows × one block of labels → scores, and the k best labels of each row.
+// SparseRows × one block of labels → scores, and the k best labels of each row.
 //
 // The score of a label is the sum of value·weight over the row's features in ascending order, in
 // float32, from 0, each product and each sum rounded: the order in which a sparse matrix product
@@ -17,7 +17,7 @@
 namespace dismec {
 
 /// Compressed rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
-struct Rows {
+struct SparseRows {
   std::span<const std::int64_t> starts;
   std::span<const std::int32_t> columns;
   std::span<const float> values;
@@ -33,10 +33,11 @@ struct PostingLists {
   std::vector<std::int64_t> starts;
   std::vector<std::int32_t> labels;
   std::vector<float> weights;
+  std::vector<float> initial;  // scores to start from: 0, or NaN for labels that never rank
 };
 
 /// Throws unless `rows` can be walked safely and all columns are below `n_columns`.
-inline void check_rows(const Rows& rows, std::int64_t n_columns) {
+inline void check_rows(const SparseRows& rows, std::int64_t n_columns) {
   if (rows.starts.empty() || rows.starts.front() != 0)
     throw std::invalid_argument("indptr must start with 0");
   for (std::size_t i = 1; i < rows.starts.size(); ++i)
@@ -49,12 +50,16 @@ inline void check_rows(const Rows& rows, std::int64_t n_columns) {
     if (column < 0 || column >= n_columns) throw std::invalid_argument("index out of range");
 }
 
-/// Label-major weights → posting lists, by counting sort.
-inline PostingLists post(const Rows& weights, std::int64_t n_features) {
+/// Label-major weights → posting lists, by counting sort. `ranks` says of each label whether it may
+/// be among the top k.
+inline PostingLists post(const SparseRows& weights, std::int64_t n_features,
+                         std::span<const std::uint8_t> ranks) {
   check_rows(weights, n_features);
   const std::int64_t n_labels = weights.size();
   if (n_labels > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("too many labels in a block");
+  if (static_cast<std::int64_t>(ranks.size()) != n_labels)
+    throw std::invalid_argument("ranks must have an entry for each label");
 
   PostingLists lists;
   lists.n_labels = n_labels;
@@ -62,6 +67,9 @@ inline PostingLists post(const Rows& weights, std::int64_t n_features) {
   lists.starts.assign(static_cast<std::size_t>(n_features) + 1, 0);
   lists.labels.resize(weights.columns.size());
   lists.weights.resize(weights.columns.size());
+  // No comparison with NaN holds, and adding to it changes nothing.
+  for (const std::uint8_t rank : ranks)
+    lists.initial.push_back(rank != 0 ? 0.0f : std::numeric_limits<float>::quiet_NaN());
 
   for (const std::int32_t feature : weights.columns) ++lists.starts[feature + 1];
   for (std::int64_t f = 0; f < n_features; ++f) lists.starts[f + 1] += lists.starts[f];
@@ -76,9 +84,9 @@ inline PostingLists post(const Rows& weights, std::int64_t n_features) {
 }
 
 /// Scores of one row for every label of the block.
-inline void score_row(const PostingLists& lists, const Rows& rows, std::int64_t row,
+inline void score_row(const PostingLists& lists, const SparseRows& rows, std::int64_t row,
                       float* __restrict scores) {
-  std::fill_n(scores, lists.n_labels, 0.0f);
+  std::copy(lists.initial.begin(), lists.initial.end(), scores);
   for (std::int64_t e = rows.starts[row]; e < rows.starts[row + 1]; ++e) {
     const float value = rows.values[e];
     const std::int64_t first = lists.starts[rows.columns[e]];
@@ -139,7 +147,7 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
 /// Merges a block into the running top k of every row. `labels` and `scores` are rows × k, best
 /// first; empty places hold label −1 and score −inf. The order in which blocks come does not
 /// matter.
-inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const Rows& rows,
+inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const SparseRows& rows,
                        std::size_t k, std::span<std::int32_t> labels, std::span<float> scores) {
   std::vector<float> block_scores(static_cast<std::size_t>(lists.n_labels));
   std::vector<Place> heap(k);
@@ -160,7 +168,7 @@ inline void merge_topk(const PostingLists& lists, std::int32_t first_label, cons
 }
 
 /// Writes a block's scores into its columns of a dense rows × n_labels matrix.
-inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const Rows& rows,
+inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const SparseRows& rows,
                          std::int64_t n_labels, std::span<float> out) {
   for (std::int64_t row = 0; row < rows.size(); ++row)
     score_row(lists, rows, row, out.data() + row * n_labels + first_label);

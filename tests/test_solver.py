@@ -28,7 +28,7 @@ def signs(Y, label):
 
 def liblinear_objective(Xt, s, C):
     """What LIBLINEAR's Newton solver reaches on rows that hold the bias as their last feature."""
-    problem = liblinearutil.problem(s, Xt.astype(np.float64))
+    problem = liblinearutil.problem(s, sp.csr_matrix(Xt, dtype=np.float64))
     model = liblinearutil.train(problem, liblinearutil.parameter(f"-s 2 -c {C} -e 0.01 -q"))
     w = np.array(model.w[: Xt.shape[1]]) * model.get_labels()[0]
     return naive.objective(Xt, s, w, C)

@@ -20,6 +20,7 @@ def post(
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
     n_features: int,
+    ranks: NDArray[np.uint8],
 ) -> PostingLists: ...
 def merge_topk(
     lists: PostingLists,

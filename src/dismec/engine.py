@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -13,22 +12,16 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.blocks import Block, BlockStats
+from dismec.native import available_cpus
 from dismec.solver import Cancel, Problem, Solution, SolverParams
 
-__all__ = ["available_cpus", "solve_blocks"]
+__all__ = ["solve_blocks"]
 
 T = TypeVar("T")
 
 # Labels that a thread takes at a time: enough for the sixteen lanes of the solver to be refilled
 # many times, few enough for the last ones of a run to be shared out.
 _PART = 256
-
-
-def available_cpus() -> int:
-    """Number of CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def solve_blocks(

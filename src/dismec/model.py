@@ -87,7 +87,8 @@ class Model:
             (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
             transform is applied.
         k
-            Places a row. Beyond the number of labels they hold label −1 and score −inf.
+            Places a row. Those beyond the labels that had training rows hold label −1 and score
+            −inf: what was never seen is never predicted.
         threads
             All available CPUs by default.
 
@@ -165,7 +166,7 @@ class Model:
     @cached_property
     def _predictor(self) -> Predictor:
         blocks = [(block.labels.start, block.weights) for block in self._blocks]
-        return Predictor(blocks, self.n_labels, self.transform)
+        return Predictor(blocks, self.n_labels, self.transform, untrained=self.label_counts == 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_predictor"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_X
-from dismec.native import kernels
+from dismec.native import available_cpus, kernels
 
 __all__ = ["Predictor"]
 
@@ -31,8 +30,8 @@ class Predictor:
 
     The score of a label is Σ value·weight over the features of the transformed row in ascending
     order, the bias last, in float32 and rounded after every product and every sum: bit for bit what
-    ``transform.apply(X) @ W.T`` gives. A label without weights has score 0 and competes like any
-    other. Results do not depend on how labels are cut into blocks, nor on the number of threads.
+    ``transform.apply(X) @ W.T`` gives. A label whose weights were all dropped has score 0 and competes
+    like any other; one that had no row to learn from never does. Results do not depend on how labels are cut into blocks, nor on the number of threads.
 
     Parameters
     ----------
@@ -43,6 +42,8 @@ class Predictor:
         Number of labels of the model.
     transform
         What is done to rows first.
+    untrained
+        bool (n_labels,): labels that are never predicted, because training saw no row of them.
 
     Raises
     ------
@@ -52,17 +53,23 @@ class Predictor:
     """
 
     def __init__(
-        self, blocks: Sequence[tuple[int, Any]], n_labels: int, transform: Transform
+        self,
+        blocks: Sequence[tuple[int, Any]],
+        n_labels: int,
+        transform: Transform,
+        untrained: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self.n_labels = n_labels
         self.transform = transform
+        self._untrained = np.zeros(n_labels, np.bool_) if untrained is None else untrained
         expected = 0
         self._blocks = []
         for first_label, weights in sorted(blocks, key=lambda block: block[0]):
             if first_label != expected:
                 raise ModelError(f"a block starts at label {first_label}; expected {expected}")
-            self._blocks.append((first_label, _post(first_label, weights, transform)))
             expected += weights.shape[0]
+            ranks = ~self._untrained[first_label:expected]
+            self._blocks.append((first_label, _post(first_label, weights, transform, ranks)))
         if expected != n_labels:
             raise ModelError(f"the blocks hold {expected} labels; the model has {n_labels}")
 
@@ -74,7 +81,8 @@ class Predictor:
         X
             (n_rows, up to n_features): sparse or dense, raw; it is transformed piece by piece.
         k
-            Number of places. Those beyond the number of labels hold label −1 and score −inf.
+            Number of places. Those beyond the labels that can be predicted hold label −1 and score
+            −inf.
         threads
             By default as many as there are cores that this process may use.
 
@@ -114,6 +122,7 @@ class Predictor:
         """The scores of all labels, as a dense float32 (n_rows, n_labels).
 
         That is 4·n_rows·n_labels bytes: for many labels use `topk`. Arguments and errors as there.
+        An untrained label has score −1, the answer of a classifier that has seen only negatives.
         """
         X = check_X(X, self.transform.n_features)
         scores = np.empty((X.shape[0], self.n_labels), dtype=np.float32)
@@ -124,10 +133,13 @@ class Predictor:
                 kernels.dense_scores(lists, first_label, *rows, scores[start:stop])
 
         _for_chunks(score, X.shape[0], threads)
+        scores[:, self._untrained] = -1
         return scores
 
 
-def _post(first_label: int, weights: Any, transform: Transform) -> Any:
+def _post(
+    first_label: int, weights: Any, transform: Transform, ranks: npt.NDArray[np.bool_]
+) -> Any:
     """Posting lists of a block."""
     n_columns = transform.n_features + 1
     if weights.shape[1] != n_columns:
@@ -139,7 +151,7 @@ def _post(first_label: int, weights: Any, transform: Transform) -> Any:
         weights = check_X(weights)
     except DataError as error:
         raise ModelError(f"block of label {first_label}: weights: {error}") from None
-    return kernels.post(*_arrays(weights), n_columns)
+    return kernels.post(*_arrays(weights), n_columns, ranks.astype(np.uint8))
 
 
 def _arrays(
@@ -165,7 +177,7 @@ def _between(rows: sp.csr_array, start: int, stop: int) -> sp.csr_array:
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
     """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
     if threads is None:
-        threads = _available_cores()
+        threads = available_cpus()
     if threads < 1:
         raise DataError(f"threads is {threads}; expected at least 1")
     size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
@@ -178,10 +190,3 @@ def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | No
     with ThreadPoolExecutor(threads, thread_name_prefix="dismec-predict") as pool:
         for _ in pool.map(lambda chunk: work(*chunk), chunks):
             pass
-
-
-def _available_cores() -> int:
-    """Cores that this process may run on, which a container or a job limits."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -146,7 +146,8 @@ class Problem:
         A label without positives gets an empty row. Labels with about equally many positives
         should be solved together: they finish together.
         """
-        cancel = cancel or Cancel()
+        if cancel is None:
+            cancel = Cancel()
         indptr, features, weights, *statistics = self._native.solve(
             self._indptr,
             self._rows,
