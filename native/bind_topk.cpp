@@ -1,3 +1,4 @@
+#include <limits>
 #include <stdexcept>
 
 #include "bindings.hpp"
@@ -14,29 +15,30 @@ std::span<T> span_of(const Matrix<T>& matrix) {
   return {matrix.data(), matrix.size()};
 }
 
-dismec::Rows rows_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
-                     const Vector<float>& data) {
+dismec::Csr csr_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+                   const Vector<float>& data) {
   return {view(indptr), view(indices), view(data)};
 }
 
 void check_labels(const dismec::PostingLists& lists, std::int64_t first_label,
                   std::int64_t n_labels) {
-  if (first_label < 0 || first_label + lists.n_labels > n_labels)
+  if (first_label < 0 || first_label > n_labels - lists.n_labels)
     throw std::invalid_argument("labels of the block out of range");
 }
 
 dismec::PostingLists post(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                           const Vector<float>& data, std::int64_t n_features) {
-  if (n_features < 0) throw std::invalid_argument("n_features must not be negative");
+  if (n_features < 0 || n_features > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("n_features out of range");
   nb::gil_scoped_release release;
-  return dismec::post(rows_of(indptr, indices, data), n_features);
+  return dismec::post(csr_of(indptr, indices, data), n_features);
 }
 
 void merge_topk(const dismec::PostingLists& lists, std::int64_t first_label,
                 const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                 const Vector<float>& data, const Matrix<std::int32_t>& labels,
                 const Matrix<float>& scores) {
-  const dismec::Rows rows = rows_of(indptr, indices, data);
+  const dismec::Csr rows = csr_of(indptr, indices, data);
   const std::size_t k = labels.shape(1);
   if (k < 1) throw std::invalid_argument("k must be at least 1");
   if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
@@ -53,7 +55,7 @@ void merge_topk(const dismec::PostingLists& lists, std::int64_t first_label,
 void dense_scores(const dismec::PostingLists& lists, std::int64_t first_label,
                   const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                   const Vector<float>& data, const Matrix<float>& out) {
-  const dismec::Rows rows = rows_of(indptr, indices, data);
+  const dismec::Csr rows = csr_of(indptr, indices, data);
   const auto n_labels = static_cast<std::int64_t>(out.shape(1));
   if (out.shape(0) + 1 != indptr.size())
     throw std::invalid_argument("out must have as many rows as indptr names");

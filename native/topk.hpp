@@ -16,8 +16,8 @@
 
 namespace dismec {
 
-/// Compressed rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
-struct Rows {
+/// Compressed sparse rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
+struct Csr {
   std::span<const std::int64_t> starts;
   std::span<const std::int32_t> columns;
   std::span<const float> values;
@@ -36,7 +36,7 @@ struct PostingLists {
 };
 
 /// Throws unless `rows` can be walked safely and all columns are below `n_columns`.
-inline void check_rows(const Rows& rows, std::int64_t n_columns) {
+inline void check_rows(const Csr& rows, std::int64_t n_columns) {
   if (rows.starts.empty() || rows.starts.front() != 0)
     throw std::invalid_argument("indptr must start with 0");
   for (std::size_t i = 1; i < rows.starts.size(); ++i)
@@ -50,7 +50,7 @@ inline void check_rows(const Rows& rows, std::int64_t n_columns) {
 }
 
 /// Label-major weights → posting lists, by counting sort.
-inline PostingLists post(const Rows& weights, std::int64_t n_features) {
+inline PostingLists post(const Csr& weights, std::int64_t n_features) {
   check_rows(weights, n_features);
   const std::int64_t n_labels = weights.size();
   if (n_labels > std::numeric_limits<std::int32_t>::max())
@@ -76,7 +76,7 @@ inline PostingLists post(const Rows& weights, std::int64_t n_features) {
 }
 
 /// Scores of one row for every label of the block.
-inline void score_row(const PostingLists& lists, const Rows& rows, std::int64_t row,
+inline void score_row(const PostingLists& lists, const Csr& rows, std::int64_t row,
                       float* __restrict scores) {
   std::fill_n(scores, lists.n_labels, 0.0f);
   for (std::int64_t e = rows.starts[row]; e < rows.starts[row + 1]; ++e) {
@@ -139,7 +139,7 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
 /// Merges a block into the running top k of every row. `labels` and `scores` are rows × k, best
 /// first; empty places hold label −1 and score −inf. The order in which blocks come does not
 /// matter.
-inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const Rows& rows,
+inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const Csr& rows,
                        std::size_t k, std::span<std::int32_t> labels, std::span<float> scores) {
   std::vector<float> block_scores(static_cast<std::size_t>(lists.n_labels));
   std::vector<Place> heap(k);
@@ -160,7 +160,7 @@ inline void merge_topk(const PostingLists& lists, std::int32_t first_label, cons
 }
 
 /// Writes a block's scores into its columns of a dense rows × n_labels matrix.
-inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const Rows& rows,
+inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const Csr& rows,
                          std::int64_t n_labels, std::span<float> out) {
   for (std::int64_t row = 0; row < rows.size(); ++row)
     score_row(lists, rows, row, out.data() + row * n_labels + first_label);
