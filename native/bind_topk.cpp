@@ -1,3 +1,4 @@
+#include <limits>
 #include <stdexcept>
 
 #include "bindings.hpp"
@@ -21,7 +22,7 @@ dismec::SparseRows rows_of(const Vector<std::int64_t>& indptr, const Vector<std:
 
 void check_labels(const dismec::PostingLists& lists, std::int64_t first_label,
                   std::int64_t n_labels) {
-  if (first_label < 0 || first_label + lists.n_labels > n_labels)
+  if (first_label < 0 || first_label > n_labels - lists.n_labels)
     throw std::invalid_argument("labels of the block out of range");
 }
 

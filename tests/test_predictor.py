@@ -240,9 +240,12 @@ def test_binding_refuses_results_of_the_wrong_shape():
     for shapes in [((1, 0), (1, 0)), ((1, 2), (1, 3)), ((2, 2), (2, 2)), ((1, 2), (2, 2))]:
         with pytest.raises(ValueError):
             merge(*shapes)
-    for first_label in (-1, 2**31 - 1, 2**62):
+    for first_label in (-1, 2**31 - 1, 2**63 - 1):
         with pytest.raises(ValueError):
             merge((1, 2), (1, 2), first_label)
+    for n_features in (-1, 2**31, 2**63 - 1):
+        with pytest.raises(ValueError):
+            kernels.post(*rows, n_features)
     for first_label, shape in [(-1, (1, 2)), (2, (1, 2)), (0, (2, 2))]:
         with pytest.raises(ValueError):
             kernels.dense_scores(lists, first_label, *rows, np.zeros(shape, np.float32))

@@ -34,8 +34,8 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
     Returns
     -------
     csr_array
-        float32, finite; column numbers int32, ascending and unique in a row. ``indptr`` is int32 or
-        int64.
+        float32, finite; column numbers int32, ascending and unique in a row. ``indptr`` is int64
+        only where int32 does not hold the number of non-zeros.
 
     Raises
     ------
@@ -54,6 +54,8 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
     if wanted >= np.iinfo(np.int32).max:
         raise DataError(f"X has {wanted} features; at most {np.iinfo(np.int32).max - 1} fit")
 
+    if X.dtype == np.float16:
+        X = X.astype(np.float32)  # scipy's loops have no float16
     rows: Any = X if getattr(X, "format", None) == "csr" else sp.csr_array(X)
     indptr, indices, data = rows.indptr, rows.indices, rows.data
     nnz = _check_structure(indptr, indices, data, X.shape)
@@ -279,6 +281,8 @@ def _csr(
     canonical: bool = False,
 ) -> sp.csr_array:
     """A csr_array on just these arrays: its constructor would look at all of them, or copy some."""
+    if indptr[-1] <= np.iinfo(indices.dtype).max:
+        indptr = indptr.astype(indices.dtype, copy=False)  # scipy is at ease with one type
     result = sp.csr_array(shape, dtype=data.dtype)
     result.data, result.indices, result.indptr = data, indices, indptr
     if canonical:
