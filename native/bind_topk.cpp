@@ -15,7 +15,7 @@ std::span<T> span_of(const Matrix<T>& matrix) {
   return {matrix.data(), matrix.size()};
 }
 
-dismec::SparseRows rows_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+dismec::Csr csr_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                      const Vector<float>& data) {
   return {view(indptr), view(indices), view(data)};
 }
@@ -29,16 +29,17 @@ void check_labels(const dismec::PostingLists& lists, std::int64_t first_label,
 dismec::PostingLists post(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                           const Vector<float>& data, std::int64_t n_features,
                           const Vector<std::uint8_t>& ranks) {
-  if (n_features < 0) throw std::invalid_argument("n_features must not be negative");
+  if (n_features < 0 || n_features > std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("n_features out of range");
   nb::gil_scoped_release release;
-  return dismec::post(rows_of(indptr, indices, data), n_features, view(ranks));
+  return dismec::post(csr_of(indptr, indices, data), n_features, view(ranks));
 }
 
 void merge_topk(const dismec::PostingLists& lists, std::int64_t first_label,
                 const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                 const Vector<float>& data, const Matrix<std::int32_t>& labels,
                 const Matrix<float>& scores) {
-  const dismec::SparseRows rows = rows_of(indptr, indices, data);
+  const dismec::Csr rows = csr_of(indptr, indices, data);
   const std::size_t k = labels.shape(1);
   if (k < 1) throw std::invalid_argument("k must be at least 1");
   if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
@@ -55,7 +56,7 @@ void merge_topk(const dismec::PostingLists& lists, std::int64_t first_label,
 void dense_scores(const dismec::PostingLists& lists, std::int64_t first_label,
                   const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                   const Vector<float>& data, const Matrix<float>& out) {
-  const dismec::SparseRows rows = rows_of(indptr, indices, data);
+  const dismec::Csr rows = csr_of(indptr, indices, data);
   const auto n_labels = static_cast<std::int64_t>(out.shape(1));
   if (out.shape(0) + 1 != indptr.size())
     throw std::invalid_argument("out must have as many rows as indptr names");

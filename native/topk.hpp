@@ -1,4 +1,4 @@
-// SparseRows × one block of labels → scores, and the k best labels of each row.
+// Rows × one block of labels → scores, and the k best labels of each row.
 //
 // The score of a label is the sum of value·weight over the row's features in ascending order, in
 // float32, from 0, each product and each sum rounded: the order in which a sparse matrix product
@@ -16,8 +16,8 @@
 
 namespace dismec {
 
-/// Compressed rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
-struct SparseRows {
+/// Compressed sparse rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
+struct Csr {
   std::span<const std::int64_t> starts;
   std::span<const std::int32_t> columns;
   std::span<const float> values;
@@ -37,7 +37,7 @@ struct PostingLists {
 };
 
 /// Throws unless `rows` can be walked safely and all columns are below `n_columns`.
-inline void check_rows(const SparseRows& rows, std::int64_t n_columns) {
+inline void check_rows(const Csr& rows, std::int64_t n_columns) {
   if (rows.starts.empty() || rows.starts.front() != 0)
     throw std::invalid_argument("indptr must start with 0");
   for (std::size_t i = 1; i < rows.starts.size(); ++i)
@@ -52,7 +52,7 @@ inline void check_rows(const SparseRows& rows, std::int64_t n_columns) {
 
 /// Label-major weights → posting lists, by counting sort. `ranks` says of each label whether it may
 /// be among the top k.
-inline PostingLists post(const SparseRows& weights, std::int64_t n_features,
+inline PostingLists post(const Csr& weights, std::int64_t n_features,
                          std::span<const std::uint8_t> ranks) {
   check_rows(weights, n_features);
   const std::int64_t n_labels = weights.size();
@@ -84,7 +84,7 @@ inline PostingLists post(const SparseRows& weights, std::int64_t n_features,
 }
 
 /// Scores of one row for every label of the block.
-inline void score_row(const PostingLists& lists, const SparseRows& rows, std::int64_t row,
+inline void score_row(const PostingLists& lists, const Csr& rows, std::int64_t row,
                       float* __restrict scores) {
   std::copy(lists.initial.begin(), lists.initial.end(), scores);
   for (std::int64_t e = rows.starts[row]; e < rows.starts[row + 1]; ++e) {
@@ -147,7 +147,7 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
 /// Merges a block into the running top k of every row. `labels` and `scores` are rows × k, best
 /// first; empty places hold label −1 and score −inf. The order in which blocks come does not
 /// matter.
-inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const SparseRows& rows,
+inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const Csr& rows,
                        std::size_t k, std::span<std::int32_t> labels, std::span<float> scores) {
   std::vector<float> block_scores(static_cast<std::size_t>(lists.n_labels));
   std::vector<Place> heap(k);
@@ -168,7 +168,7 @@ inline void merge_topk(const PostingLists& lists, std::int32_t first_label, cons
 }
 
 /// Writes a block's scores into its columns of a dense rows × n_labels matrix.
-inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const SparseRows& rows,
+inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const Csr& rows,
                          std::int64_t n_labels, std::span<float> out) {
   for (std::int64_t row = 0; row < rows.size(); ++row)
     score_row(lists, rows, row, out.data() + row * n_labels + first_label);

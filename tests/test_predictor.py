@@ -26,6 +26,11 @@ def random_csr(rng, n_rows, n_columns, density, values=None):
     return sp.csr_array((mask * drawn).astype(np.float32))
 
 
+def post(indptr, indices, data, n_features):
+    """Posting lists of labels that may all be predicted."""
+    return kernels.post(indptr, indices, data, n_features, np.ones(len(indptr) - 1, np.uint8))
+
+
 def cut(W, size):
     return [(first, W[first : first + size]) for first in range(0, W.shape[0], size)]
 
@@ -105,7 +110,7 @@ def test_blocks_may_be_merged_in_any_order():
         labels = np.full((20, 5), -1, dtype=np.int32)
         scores = np.full((20, 5), -np.inf, dtype=np.float32)
         for first, block in blocks:
-            lists = kernels.post(block.indptr.astype(np.int64), block.indices, block.data, 10)
+            lists = post(block.indptr.astype(np.int64), block.indices, block.data, 10)
             kernels.merge_topk(lists, first, *rows, labels, scores)
         assert_same((labels, scores), expected)
 
@@ -115,6 +120,16 @@ def test_labels_without_weights_compete_with_score_0():
     labels, scores = Predictor([(0, W)], 4, Transform(1)).topk([[1.0]], 3)
     np.testing.assert_array_equal(labels, [[1, 3, 0]])
     np.testing.assert_array_equal(scores, [[0, 0, -1]])
+
+
+def test_untrained_labels_are_never_predicted():
+    W = sp.csr_array(np.array([[-1, 0], [0, 0], [-2, 0], [0, 0]], dtype=np.float32))
+    untrained = np.array([False, True, False, True])
+    predictor = Predictor(cut(W, 3), 4, Transform(1), untrained)
+    labels, scores = predictor.topk([[1.0]], 4)
+    np.testing.assert_array_equal(labels, [[0, 2, -1, -1]])
+    np.testing.assert_array_equal(scores, [[-1, -2, -np.inf, -np.inf]])
+    np.testing.assert_array_equal(predictor.decision_function([[1.0]]), [[-1, -1, -2, -1]])
 
 
 def test_ties_go_to_the_smaller_label():
@@ -217,8 +232,8 @@ def floats(*values):
 def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
     with pytest.raises(ValueError):
-        kernels.post(*rows, 3)
-    lists = kernels.post(integers(0, 1), integers(2, dtype=np.int32), floats(1), 3)
+        post(*rows, 3)
+    lists = post(integers(0, 1), integers(2, dtype=np.int32), floats(1), 3)
     n_rows = max(len(indptr) - 1, 0)
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
@@ -229,7 +244,7 @@ def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
 
 def test_binding_refuses_results_of_the_wrong_shape():
     rows = integers(0, 1), integers(2, dtype=np.int32), floats(1)
-    lists = kernels.post(*rows, 3)
+    lists = post(*rows, 3)
     assert (lists.n_labels, lists.n_features, lists.nnz) == (1, 3, 1)
 
     def merge(label_shape, score_shape, first_label=0):
@@ -245,7 +260,7 @@ def test_binding_refuses_results_of_the_wrong_shape():
             merge((1, 2), (1, 2), first_label)
     for n_features in (-1, 2**31, 2**63 - 1):
         with pytest.raises(ValueError):
-            kernels.post(*rows, n_features)
+            post(*rows, n_features)
     for first_label, shape in [(-1, (1, 2)), (2, (1, 2)), (0, (2, 2))]:
         with pytest.raises(ValueError):
             kernels.dense_scores(lists, first_label, *rows, np.zeros(shape, np.float32))

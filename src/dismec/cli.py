@@ -57,8 +57,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         return
     from importlib.metadata import version
 
-    from dismec.native import kernels
-
+    try:
+        from dismec.native import kernels
+    except DismecError as error:
+        raise click.UsageError(str(error)) from None
     click.echo(f"dismec {version('dismec')} ({kernels.isa} kernels)")
     ctx.exit()
 
@@ -142,17 +144,21 @@ def train(
         raise click.UsageError(str(error)) from None
     dataset = load_data(data, labels=labels, threads=threads)
     begin = time.perf_counter()
-    with _progress(quiet, "training") as progress:
-        trained = run(
-            dataset.X,
-            dataset.Y,
-            model,
-            chosen,
-            names=dataset.names,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-        )
+    try:
+        with _progress(quiet, "training") as progress:
+            trained = run(
+                dataset.X,
+                dataset.Y,
+                model,
+                chosen,
+                names=dataset.names,
+                threads=threads,
+                overwrite=overwrite,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
+        raise
     if not quiet:
         _say_trained(trained, model, time.perf_counter() - begin)
     _say_unsolved(trained)

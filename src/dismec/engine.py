@@ -69,8 +69,9 @@ def solve_blocks(
                 if owner is None:
                     yield result
                     continue
+                owner.add(*result)
                 if progress:
-                    progress(owner.add(*result))
+                    progress(len(result[0]))
                 if owner.complete:
                     pending[pool.submit(keep, owner.close())] = None
     finally:
@@ -100,11 +101,10 @@ class _OpenBlock:
         ordered = self.labels.start + np.argsort(-counts, kind="stable")
         yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
 
-    def add(self, labels: npt.NDArray[np.int64], solution: Solution, seconds: float) -> int:
+    def add(self, labels: npt.NDArray[np.int64], solution: Solution, seconds: float) -> None:
         self.parts.append((labels, solution))
         self.missing -= len(labels)
         self.seconds += seconds
-        return len(labels)
 
     @property
     def complete(self) -> bool:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from dismec.model import Model, open_model
 from dismec.training import TrainingParams, fit
@@ -111,7 +111,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _one_hot(self, y: Any) -> sp.csr_array:
         """A column a class; for two classes only the second has one."""
-        self.classes_, codes = np.unique(np.ravel(y), return_inverse=True)
+        self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         if len(self.classes_) == 2:
             return sp.csr_array(codes[:, None].astype(np.uint8))
         rows = np.arange(len(codes) + 1)
@@ -136,7 +136,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float32]:
         """Scores, dense (n_rows, n_labels); (n_rows,) for two classes."""
-        scores = self.model_.decision_function(self._rows(X), threads=self._threads())
+        rows = self._rows(X)
+        scores = self.model_.decision_function(rows, threads=self._threads())
         return scores[:, 0] if self._is_binary() else scores
 
     def predict(self, X: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dismec import _native_base
+from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     kernels = _native_base
@@ -18,8 +19,9 @@ def _load(wanted: str | None) -> object:
     """Import the best module that the CPU runs, or the one that ``DISMEC_ISA`` names."""
     available = _native_base.cpu_isas()
     if wanted and wanted not in available:
-        raise ImportError(
-            f"DISMEC_ISA={wanted}: this CPU runs {', '.join(available)}; unset it or name one of them"
+        raise DismecError(
+            f"DISMEC_ISA={wanted}: this CPU runs {', '.join(available)}; "
+            "name one of them or unset it"
         )
     return importlib.import_module(f"dismec._native_{wanted or available[0]}")
 

@@ -39,6 +39,7 @@ __all__ = [
     "read_block",
     "read_labels",
     "read_manifest",
+    "tidy",
     "write_block",
     "write_labels",
 ]
@@ -209,6 +210,14 @@ def discard(directory: Path) -> None:
     (directory / _MANIFEST).unlink(missing_ok=True)
     for path in list(directory.iterdir()):
         if _is_own(path.name) and path.name != _LOCK:
+            path.unlink(missing_ok=True)
+
+
+def tidy(directory: Path, manifest: Manifest) -> None:
+    """Remove what killed writers have left: files of the model that its manifest does not name."""
+    named = {_MANIFEST, _LABELS, _LOCK, *(receipt.file for receipt in manifest.blocks)}
+    for path in list(directory.iterdir()):
+        if _is_own(path.name) and path.name not in named:
             path.unlink(missing_ok=True)
 
 

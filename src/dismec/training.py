@@ -231,15 +231,19 @@ def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:
             differences = ["other label names"]
         if differences:
             raise ModelError(
-                f"{directory} holds a model of another training ({', '.join(differences)}); "
-                "overwrite it explicitly or choose another directory"
+                f"{directory} holds a model of another training ({', '.join(differences)}): "
+                "choose another directory, or overwrite it (--overwrite)"
             )
         if manifest.complete:
             raise ModelError(
-                f"{directory} holds the finished model of this training; "
-                "overwrite it explicitly to train again"
+                f"{directory} holds the finished model of this training already; "
+                "to train it again, overwrite it (--overwrite)"
             )
-        return manifest.with_blocks(r for r in manifest.blocks if _whole(directory, manifest, r))
+        manifest = manifest.with_blocks(
+            receipt for receipt in manifest.blocks if _whole(directory, manifest, receipt)
+        )
+        store.tidy(directory, manifest)
+        return manifest
     store.discard(directory)
     digest = store.write_labels(directory, job.labels)
     manifest = replace(job.manifest, labels_sha256=digest)

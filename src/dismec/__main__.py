@@ -1,0 +1,5 @@
+"""``python -m dismec``."""
+
+from dismec.cli import main
+
+main(prog_name="dismec")

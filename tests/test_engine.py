@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import random_problem
+
+from dismec import engine
+from dismec.blocks import cut
+from dismec.engine import solve_blocks
+from dismec.features import Transform
+from dismec.solver import Problem, SolverParams
+
+
+@pytest.fixture(scope="module")
+def problem():
+    X, Y = random_problem()
+    return Problem(X, Y, Transform.fit(X))
+
+
+def run(problem, block_size, threads, progress=None):
+    blocks = cut(problem.n_labels, block_size)
+    solved = solve_blocks(
+        problem, SolverParams(), blocks, lambda b: b, threads=threads, progress=progress
+    )
+    return sorted(solved, key=lambda block: block.labels.start)
+
+
+def rows_of(blocks):
+    """Each label's features and weights as bytes."""
+    return [
+        (block.weights[[i]].indices.tobytes(), block.weights[[i]].data.tobytes())
+        for block in blocks
+        for i in range(len(block.labels))
+    ]
+
+
+def test_blocks_are_cut_without_gaps():
+    assert cut(7, 3) == [range(0, 3), range(3, 6), range(6, 7)]
+    assert cut(0, 3) == []
+    with pytest.raises(ValueError, match="at least 1"):
+        cut(7, 0)
+
+
+def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
+    expected = rows_of(run(problem, 1000, 1))
+    assert len(expected) == problem.n_labels
+    for block_size, threads, part in [(1000, 2, 256), (7, 1, 256), (7, 3, 2), (1, 2, 256)]:
+        monkeypatch.setattr(engine, "_PART", part)
+        assert rows_of(run(problem, block_size, threads)) == expected
+
+
+def test_progress_counts_every_label_once(problem):
+    counted = []
+    run(problem, 9, 2, counted.append)
+    assert sum(counted) == problem.n_labels
+
+
+def test_statistics_add_up(problem):
+    block = run(problem, 1000, 1)[0]
+    whole = problem.solve(range(problem.n_labels), SolverParams())
+    assert block.stats.passes == whole.passes.sum()
+    assert block.stats.set_rows == whole.set_size.sum()
+    assert block.stats.solved == np.count_nonzero(problem.label_counts)
+    assert block.stats.unsolved == 0
+
+
+def test_error_in_keep_ends_the_run_and_its_threads(problem):
+    def fail(block):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        list(solve_blocks(problem, SolverParams(), cut(40, 10), fail, threads=2))
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
+
+
+def test_closing_the_run_stops_its_threads_at_once():
+    X, Y = random_problem(rows=20_000, features=300, labels=100, density=0.2)
+    problem = Problem(X, Y, Transform.fit(X, bias=0.0))
+    run = solve_blocks(
+        problem, SolverParams(tol=1e-4), cut(100, 1), lambda b: b, threads=2
+    )
+    next(run)
+    begin = time.perf_counter()
+    run.close()
+    assert time.perf_counter() - begin < 2
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]

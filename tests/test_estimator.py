@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dismec import DiSMECClassifier, open_model
+
+
+def expected_failures(estimator):
+    return {}
+
+
+@parametrize_with_checks(
+    [DiSMECClassifier(n_jobs=1)], expected_failed_checks=expected_failures
+)
+def test_scikit_learn_conventions(estimator, check):
+    check(estimator)
+
+
+def test_sparse_and_dense_inputs_give_the_same_model(problem_data):
+    X, Y = problem_data
+    expected = DiSMECClassifier().fit(X, Y).model_.weights
+    for x, y in [
+        (X.toarray(), Y), (X, Y.toarray()), (X.tocsc(), Y.tocsc()), (sp.csr_matrix(X), Y.tolil())
+    ]:
+        weights = DiSMECClassifier().fit(x, y).model_.weights
+        assert weights.data.tobytes() == expected.data.tobytes()
+
+
+def test_multilabel_prediction_is_the_sign_of_the_score(problem_data):
+    X, Y = problem_data
+    for y, kind in [(Y, sp.csr_array), (Y.toarray(), np.ndarray)]:
+        clf = DiSMECClassifier(C=10).fit(X, y)
+        predicted = clf.predict(X)
+        assert isinstance(predicted, kind)
+        dense = predicted.toarray() if sp.issparse(predicted) else predicted
+        np.testing.assert_array_equal(dense, clf.decision_function(X) > 0)
+        labels, scores = clf.predict_topk(X, k=3)
+        np.testing.assert_array_equal(scores[:, 0], clf.decision_function(X).max(axis=1))
+    np.testing.assert_array_equal(clf.classes_, np.arange(40))
+
+
+@pytest.mark.parametrize("classes", [["cat", "dog"], ["cat", "dog", "eel"], [3, 5, 9]])
+def test_classes_survive_prediction_saving_and_pickling(problem_data, tmp_path, classes):
+    X, _ = problem_data
+    rng = np.random.default_rng(0)
+    y = np.array(classes)[rng.integers(0, len(classes), X.shape[0])]
+    clf = DiSMECClassifier(C=100, delta=0).fit(X, y)
+    predicted = clf.predict(X)
+    assert set(predicted) <= set(classes)
+    clf.save(tmp_path / "model")
+    for other in (DiSMECClassifier.load(tmp_path / "model"), pickle.loads(pickle.dumps(clf))):
+        np.testing.assert_array_equal(other.classes_, clf.classes_)
+        np.testing.assert_array_equal(other.predict(X), predicted)
+        np.testing.assert_array_equal(other.decision_function(X), clf.decision_function(X))
+        np.testing.assert_array_equal(other.predict_topk(X, 4)[0], clf.predict_topk(X, 4)[0])
+        assert other.get_params()["C"] == 100
+    names = open_model(tmp_path / "model").names
+    assert names == [str(c) for c in (classes[1:] if len(classes) == 2 else classes)]
+
+
+def test_binary_top_k_ranks_both_classes(problem_data):
+    X, Y = problem_data
+    y = Y[:, [30]].toarray().ravel()
+    clf = DiSMECClassifier().fit(X, y)
+    labels, scores = clf.predict_topk(X, k=3)
+    np.testing.assert_array_equal(clf.classes_[labels[:, 0]], clf.predict(X))
+    np.testing.assert_array_equal(labels[:, 2], -1)
+    np.testing.assert_array_equal(scores[:, 0], np.abs(clf.decision_function(X)))
+
+
+def test_works_in_pipelines_grid_searches_and_clones():
+    texts = ["red apple pie", "apple tart", "fast red car", "car race", "apple juice", "car wheel"]
+    y = ["food", "food", "cars", "cars", "food", "cars"]
+    search = GridSearchCV(
+        make_pipeline(TfidfVectorizer(), DiSMECClassifier()),
+        {"dismecclassifier__C": [0.1, 1.0], "dismecclassifier__delta": [0.0, 0.01]},
+        cv=3,
+    ).fit(texts, y)
+    assert list(search.predict(["an apple", "a car"])) == ["food", "cars"]
+    assert clone(DiSMECClassifier(C=7, n_jobs=2)).get_params()["C"] == 7
+
+
+def test_model_of_the_command_line_loads_as_an_estimator(problem_data, tmp_path):
+    X, Y = problem_data
+    DiSMECClassifier(C=2).fit(X, Y).model_.save(tmp_path / "model")
+    clf = DiSMECClassifier.load(tmp_path / "model")
+    assert clf.C == 2
+    assert sp.issparse(clf.predict(X))

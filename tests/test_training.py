@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conftest import random_problem
+
+from dismec import DataError, ModelError, TrainingParams, open_model, save_data, store, train
+from dismec.dataset import Dataset
+from dismec.training import fit
+
+PARAMS = TrainingParams(block_size=10)
+
+
+def block_files(path):
+    return {p.name: p.read_bytes() for p in path.glob("block-*")}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    X, Y = random_problem()
+    path = tmp_path_factory.mktemp("reference") / "model"
+    train(X, Y, path, PARAMS, threads=1)
+    return block_files(path)
+
+
+def test_threads_do_not_change_a_byte(tmp_path, reference, problem_data):
+    train(*problem_data, tmp_path / "model", PARAMS, threads=3)
+    assert block_files(tmp_path / "model") == reference
+
+
+def test_block_size_does_not_change_weights(tmp_path, problem_data):
+    X, Y = problem_data
+    a = train(X, Y, tmp_path / "a", TrainingParams(block_size=7)).weights
+    b = train(X, Y, tmp_path / "b", TrainingParams(block_size=1000)).weights
+    assert a.indptr.tobytes() == b.indptr.tobytes()
+    assert a.indices.tobytes() == b.indices.tobytes()
+    assert a.data.tobytes() == b.data.tobytes()
+
+
+def test_fit_in_memory_is_the_same_model(problem_data, tmp_path, reference):
+    fit(*problem_data, PARAMS).save(tmp_path / "model")
+    assert block_files(tmp_path / "model") == reference
+
+
+def test_interrupted_run_goes_on_where_it_stopped(tmp_path, problem_data, reference):
+    path, seen = tmp_path / "model", []
+
+    def interrupt(done, total):
+        seen.append(done)
+        if done >= 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(*problem_data, path, PARAMS, threads=1, progress=interrupt)
+    with pytest.raises(ModelError, match="not finished"):
+        open_model(path)
+    kept = len(store.read_manifest(path).blocks)
+    assert 1 <= kept < 4
+    counts = []
+    train(*problem_data, path, PARAMS, progress=lambda done, total: counts.append(done))
+    assert counts[0] == 10 * kept
+    assert counts[-1] == 40
+    assert block_files(path) == reference
+
+
+def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_data, reference):
+    path = tmp_path / "model"
+    train(*problem_data, path, PARAMS)
+    manifest = store.read_manifest(path)
+    store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
+    (path / manifest.blocks[0].file).write_bytes(b"damaged")
+    (path / manifest.blocks[1].file).unlink()
+    train(*problem_data, path, PARAMS)
+    assert block_files(path) == reference
+
+
+def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, reference):
+    path = tmp_path / "model"
+    train(*problem_data, path, PARAMS)
+    manifest = store.read_manifest(path)
+    store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
+    (path / ".block-000000030.safetensors.0123456789ab.tmp").write_bytes(b"half")
+    (path / "block-000000999.safetensors").write_bytes(b"of no one")
+    train(*problem_data, path, PARAMS)
+    assert {p.name for p in path.iterdir()} == {
+        "manifest.json", "labels.safetensors", ".lock", *reference
+    }
+
+
+def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, problem_data):
+    X, Y = problem_data
+    path = tmp_path / "model"
+    train(X, Y, path, PARAMS)
+    before = block_files(path)
+    with pytest.raises(ModelError, match="finished model of this training"):
+        train(X, Y, path, PARAMS)
+    with pytest.raises(ModelError, match=r"C 1\.0 instead of 2\.0"):
+        train(X, Y, path, TrainingParams(C=2.0, block_size=10))
+    with pytest.raises(ModelError, match="other data"):
+        train(X, sp.csr_array(Y[:, ::-1]), path, PARAMS)
+    with pytest.raises(ModelError, match="other label names"):
+        train(X, Y, path, PARAMS, names=[str(i) for i in range(40)])
+    with pytest.raises(DataError):
+        train(X, Y[:10], path, PARAMS, overwrite=True)
+    assert block_files(path) == before
+    model = train(X, Y, path, TrainingParams(C=2.0, block_size=25), overwrite=True)
+    assert model.params["C"] == 2.0
+    assert sorted(block_files(path)) == ["block-000000000.safetensors", "block-000000025.safetensors"]
+
+
+def test_two_trainings_do_not_share_a_directory(tmp_path, problem_data):
+    path = tmp_path / "model"
+    path.mkdir()
+    with store.locked(path), pytest.raises(ModelError, match="another training"):
+        train(*problem_data, path, PARAMS)
+
+
+def test_unusable_data_is_refused(tmp_path, problem_data):
+    X, Y = problem_data
+    path = tmp_path / "model"
+    nan = X.copy()
+    nan.data[17] = np.nan
+    for bad_X, bad_Y, reason in [
+        (nan, Y, "not a finite"),
+        (X[:0], Y[:0], "no rows"),
+        (X, Y[:7], "300 rows"),
+        (X, Y * 2, "not an indicator"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            train(bad_X, bad_Y, path)
+    with pytest.raises(DataError, match="3 label names for 40 labels"):
+        train(X, Y, path, names=["a", "b", "c"])
+    for bad in ({"C": -1}, {"delta": -0.5}, {"tol": 0}, {"block_size": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            TrainingParams(**bad)
+    assert not path.exists()
+
+
+def test_stored_zeros_and_other_formats_of_the_labels_are_the_same_labels(problem_data):
+    X, Y = problem_data
+    padded = sp.csr_array(Y + sp.csr_array(np.zeros(Y.shape, np.uint8)))
+    padded = sp.csr_array(Y.toarray())
+    padded.data[:] = 1
+    zeros = Y.tocoo()
+    rows, cols = np.append(zeros.row, 0), np.append(zeros.col, 39)
+    stored_zero = sp.csr_array((np.append(zeros.data, 0), (rows, cols)), shape=Y.shape)
+    expected = fit(X, Y).manifest.data
+    for other in (padded, stored_zero, Y.tocsc(), Y.toarray(), Y.astype(bool)):
+        assert fit(X, other).manifest.data == expected
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
+    X, Y = random_problem(rows=8000, features=300, labels=400, density=0.2)
+    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
+    train(X, Y, tmp_path / "reference", TrainingParams(C=10, bias=0.0, block_size=8))
+    command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
+    command += ["-o", str(tmp_path / "model"), "--C", "10", "--bias", "0"]
+    command += ["--block-size", "8", "--quiet"]
+    rng, kills = random.Random(0), 0
+    for _ in range(200):
+        process = subprocess.Popen(command)
+        try:
+            process.wait(timeout=0.4 + rng.random() * 0.8)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        path = tmp_path / "model"
+        if store.holds_model(path) and store.read_manifest(path).complete:
+            break
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert kills >= 3
+    assert block_files(path) == block_files(tmp_path / "reference")
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_within_two_seconds_and_keeps_finished_blocks(tmp_path):
+    X, Y = random_problem(rows=8000, features=300, labels=300, density=0.2)
+    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
+    command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
+    command += ["-o", str(tmp_path / "model"), "--C", "10", "--block-size", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list((tmp_path / "model").glob("block-*"))) < 2:
+        time.sleep(0.05)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 2
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "run the same command again" in errors
+    manifest = store.read_manifest(tmp_path / "model")
+    assert 1 <= len(manifest.blocks) < 150
+    for receipt in manifest.blocks:
+        store.read_block(tmp_path / "model", manifest, receipt)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_directory_that_cannot_be_written_is_refused(tmp_path, problem_data):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ModelError, match="Permission denied"):
+        train(*problem_data, tmp_path / "model")
