@@ -19,4 +19,6 @@ std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
 
+void bind_solver(nb::module_& m);
+void bind_topk(nb::module_& m);
 void bind_text(nb::module_& m);

@@ -1,9 +1,66 @@
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 isa: str
 
 def cpu_isas() -> list[str]: ...
+
+class PostingLists:
+    @property
+    def n_labels(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def nnz(self) -> int: ...
+
+def post(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    n_features: int,
+    ranks: NDArray[np.uint8],
+) -> PostingLists: ...
+def merge_topk(
+    lists: PostingLists,
+    first_label: int,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    labels: NDArray[np.int32],
+    scores: NDArray[np.float32],
+) -> None: ...
+def dense_scores(
+    lists: PostingLists,
+    first_label: int,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None: ...
+
+class Problem:
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        values: NDArray[np.float32],
+        scale: NDArray[np.float32],
+        idf: NDArray[np.float32] | None,
+        n_features: int,
+        bias: float,
+    ) -> None: ...
+    def solve(
+        self,
+        indptr: NDArray[np.int64],
+        rows: NDArray[np.int32],
+        labels: NDArray[np.int64],
+        C: float,
+        tolerance: float,
+        delta: float,
+        cancel: NDArray[np.uint8],
+    ) -> tuple[NDArray[Any], ...]: ...
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int
 ) -> tuple[

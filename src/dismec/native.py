@@ -1,4 +1,4 @@
-"""CPU → the extension module built for its instruction set."""
+"""The CPUs of this machine: how many there are, and the extension module built for their kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dismec import _native_base
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["kernels"]
+__all__ = ["available_cpus", "kernels"]
 
 
 def _load(wanted: str | None) -> object:
@@ -26,3 +26,10 @@ def _load(wanted: str | None) -> object:
 
 if not TYPE_CHECKING:
     kernels = _load(os.environ.get("DISMEC_ISA"))
+
+
+def available_cpus() -> int:
+    """Number of CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

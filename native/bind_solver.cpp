@@ -1,0 +1,132 @@
+#include "bindings.hpp"
+
+#include <nanobind/stl/optional.h>
+
+#include <atomic>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "solver.hpp"
+
+namespace {
+
+using dismec::Rows;
+using dismec::SolvedLabel;
+
+/// Hands a vector over to NumPy.
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& data) {
+  auto* owned = new std::vector<T>(std::move(data));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
+}
+
+/// Row numbers or feature ids that start at indptr[i] and end at indptr[i + 1].
+void check_indptr(std::span<const std::int64_t> indptr, std::size_t size, const char* what) {
+  bool good = !indptr.empty() && indptr.front() == 0 &&
+              indptr.back() == static_cast<std::int64_t>(size);
+  for (std::size_t i = 1; good && i < indptr.size(); ++i) good = indptr[i - 1] <= indptr[i];
+  if (!good) throw std::invalid_argument(std::string(what) + ": indptr does not fit the indices");
+}
+
+void check_ids(std::span<const std::int32_t> ids, std::int64_t limit, const char* what) {
+  for (const auto id : ids) {
+    if (id < 0 || id >= limit) throw std::invalid_argument(std::string(what) + ": id out of range");
+  }
+}
+
+/// X with its transform, checked once; labels are then solved against it from any thread.
+class Problem {
+ public:
+  Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
+          Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
+          float bias)
+      : indptr_(std::move(indptr)),
+        indices_(std::move(indices)),
+        values_(std::move(values)),
+        scale_(std::move(scale)),
+        idf_(std::move(idf)) {
+    X_ = {view(indptr_), view(indices_), view(values_), view(scale_), {}, n_features, bias};
+    if (idf_) X_.idf = view(*idf_);
+    const nb::gil_scoped_release release;
+    check_indptr(X_.indptr, X_.indices.size(), "X");
+    if (X_.values.size() != X_.indices.size() ||
+        static_cast<std::int64_t>(X_.scale.size()) != X_.size() || n_features < 0 ||
+        n_features >= INT32_MAX || X_.size() >= INT32_MAX ||
+        (idf_ && static_cast<std::int64_t>(X_.idf.size()) != n_features)) {
+      throw std::invalid_argument("X: array sizes do not fit each other");
+    }
+    check_ids(X_.indices, n_features, "X");
+    summary_ = dismec::summarise(X_);
+  }
+
+  /// Weights of `labels` in CSR form, then their statistics as columns. `cancel` is one byte that
+  /// another thread may set; the answer is then incomplete.
+  nb::tuple solve(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& rows,
+                  const Vector<std::int64_t>& labels, float C, double tolerance, float delta,
+                  const Vector<std::uint8_t>& cancel) const {
+    const dismec::Positives positives{view(indptr), view(rows)};
+    const auto wanted = view(labels);
+    if (cancel.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+    std::vector<std::int64_t> ends{0};
+    std::vector<std::int32_t> features;
+    std::vector<float> weights;
+    std::vector<double> objective, gradient;
+    std::vector<std::int32_t> passes, steps, products;
+    std::vector<std::int64_t> set_size;
+    {
+      const nb::gil_scoped_release release;
+      check_indptr(positives.indptr, positives.rows.size(), "positives");
+      for (const auto label : wanted) {
+        if (label < 0 || label + 1 >= std::ssize(positives.indptr)) {
+          throw std::invalid_argument("labels: id out of range");
+        }
+        check_ids(positives.of(label), X_.size(), "positives");
+      }
+      // Python sets the byte while this runs.
+      const volatile std::uint8_t* flag = cancel.data();
+      dismec::Solver solver(X_, summary_, {C, tolerance, delta});
+      auto solved = solver.solve(positives, wanted, [flag] { return *flag != 0; });
+      for (auto& label : solved) {
+        features.insert(features.end(), label.features.begin(), label.features.end());
+        weights.insert(weights.end(), label.weights.begin(), label.weights.end());
+        ends.push_back(static_cast<std::int64_t>(features.size()));
+        objective.push_back(label.objective);
+        gradient.push_back(label.gradient);
+        passes.push_back(label.passes);
+        steps.push_back(label.steps);
+        products.push_back(label.products);
+        set_size.push_back(label.set_size);
+        label = SolvedLabel{};
+      }
+    }
+    return nb::make_tuple(to_numpy(std::move(ends)), to_numpy(std::move(features)),
+                          to_numpy(std::move(weights)), to_numpy(std::move(objective)),
+                          to_numpy(std::move(gradient)), to_numpy(std::move(passes)),
+                          to_numpy(std::move(steps)), to_numpy(std::move(products)),
+                          to_numpy(std::move(set_size)));
+  }
+
+ private:
+  // The arrays are kept alive here; X_ looks into them.
+  Vector<std::int64_t> indptr_;
+  Vector<std::int32_t> indices_;
+  Vector<float> values_;
+  Vector<float> scale_;
+  std::optional<Vector<float>> idf_;
+  Rows X_;
+  dismec::Summary summary_;
+};
+
+}  // namespace
+
+void bind_solver(nb::module_& m) {
+  nb::class_<Problem>(m, "Problem")
+      .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
+                    std::optional<Vector<float>>, std::int64_t, float>(),
+           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a,
+           "bias"_a)
+      .def("solve", &Problem::solve, "indptr"_a, "rows"_a, "labels"_a, "C"_a, "tolerance"_a,
+           "delta"_a, "cancel"_a);
+}

@@ -1,0 +1,440 @@
+"""The command line: thin commands over the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.errors import DismecError
+
+if TYPE_CHECKING:
+    from dismec.dataset import Dataset
+    from dismec.model import Model
+    from dismec.training import Progress
+
+__all__ = ["main"]
+
+_PATH = click.Path(path_type=Path)
+
+
+class _Commands(click.Group):
+    """Errors that a person can do something about become one line and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DismecError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            click.echo("dismec: stopped", err=True)
+            ctx.exit(130)
+        except BrokenPipeError:
+            # The reader of our output has seen enough; there is nobody to tell.
+            sys.stdout = None  # type: ignore[assignment]
+            ctx.exit(141)
+        except MemoryError:
+            _fail("out of memory")
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            _fail(f"{place}{error.strerror or error}")
+
+
+def _fail(message: str) -> None:
+    click.echo(f"dismec: {' '.join(message.split())}", err=True)
+    click.get_current_context().exit(2)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    from dismec.native import kernels
+
+    click.echo(f"dismec {version('dismec')} ({kernels.isa} kernels)")
+    ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the instruction set in use.",
+)
+def main() -> None:
+    """Exact one-vs-rest classification for thousands to millions of labels.
+
+    DATA is XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
+    without a header, either of them gzipped, a binary dataset (.xmc), or a scipy matrix (.npz,
+    labels by --labels).
+    """
+
+
+def _data_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--labels", type=_PATH, help="The label matrix that goes with DATA if that is an .npz file."
+    )(command)
+
+
+_threads = click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads [default: all available CPUs]."
+)
+_quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.option("-o", "--output", "model", type=_PATH, required=True, help="The model directory.")
+@click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
+@click.option(
+    "--delta",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Weights with |w| below this are dropped.",
+)
+@click.option(
+    "--tol", type=float, default=0.01, show_default=True, help="LIBLINEAR's stopping tolerance."
+)
+@click.option("--tfidf", is_flag=True, help="Multiply features by their idf in DATA.")
+@click.option("--no-normalize", is_flag=True, help="Leave rows at the length they have.")
+@click.option(
+    "--bias", type=float, default=1.0, show_default=True, help="Value of the bias feature; 0: none."
+)
+@click.option("--block-size", type=int, default=1000, show_default=True, help="Labels a block.")
+@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@_data_options
+@_threads
+@_quiet
+def train(
+    data: Path,
+    model: Path,
+    labels: Path | None,
+    threads: int | None,
+    overwrite: bool,
+    quiet: bool,
+    no_normalize: bool,
+    **params: Any,
+) -> None:
+    """Train a model on DATA.
+
+    On a directory that holds an unfinished run of the same training it goes on where that stopped.
+    """
+    from dismec.dataset import load_data
+    from dismec.training import TrainingParams
+    from dismec.training import train as run
+
+    try:
+        chosen = TrainingParams(normalize=not no_normalize, **params)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    dataset = load_data(data, labels=labels, threads=threads)
+    begin = time.perf_counter()
+    with _progress(quiet, "training") as progress:
+        trained = run(
+            dataset.X,
+            dataset.Y,
+            model,
+            chosen,
+            names=dataset.names,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if not quiet:
+        _say_trained(trained, model, time.perf_counter() - begin)
+    _say_unsolved(trained)
+
+
+def _say_trained(model: Model, path: Path, seconds: float) -> None:
+    blocks = model.manifest.blocks
+    weights, size = sum(r.nnz for r in blocks), sum(r.bytes for r in blocks)
+    click.echo(
+        f"{path}: {model.n_labels:,} labels, {weights:,} weights, {size / 1e6:,.1f} MB "
+        f"in {len(blocks)} blocks; {seconds:.1f} s",
+        err=True,
+    )
+
+
+def _say_unsolved(model: Model) -> None:
+    unsolved = sum(r.stats.unsolved for r in model.manifest.blocks if r.stats)
+    if unsolved:
+        click.echo(
+            f"dismec: {unsolved:,} of {model.n_labels:,} labels stopped before the tolerance was "
+            "reached; their weights are the best found",
+            err=True,
+        )
+
+
+@contextmanager
+def _progress(quiet: bool, what: str) -> Iterator[Progress | None]:
+    """A bar on a terminal, a line now and then in a log, nothing if quiet."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(what) as bar:
+            yield bar
+    else:
+        yield _lines(what)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("labels, {task.fields[rate]}/s,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=None, rate="0")
+        begin = time.perf_counter()
+        first: int | None = None
+
+        def update(done: int, total: int) -> None:
+            nonlocal first
+            first = done if first is None else first
+            rate = (done - first) / (time.perf_counter() - begin)
+            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}")
+
+        yield update
+
+
+def _lines(what: str, every: float = 10.0) -> Progress:
+    begin = last = time.perf_counter()
+    first: int | None = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal first, last
+        now = time.perf_counter()
+        if first is None:
+            first = done
+            if done:
+                click.echo(f"{what}: going on after {done:,} of {total:,} labels", err=True)
+        if now - last < every and done < total:
+            return
+        last = now
+        rate = (done - first) / (now - begin)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+        click.echo(f"{what}: {done:,} of {total:,} labels, {rate:,.0f}/s{left}", err=True)
+
+    return update
+
+
+@main.command()
+@click.argument("model", type=_PATH)
+@click.argument("data", type=_PATH)
+@click.option("-k", type=click.IntRange(min=1), default=5, show_default=True, help="Labels a row.")
+@click.option(
+    "-o",
+    "--output",
+    type=_PATH,
+    help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
+)
+@_data_options
+@_threads
+def predict(
+    model: Path, data: Path, k: int, output: Path | None, labels: Path | None, threads: int | None
+) -> None:
+    """Print the k best labels of every row of DATA with their scores."""
+    from dismec.dataset import load_data
+    from dismec.model import open_model
+    from dismec.predictions import print_text, write_predictions
+
+    opened = open_model(model)
+    rows = load_data(data, labels=labels, threads=threads).X
+    top, scores = opened.predict_topk(rows, k, threads=threads)
+    if output is None:
+        print_text(top, scores, opened.names, sys.stdout)
+    else:
+        write_predictions(top, scores, opened.names, output)
+
+
+def _parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        ks = tuple(sorted({int(part) for part in value.split(",")}))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,5") from None
+    if ks[0] < 1:
+        raise click.BadParameter("places count from 1")
+    return ks
+
+
+@main.command()
+@click.argument("model", type=_PATH)
+@click.argument("data", type=_PATH)
+@click.option(
+    "-k", "ks", default="1,3,5", show_default=True, callback=_parse_ks, help="Places to report."
+)
+@click.option("--propensity-a", "A", type=float, default=0.55, show_default=True)
+@click.option("--propensity-b", "B", type=float, default=1.5, show_default=True)
+@_data_options
+@_threads
+@_json
+def evaluate(
+    model: Path,
+    data: Path,
+    ks: tuple[int, ...],
+    A: float,
+    B: float,
+    labels: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure a model on DATA: P@k, nDCG@k, PSP@k and more, in percent.
+
+    The propensities come from the label counts of the training data with the constants A and B
+    (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5).
+    """
+    from dismec.dataset import load_data
+    from dismec.model import open_model
+
+    opened = open_model(model)
+    dataset = load_data(data, labels=labels, threads=threads)
+    result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
+    if as_json:
+        click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
+    else:
+        _print_metrics(result, ks)
+
+
+def _print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("%", *(f"@{k}" for k in ks), caption=f"{int(result['rows']):,} rows")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in dict.fromkeys(key.split("@")[0] for key in result if "@" in key):
+        table.add_row(name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks))
+    Console().print(table)
+
+
+@main.command()
+@click.argument("path", type=_PATH)
+@_data_options
+@_json
+def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
+    """Say what a data file or a model directory holds."""
+    from dismec.report import describe_data, describe_model
+
+    facts = describe_model(path) if path.is_dir() else describe_data(path, labels)
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    width = max(map(len, facts))
+    for key, value in facts.items():
+        text = f"{value:,}" if isinstance(value, int) else str(value)
+        click.echo(f"{key:{width}}  {text}")
+
+
+@main.command()
+@click.argument("source", type=_PATH)
+@click.argument("target", type=_PATH)
+@_data_options
+@click.option("--labels-to", type=_PATH, help="Where the labels go if TARGET is an .npz file.")
+@_threads
+def convert(
+    source: Path, target: Path, labels: Path | None, labels_to: Path | None, threads: int | None
+) -> None:
+    """Write the data of SOURCE to TARGET in the format of its ending.
+
+    .xmc (binary, opens at once), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
+    """
+    from dismec.dataset import load_data, save_data
+
+    save_data(load_data(source, labels=labels, threads=threads), target, labels=labels_to)
+
+
+@main.command()
+@click.option("-o", "--output", "directory", type=_PATH, required=True, help="Where files go.")
+@click.option("--rows", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--features", type=click.IntRange(min=1), default=20_000, show_default=True)
+@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--labels-per-row", type=float, default=3.0, show_default=True)
+@click.option("--features-per-row", type=float, default=42, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--format", "ending", type=click.Choice(["txt", "txt.gz", "svm", "xmc"]), default="txt"
+)
+def generate(directory: Path, ending: str, **shape: Any) -> None:
+    """Make data of the shape that extreme classification has: train and test file in a directory.
+
+    Zipf features, power-law labels, topics; the same for the same seed.
+    """
+    from dismec.generate import generate as make
+    from dismec.generate import write
+
+    write(directory, *make(**shape), ending=f".{ending}")
+
+
+@main.command()
+@click.option("--rows", type=click.IntRange(min=10), default=10_000, show_default=True)
+@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "-o", "--output", "keep", type=_PATH, help="Keep data and model here [default: nowhere]."
+)
+@_threads
+def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | None) -> None:
+    """Generate data, train on it, evaluate, and predict a few rows."""
+    from dismec.dataset import load_data
+    from dismec.generate import generate as make
+    from dismec.generate import write
+    from dismec.training import train as run
+
+    with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
+        directory = keep or Path(scratch)
+        click.echo(f"Generating {rows:,} rows with {labels:,} labels …")
+        write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
+        data = load_data(directory / "train.txt", threads=threads)
+        test = load_data(directory / "test.txt", threads=threads)
+        click.echo(f"Training one classifier for each of {data.Y.shape[1]:,} labels …")
+        begin = time.perf_counter()
+        with _progress(not sys.stderr.isatty(), "training") as progress:
+            model = run(
+                data.X,
+                data.Y,
+                directory / "model",
+                threads=threads,
+                overwrite=True,
+                progress=progress,
+            )
+        _say_trained(model, directory / "model", time.perf_counter() - begin)
+        _print_metrics(model.evaluate(test.X, test.Y, threads=threads), (1, 3, 5))
+        _print_examples(model, test)
+
+
+def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    top, scores = model.predict_topk(test.X[:n_rows], k=3)
+    table = Table("row", "true labels", "predicted label:score (✓ true)")
+    for i in range(n_rows):
+        truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
+        predicted = "  ".join(
+            f"{label}:{score:.2f}{' ✓' if label in truth else ''}"
+            for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
+        )
+        table.add_row(str(i), " ".join(map(str, sorted(truth))), predicted)
+    Console().print(table)

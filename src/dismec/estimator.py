@@ -1,0 +1,204 @@
+"""The scikit-learn estimator."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dismec.model import Model, open_model
+from dismec.training import TrainingParams, fit
+
+__all__ = ["DiSMECClassifier"]
+
+_DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
+
+
+class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """One-vs-rest linear classifiers with squared hinge loss, pruned.
+
+    Parameters
+    ----------
+    C
+        Weight of the losses against the regulariser.
+    delta
+        Weights with |w| < delta are dropped; 0 keeps all.
+    tol
+        LIBLINEAR's ε in the stopping rule.
+    tfidf
+        Multiply features by their inverse document frequency in the training data.
+    normalize
+        Scale rows to Euclidean norm 1.
+    bias
+        Value of the bias feature; 0 for none.
+    n_jobs
+        Threads; None or −1 for all available CPUs.
+
+    Attributes
+    ----------
+    classes_
+        The classes of a 1-d y, or the label numbers 0 … n_labels − 1.
+    model_
+        The fitted `Model`: its weights, names and top k.
+    multilabel_
+        Whether Y was an indicator matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dismec import DiSMECClassifier
+    >>> X = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> Y = np.array([[1, 0], [1, 0], [0, 1], [1, 1]])
+    >>> clf = DiSMECClassifier(C=10).fit(X, Y)
+    >>> clf.predict_topk(X, k=1)[0].ravel().tolist()
+    [0, 0, 1, 1]
+    """
+
+    def __init__(
+        self,
+        C: float = 1.0,
+        delta: float = 0.01,
+        tol: float = 0.01,
+        tfidf: bool = False,
+        normalize: bool = True,
+        bias: float = 1.0,
+        n_jobs: int | None = None,
+    ) -> None:
+        self.C = C
+        self.delta = delta
+        self.tol = tol
+        self.tfidf = tfidf
+        self.normalize = normalize
+        self.bias = bias
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any) -> DiSMECClassifier:
+        """Train one classifier a label.
+
+        Parameters
+        ----------
+        X
+            (n_rows, n_features) sparse or dense.
+        y
+            Indicator (n_rows, n_labels), sparse or dense, or (n_rows,) classes.
+        """
+        self._sparse_output = sp.issparse(y)
+        if self._sparse_output:
+            X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
+            self.multilabel_ = True
+            Y = y
+        else:
+            X, y = validate_data(
+                self, X, y, accept_sparse="csr", dtype=np.float32, multi_output=True
+            )
+            check_classification_targets(y)
+            self.multilabel_ = type_of_target(y).startswith("multilabel")
+            Y = y if self.multilabel_ else self._one_hot(y)
+        if self.multilabel_:
+            self.classes_ = np.arange(Y.shape[1])
+        params = TrainingParams(
+            self.C, self.delta, self.tol, self.tfidf, self.normalize, self.bias
+        )
+        names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
+        self.model_ = fit(X, Y, params, names=names, threads=self._threads())
+        return self
+
+    def _one_hot(self, y: Any) -> sp.csr_array:
+        """A column a class; for two classes only the second has one."""
+        self.classes_, codes = np.unique(np.ravel(y), return_inverse=True)
+        if len(self.classes_) == 2:
+            return sp.csr_array(codes[:, None].astype(np.uint8))
+        rows = np.arange(len(codes) + 1)
+        ones = np.ones(len(codes), dtype=np.uint8)
+        return sp.csr_array((ones, codes, rows), shape=(len(codes), len(self.classes_)))
+
+    def predict_topk(
+        self, X: Any, k: int = 5
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The k best labels of each row, as positions in `classes_`, with their scores."""
+        if self._is_binary():
+            scores = self.decision_function(X)[:, None]
+            both = np.hstack([-scores, scores])
+            order = np.argsort(-both, axis=1, kind="stable").astype(np.int32)
+            ranked = np.take_along_axis(both, order, axis=1)
+            pad = ((0, 0), (0, max(0, k - 2)))
+            return (
+                np.pad(order, pad, constant_values=-1)[:, :k],
+                np.pad(ranked, pad, constant_values=-np.inf)[:, :k],
+            )
+        return self.model_.predict_topk(self._rows(X), k, threads=self._threads())
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float32]:
+        """Scores, dense (n_rows, n_labels); (n_rows,) for two classes."""
+        scores = self.model_.decision_function(self._rows(X), threads=self._threads())
+        return scores[:, 0] if self._is_binary() else scores
+
+    def predict(self, X: Any) -> Any:
+        """Classes; for multi-label data an indicator of the labels that score above 0.
+
+        The indicator is sparse (CSR) if Y was.
+        """
+        if self._is_binary():
+            return self.classes_[(self.decision_function(X) > 0).astype(int)]
+        if not self.multilabel_:
+            return self.classes_[self.predict_topk(X, k=1)[0][:, 0]]
+        if not self._sparse_output:
+            return (self.decision_function(X) > 0).astype(int)
+        rows = sp.csr_array(self._rows(X))
+        step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
+        parts = [
+            sp.csr_array(self.model_.decision_function(rows[i : i + step]) > 0)
+            for i in range(0, rows.shape[0], step)
+        ]
+        return sp.csr_array(sp.vstack(parts, format="csr"), dtype=np.uint8)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the model to a directory that `open_model` and the command line read.
+
+        The classes of a 1-d y become the label names there.
+        """
+        check_is_fitted(self)
+        about = {
+            "multilabel": self.multilabel_,
+            "sparse_output": self._sparse_output,
+            "classes": None if self.multilabel_ else self.classes_.tolist(),
+        }
+        self.model_.save(path, estimator=about, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DiSMECClassifier:
+        """The estimator that was saved, or one for multi-label data around any other model."""
+        model = open_model(path)
+        keys = ("C", "delta", "tol", "tfidf", "normalize", "bias")
+        self = cls(**{key: model.params[key] for key in keys})
+        about = model.manifest.estimator or {}
+        classes = about.get("classes")
+        self.model_ = model
+        self.multilabel_ = about.get("multilabel", True)
+        self._sparse_output = about.get("sparse_output", True)
+        self.classes_ = np.arange(model.n_labels) if classes is None else np.array(classes)
+        self.n_features_in_ = model.n_features
+        return self
+
+    def _rows(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+
+    def _is_binary(self) -> bool:
+        check_is_fitted(self)
+        return not self.multilabel_ and len(self.classes_) == 2
+
+    def _threads(self) -> int | None:
+        return None if self.n_jobs is None or self.n_jobs < 0 else self.n_jobs
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        return tags

@@ -1,0 +1,72 @@
+"""What a person looks at: facts of a dataset or a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dismec import store
+from dismec.dataset import load_data
+
+__all__ = ["describe_data", "describe_model"]
+
+
+def describe_data(
+    path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
+    """Shape and sparsity of a data file: the row of the paper's Table 1, and what it leaves out."""
+    X, Y, names = load_data(path, labels=labels)
+    counts = np.bincount(Y.indices, minlength=Y.shape[1])
+    used = int(np.count_nonzero(counts))
+    n_rows = X.shape[0]
+    return {
+        "rows": n_rows,
+        "features": X.shape[1],
+        "labels": Y.shape[1],
+        "labels with rows": used,
+        "non-zeros": int(X.nnz),
+        "features a row": round(X.nnz / max(n_rows, 1), 2),
+        "labels a row": round(Y.nnz / max(n_rows, 1), 2),
+        "rows a label": round(Y.nnz / max(used, 1), 2),
+        "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
+        "rows without features": int(np.count_nonzero(np.diff(X.indptr) == 0)),
+        "label names": names is not None,
+    }
+
+
+def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Size, sparsity, parameters and solver statistics of a model; its files are checked."""
+    directory = Path(path)
+    manifest = store.read_manifest(directory)
+    labels = store.read_labels(directory, manifest)
+    for receipt in manifest.blocks:
+        store.read_block(directory, manifest, receipt)
+    weights = sum(r.nnz for r in manifest.blocks)
+    done = sum(r.stop - r.first for r in manifest.blocks)
+    stats = [r.stats for r in manifest.blocks if r.stats]
+    solved = max(sum(s.solved for s in stats), 1)
+    return {
+        "labels": manifest.n_labels,
+        "features": manifest.n_features,
+        "complete": manifest.complete,
+        "labels done": done,
+        "blocks": len(manifest.blocks),
+        "weights": weights,
+        "bytes": sum(r.bytes for r in manifest.blocks),
+        "weights a label": round(weights / max(done, 1), 1),
+        "share of weights kept": round(weights / max(done * (manifest.n_features + 1), 1), 6),
+        "label names": labels.names is not None,
+        "training rows": manifest.n_rows,
+        "training data": manifest.data,
+        **{key: value for key, value in manifest.params.items()},
+        "labels without rows": int(np.count_nonzero(labels.counts == 0)),
+        "labels not solved": sum(s.unsolved for s in stats),
+        "passes a label": round(sum(s.passes for s in stats) / solved, 2),
+        "working set a label": round(sum(s.set_rows for s in stats) / solved, 1),
+        "core-seconds": round(sum(s.seconds for s in stats), 2),
+        "kernels": ", ".join(sorted({r.isa for r in manifest.blocks})),
+        "dismec": manifest.dismec,
+    }

@@ -1,0 +1,161 @@
+"""Labels → pruned weights.
+
+For each label, with s_i = +1 for the rows that have it and −1 for all others::
+
+    min_w  f(w) = ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)²
+
+    gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
+    generalised Hessian I + 2C·X_IᵀX_I
+    solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
+
+x_i is the transformed row (see `dismec.features`), its last feature the bias, which is regularised
+like any other. Weights with |w| < delta are dropped as soon as a label is solved. The loops are
+native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
+parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.errors import DataError
+from dismec.features import Transform, check_X
+from dismec.native import kernels
+
+__all__ = ["Cancel", "Problem", "Solution", "SolverParams"]
+
+
+@dataclass(frozen=True)
+class SolverParams:
+    """What is minimised, how exactly, and what is kept.
+
+    Attributes
+    ----------
+    C
+        Weight of the losses against the regulariser, > 0.
+    delta
+        Weights with |w| < delta are dropped; 0 keeps all.
+    tol
+        LIBLINEAR's ε in the stopping rule, > 0.
+    """
+
+    C: float = 1.0
+    delta: float = 0.01
+    tol: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("C", "tol"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
+        if not (math.isfinite(self.delta) and self.delta >= 0):
+            raise ValueError(f"delta is {self.delta}; expected a number of at least 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What came out for some labels, one entry a label in each array.
+
+    Attributes
+    ----------
+    weights
+        CSR float32 (len(labels), n_features + 1), bias last, pruned.
+    objective
+        f(w) before pruning.
+    gradient
+        Upper bound of ‖∇f(w)‖ divided by what the stopping rule allows: at most 1 is solved.
+    passes, steps, products
+        Passes over all rows, Newton steps, products with the Hessian.
+    set_size
+        Rows in the working set at the end.
+    """
+
+    weights: sp.csr_array
+    objective: npt.NDArray[np.float64]
+    gradient: npt.NDArray[np.float64]
+    passes: npt.NDArray[np.int32]
+    steps: npt.NDArray[np.int32]
+    products: npt.NDArray[np.int32]
+    set_size: npt.NDArray[np.int64]
+
+
+class Cancel:
+    """A flag that one thread sets and the native loops of others look at."""
+
+    def __init__(self) -> None:
+        self.byte = np.zeros(1, dtype=np.uint8)
+
+    def set(self) -> None:
+        """Make every `Problem.solve` that was given this flag return within milliseconds."""
+        self.byte[0] = 1
+
+    def __bool__(self) -> bool:
+        return bool(self.byte[0])
+
+
+class Problem:
+    """Rows and labels to solve, checked once; `solve` may then be called from any thread.
+
+    Parameters
+    ----------
+    X
+        (n_rows, n_features) sparse or dense. Used in place if it is CSR float32.
+    Y
+        (n_rows, n_labels) indicator, any scipy sparse format.
+    transform
+        What is done to a row. It is applied inside the loops: no second copy of X is made.
+    """
+
+    def __init__(self, X: Any, Y: Any, transform: Transform) -> None:
+        X = check_X(X, transform.n_features)
+        if Y.shape[0] != X.shape[0]:
+            raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
+        self.n_rows, self.n_features = X.shape
+        self.n_labels: int = Y.shape[1]
+        by_label = sp.csc_array(Y)
+        self._indptr = by_label.indptr.astype(np.int64, copy=False)
+        self._rows = by_label.indices.astype(np.int32, copy=False)
+        self._native = kernels.Problem(
+            X.indptr.astype(np.int64, copy=False),
+            X.indices,
+            X.data,
+            transform.row_scale(X),
+            transform.idf,
+            self.n_features,
+            transform.bias,
+        )
+
+    @property
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Number of rows that have each label."""
+        return np.diff(self._indptr)
+
+    def solve(
+        self,
+        labels: npt.NDArray[np.int64] | range,
+        params: SolverParams,
+        cancel: Cancel | None = None,
+    ) -> Solution:
+        """Solve `labels` on the calling thread, with the GIL released.
+
+        A label without positives gets an empty row. Labels with about equally many positives
+        should be solved together: they finish together.
+        """
+        if cancel is None:
+            cancel = Cancel()
+        indptr, features, weights, *statistics = self._native.solve(
+            self._indptr,
+            self._rows,
+            np.asarray(labels, dtype=np.int64),
+            params.C,
+            params.tol,
+            params.delta,
+            cancel.byte,
+        )
+        shape = (len(labels), self.n_features + 1)
+        return Solution(sp.csr_array((weights, features, indptr), shape=shape), *statistics)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+
+def data_directory() -> Path | None:
+    """Where the real datasets are, if they are anywhere."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    place = Path(os.environ.get("DISMEC_DATA", beside))
+    return place if place.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The directory of the real datasets; the test is skipped where there are none."""
+    place = data_directory()
+    if place is None:
+        pytest.skip("no real datasets here: set DISMEC_DATA to their directory")
+    return place
+
+
+def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
+    """Rows with a Zipf vocabulary, and labels that hold where a few features of their own do."""
+    rng = np.random.default_rng(seed)
+    likely = 1 / np.arange(1, features + 1) ** 0.5
+    X = rng.random((rows, features)) < density * features * likely / likely.sum()
+    X = X * rng.gamma(2.0, 1.0, X.shape)
+    meaning = rng.standard_normal((features, labels)) * (rng.random((features, labels)) < 0.2)
+    scores = X @ meaning + 0.3 * rng.standard_normal((rows, labels))
+    share = np.geomspace(1.5 / rows, 0.4, labels)
+    Y = scores > np.array([np.quantile(s, 1 - p) for s, p in zip(scores.T, share, strict=True)])
+    return sp.csr_array(X, dtype=np.float32), sp.csr_array(Y, dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def problem_data():
+    return random_problem()

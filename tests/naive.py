@@ -1,0 +1,115 @@
+"""Slow and obviously right: what the fast code is compared with."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+# Metrics: `truth` is a list of sets of labels, `top` a list of lists of labels, best first.
+
+
+def precision_at_k(truth, top, k):
+    return sum(len(t & set(p[:k])) / k for t, p in zip(truth, top, strict=True)) / len(truth)
+
+
+def recall_at_k(truth, top, k):
+    shares = [len(t & set(p[:k])) / len(t) if t else 0.0 for t, p in zip(truth, top, strict=True)]
+    return sum(shares) / len(shares)
+
+
+def ndcg_at_k(truth, top, k):
+    total = 0.0
+    for true, predicted in zip(truth, top, strict=True):
+        if true:
+            hits = [place for place, label in enumerate(predicted[:k], 1) if label in true]
+            ideal = range(1, min(k, len(true)) + 1)
+            total += sum(1 / math.log2(r + 1) for r in hits) / sum(
+                1 / math.log2(r + 1) for r in ideal
+            )
+    return total / len(truth)
+
+
+def psp_at_k(truth, top, p, k):
+    reached = attainable = 0.0
+    for true, predicted in zip(truth, top, strict=True):
+        reached += sum(1 / p[label] for label in predicted[:k] if label in true)
+        attainable += sum(sorted((1 / p[label] for label in true), reverse=True)[:k])
+    return reached / attainable if attainable else 0.0
+
+
+def psndcg_at_k(truth, top, p, k):
+    reached = attainable = 0.0
+    for true, predicted in zip(truth, top, strict=True):
+        for i, label in enumerate(predicted[:k]):
+            if label in true:
+                reached += 1 / p[label] / math.log2(i + 2)
+        for i, gain in enumerate(sorted((1 / p[label] for label in true), reverse=True)[:k]):
+            attainable += gain / math.log2(i + 2)
+    return reached / attainable if attainable else 0.0
+
+
+def coverage_at_k(truth, top, k):
+    true_somewhere = set().union(*truth)
+    found = set().union(*(t & set(p[:k]) for t, p in zip(truth, top, strict=True)))
+    return len(found) / len(true_somewhere) if true_somewhere else 0.0
+
+
+def brute_force_scores(Xt, W):
+    """Transformed rows × labels: float32 products, added in float32 by ascending feature."""
+    X, weights = Xt.toarray(), W.toarray().T
+    scores = np.zeros((X.shape[0], weights.shape[1]), dtype=np.float32)
+    for row, values in enumerate(X):
+        for feature in np.flatnonzero(values):
+            scores[row] += values[feature] * weights[feature]
+    return scores
+
+
+def topk(scores, k):
+    """Every row's k best labels and scores, ties to the smaller label; −1 and −inf beyond."""
+    n_rows, n_labels = scores.shape
+    labels = np.full((n_rows, k), -1, dtype=np.int32)
+    best = np.full((n_rows, k), -np.inf, dtype=np.float32)
+    for row in range(n_rows):
+        order = sorted(range(n_labels), key=lambda label: (-scores[row, label], label))[:k]
+        labels[row, : len(order)] = order
+        best[row, : len(order)] = scores[row, order]
+    return labels, best
+
+
+# The problem of one label: rows already transformed (dense or sparse, bias last), s = ±1.
+
+
+def objective(X, s, w, C):
+    slack = np.maximum(0, 1 - s * (X @ w))
+    return 0.5 * w @ w + C * slack @ slack
+
+
+def gradient(X, s, w, C):
+    z = X @ w
+    inside = s * z < 1
+    return w + 2 * C * (X.T @ np.where(inside, z - s, 0))
+
+
+def gradient_allowed(X, s, C, tol):
+    positives = np.count_nonzero(s > 0)
+    rarer = max(min(positives, len(s) - positives), 1)
+    at_zero = gradient(X, s, np.zeros(X.shape[1]), C)
+    return tol * rarer / len(s) * np.linalg.norm(at_zero)
+
+
+def minimum(X, s, C):
+    """The optimum by plain Newton steps with a halving line search, in double precision."""
+    X = np.asarray(X.todense() if hasattr(X, "todense") else X, dtype=np.float64)
+    w = np.zeros(X.shape[1])
+    for _ in range(200):
+        g = gradient(X, s, w, C)
+        if np.linalg.norm(g) < 1e-9:
+            break
+        inside = X[s * (X @ w) < 1]
+        step = np.linalg.solve(np.eye(len(w)) + 2 * C * inside.T @ inside, -g)
+        t = 1.0
+        while objective(X, s, w + t * step, C) > objective(X, s, w, C) and t > 1e-12:
+            t /= 2
+        w = w + t * step
+    return w
