@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
-from dismec import generate as module
 from dismec.dataset import fingerprint, load_data
 from dismec.generate import generate, write
 
@@ -85,7 +86,7 @@ def test_a_linear_model_finds_much_but_not_all(sizes):
 
 
 def test_chunks_join_without_a_seam(monkeypatch):
-    monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 100)
+    monkeypatch.setattr(sys.modules["dismec.generate"], "_ROWS_AT_A_TIME", 100)
     train, test = generate(250, 50, 20, test_rows=0)
     assert train.X.shape == (250, 50)
     assert np.diff(train.X.indptr).min() >= 1
