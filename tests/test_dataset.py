@@ -474,6 +474,11 @@ def test_npz_needs_both_matrices_and_sound_ones(tmp_path, write):
         np.savez(path, format=b"csc", shape=(4, 6), indptr=[0, 2, 2, 2, 2, 2, 2],
                  indices=np.array(indices, np.int32), data=np.array(data, float))  # fmt: skip
         refused(path, "", "", labels=labels)
+    twice = scipy.sparse.coo_array(([1.0, 1.0], ([0, 0], [1, 1])), shape=(4, 6))
+    scipy.sparse.save_npz(path, twice)
+    refused(path, "", "1 entries occur twice", labels=labels)
+    scipy.sparse.save_npz(path, dataset.X * 1j)
+    refused(path, "", "not real numbers", labels=labels)
     np.savez(path, a=np.arange(3))
     refused(path, "", "not a scipy sparse matrix", labels=labels)
     path.write_bytes(labels.read_bytes()[:-30])

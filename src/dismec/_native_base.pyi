@@ -61,6 +61,7 @@ class Problem:
         delta: float,
         cancel: NDArray[np.uint8],
     ) -> tuple[NDArray[Any], ...]: ...
+
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int
 ) -> tuple[

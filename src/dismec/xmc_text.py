@@ -27,7 +27,7 @@ __all__ = ["MAX_COLUMNS", "read_text", "write_text"]
 
 MAX_COLUMNS = 2**31 - 1  # a column id is an int32
 
-_BLOCK = 4 << 20  # bytes of text that one thread parses at a time
+_BLOCK = 1 << 20  # bytes of text that one thread parses at a time
 _LONGEST_LINE = 1 << 28
 _LONGEST_HEADER = 1000
 _HEADER = re.compile(rb"[ \t]*([0-9]+)[ \t]+([0-9]+)[ \t]+([0-9]+)[ \t]*\r?")
