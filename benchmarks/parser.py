@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from dismec.dataset import Dataset, load_data, save_data
-from dismec.generate import generate
+from dismec.synthetic import generate
 
 MB_PER_SECOND = 150  # of one core, at least
 MEMORY_RATIO = 2.5  # peak to result, at most

@@ -1,5 +1,3 @@
-#include "bindings.hpp"
-
 #include <nanobind/stl/optional.h>
 
 #include <atomic>
@@ -7,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bindings.hpp"
 #include "solver.hpp"
 
 namespace {
@@ -24,8 +23,8 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& data) {
 
 /// Row numbers or feature ids that start at indptr[i] and end at indptr[i + 1].
 void check_indptr(std::span<const std::int64_t> indptr, std::size_t size, const char* what) {
-  bool good = !indptr.empty() && indptr.front() == 0 &&
-              indptr.back() == static_cast<std::int64_t>(size);
+  bool good =
+      !indptr.empty() && indptr.front() == 0 && indptr.back() == static_cast<std::int64_t>(size);
   for (std::size_t i = 1; good && i < indptr.size(); ++i) good = indptr[i - 1] <= indptr[i];
   if (!good) throw std::invalid_argument(std::string(what) + ": indptr does not fit the indices");
 }
@@ -101,11 +100,10 @@ class Problem {
         label = SolvedLabel{};
       }
     }
-    return nb::make_tuple(to_numpy(std::move(ends)), to_numpy(std::move(features)),
-                          to_numpy(std::move(weights)), to_numpy(std::move(objective)),
-                          to_numpy(std::move(gradient)), to_numpy(std::move(passes)),
-                          to_numpy(std::move(steps)), to_numpy(std::move(products)),
-                          to_numpy(std::move(set_size)));
+    return nb::make_tuple(
+        to_numpy(std::move(ends)), to_numpy(std::move(features)), to_numpy(std::move(weights)),
+        to_numpy(std::move(objective)), to_numpy(std::move(gradient)), to_numpy(std::move(passes)),
+        to_numpy(std::move(steps)), to_numpy(std::move(products)), to_numpy(std::move(set_size)));
   }
 
  private:
@@ -125,8 +123,7 @@ void bind_solver(nb::module_& m) {
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float>(),
-           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a,
-           "bias"_a)
+           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a)
       .def("solve", &Problem::solve, "indptr"_a, "rows"_a, "labels"_a, "C"_a, "tolerance"_a,
            "delta"_a, "cancel"_a);
 }

@@ -16,7 +16,7 @@ std::span<T> span_of(const Matrix<T>& matrix) {
 }
 
 dismec::Csr csr_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
-                     const Vector<float>& data) {
+                   const Vector<float>& data) {
   return {view(indptr), view(indices), view(data)};
 }
 
@@ -73,8 +73,7 @@ void bind_topk(nb::module_& m) {
       .def_ro("n_labels", &dismec::PostingLists::n_labels)
       .def_ro("n_features", &dismec::PostingLists::n_features)
       .def_prop_ro("nnz", [](const dismec::PostingLists& lists) { return lists.labels.size(); });
-  m.def("post", &post, "indptr"_a, "indices"_a, "data"_a, "n_features"_a,
-        "ranks"_a);
+  m.def("post", &post, "indptr"_a, "indices"_a, "data"_a, "n_features"_a, "ranks"_a);
   m.def("merge_topk", &merge_topk, "lists"_a, "first_label"_a, "indptr"_a, "indices"_a, "data"_a,
         "labels"_a.noconvert(), "scores"_a.noconvert());
   m.def("dense_scores", &dense_scores, "lists"_a, "first_label"_a, "indptr"_a, "indices"_a,

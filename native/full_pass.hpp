@@ -69,8 +69,8 @@ class FullPass {
     for (auto& list : violators_) list.clear();
     const Lanes threshold = load(threshold_);
     const float* weights = weights_.data();
-    const Lanes shift = fused(broadcast(X_.bias), load(weights + X_.n_features * kLanes),
-                              broadcast(0.0F));
+    const Lanes shift =
+        fused(broadcast(X_.bias), load(weights + X_.n_features * kLanes), broadcast(0.0F));
     const std::int32_t* index = X_.indices.data();
     const float* value = X_.values.data();
     const auto line = [&](std::int64_t k) { return weights + index[k] * std::int64_t{kLanes}; };
@@ -107,8 +107,8 @@ class FullPass {
   static constexpr float kIdle = std::numeric_limits<float>::infinity();
 
   const Rows& X_;
-  std::vector<float> weights_;          // (n_features + 1) × kLanes
-  std::vector<std::uint16_t> in_set_;   // a bit a lane: the row is in that label's working set
+  std::vector<float> weights_;         // (n_features + 1) × kLanes
+  std::vector<std::uint16_t> in_set_;  // a bit a lane: the row is in that label's working set
   float threshold_[kLanes] = {kIdle, kIdle, kIdle, kIdle, kIdle, kIdle, kIdle, kIdle,
                               kIdle, kIdle, kIdle, kIdle, kIdle, kIdle, kIdle, kIdle};
   std::vector<Violator> violators_[kLanes];

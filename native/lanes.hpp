@@ -31,9 +31,7 @@ inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 inline Lanes broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-inline std::uint32_t greater(Lanes a, Lanes b) {
-  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ);
-}
+inline std::uint32_t greater(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 
 #elif defined(__AVX2__)
 

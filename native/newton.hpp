@@ -100,7 +100,8 @@ struct LineSearch {
       curvature += weight * change * change;
     };
     for (std::int64_t i = 0; i < set.n_positive; ++i) count(1 - z[i] - t * dz[i], -dz[i], 1);
-    for (std::int64_t i = set.n_positive; i < set.size(); ++i) count(1 + z[i] + t * dz[i], dz[i], 1);
+    for (std::int64_t i = set.n_positive; i < set.size(); ++i)
+      count(1 + z[i] + t * dz[i], dz[i], 1);
     count(1 + mean_z + t * mean_dz, mean_dz, set.n_outside);
     return {0.5 * (ww + 2 * t * wd + t * t * dd) + C * loss, wd + t * dd + 2 * C * slope,
             dd + 2 * C * curvature};
@@ -205,8 +206,9 @@ NewtonResult minimise(WorkingSet& set, const Rows& X, float C, double tolerance,
     // 3. The step: the exact minimum along the direction.
     scores(set, X, s.direction, s.scaled, s.dz);
     const double mean_dz = inner(set.mean, s.direction);
-    const LineSearch line{set,   s.z, s.dz, C, ww, inner(set.w, s.direction),
-                          inner(s.direction, s.direction), mean_z, mean_dz};
+    const LineSearch line{
+        set,    s.z,    s.dz, C, ww, inner(set.w, s.direction), inner(s.direction, s.direction),
+        mean_z, mean_dz};
     const double step = line.minimum();
     gain = result.objective - line.at(step).value;
     const auto t = static_cast<float>(step);

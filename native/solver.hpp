@@ -155,8 +155,8 @@ class Solver {
     // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
     // their stand-in, which counts in the other only.
     const double stand_in = static_cast<double>(task.newton.mean_slack) * task.set.n_outside;
-    const double bound = task.newton.gradient_norm +
-                         2.0 * options_.C * summary_.longest * (violation + stand_in);
+    const double bound =
+        task.newton.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
     ++task.out.passes;
     task.out.gradient = task.allowed > 0 ? bound / task.allowed : bound > 0 ? INFINITY : 0.0;
     const bool stuck = violators.empty() && stand_in == 0 && !task.newton.reached;

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import random_problem
 
+from conftest import random_problem
 from dismec import load_data, open_model, save_data
 from dismec.cli import main
 from dismec.dataset import Dataset
@@ -65,7 +65,15 @@ def test_predict_writes_text_json_lines_and_arrays(files, tmp_path):
     named = ok("predict", files / "named", files / "data.txt", "-k", "1").splitlines()
     assert named[7].startswith(f"tag_{labels[7, 0]}:")
     for ending in ("txt", "jsonl", "npz"):
-        ok("predict", files / "named", files / "data.txt", "-k", "3", "-o", tmp_path / f"p.{ending}")
+        ok(
+            "predict",
+            files / "named",
+            files / "data.txt",
+            "-k",
+            "3",
+            "-o",
+            tmp_path / f"p.{ending}",
+        )
     entry = json.loads((tmp_path / "p.jsonl").read_text().splitlines()[7])
     assert entry["labels"] == [f"tag {label}" for label in labels[7]]
     np.testing.assert_allclose(entry["scores"], scores[7], rtol=1e-6)

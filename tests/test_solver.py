@@ -3,13 +3,13 @@ from __future__ import annotations
 import threading
 import time
 
-import naive
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conftest import random_problem
 from liblinear import liblinearutil
 
+import naive
+from conftest import random_problem
 from dismec.dataset import load_data
 from dismec.errors import DataError
 from dismec.features import Transform

@@ -5,10 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import random_problem
 from safetensors.numpy import load_file
 
 import dismec
+from conftest import random_problem
 from dismec import ModelError, TrainingParams, open_model, store, train
 
 
@@ -41,7 +41,7 @@ def refused(path):
 
 
 def test_model_comes_back_as_it_was(trained):
-    X, Y = random_problem()
+    _, Y = random_problem()
     model = open_model(trained)
     assert model.names[3] == "Straße 3"
     assert model.params["block_size"] == 15

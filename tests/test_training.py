@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conftest import random_problem
 
+from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, store, train
 from dismec.dataset import Dataset
 from dismec.training import fit
@@ -91,7 +91,10 @@ def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, re
     (path / "block-000000999.safetensors").write_bytes(b"of no one")
     train(*problem_data, path, PARAMS)
     assert {p.name for p in path.iterdir()} == {
-        "manifest.json", "labels.safetensors", ".lock", *reference
+        "manifest.json",
+        "labels.safetensors",
+        ".lock",
+        *reference,
     }
 
 
@@ -113,7 +116,10 @@ def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, pro
     assert block_files(path) == before
     model = train(X, Y, path, TrainingParams(C=2.0, block_size=25), overwrite=True)
     assert model.params["C"] == 2.0
-    assert sorted(block_files(path)) == ["block-000000000.safetensors", "block-000000025.safetensors"]
+    assert sorted(block_files(path)) == [
+        "block-000000000.safetensors",
+        "block-000000025.safetensors",
+    ]
 
 
 def test_two_trainings_do_not_share_a_directory(tmp_path, problem_data):
@@ -159,27 +165,30 @@ def test_stored_zeros_and_other_formats_of_the_labels_are_the_same_labels(proble
 
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
-    X, Y = random_problem(rows=8000, features=300, labels=400, density=0.2)
+    X, Y = random_problem(rows=2000, features=200, labels=240, density=0.2)
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
-    train(X, Y, tmp_path / "reference", TrainingParams(C=10, bias=0.0, block_size=8))
+    train(X, Y, tmp_path / "reference", TrainingParams(C=10, block_size=4))
+    path, rng, kills = tmp_path / "model", random.Random(0), 0
     command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
-    command += ["-o", str(tmp_path / "model"), "--C", "10", "--bias", "0"]
-    command += ["--block-size", "8", "--quiet"]
-    rng, kills = random.Random(0), 0
-    for _ in range(200):
+    command += ["-o", str(path), "--C", "10", "--block-size", "4", "--quiet"]
+    complete = False
+    while not complete:
+        # Let it write a few files, named by the manifest or not yet, and kill it anywhere.
+        enough = count_files(path) + rng.randrange(8)
         process = subprocess.Popen(command)
-        try:
-            process.wait(timeout=0.4 + rng.random() * 0.8)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        path = tmp_path / "model"
-        if store.holds_model(path) and store.read_manifest(path).complete:
-            break
-        assert process.returncode in (0, -signal.SIGKILL)
-    assert kills >= 3
+        while process.poll() is None and count_files(path) < enough:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.05)
+        kills += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() in (0, -signal.SIGKILL)
+        complete = store.holds_model(path) and store.read_manifest(path).complete
+    assert kills >= 5
     assert block_files(path) == block_files(tmp_path / "reference")
+
+
+def count_files(path):
+    return len(list(path.glob("*"))) if path.exists() else 0
 
 
 @pytest.mark.slow

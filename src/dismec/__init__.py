@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from dismec.dataset import Dataset, load_data, save_data
     from dismec.errors import DataError, DismecError, ModelError
     from dismec.estimator import DiSMECClassifier
-    from dismec.generate import generate
     from dismec.metrics import evaluate
     from dismec.model import Model, open_model
+    from dismec.synthetic import generate
     from dismec.training import TrainingParams, train
 
 __all__ = [
@@ -39,7 +39,7 @@ _HOME = {
     "ModelError": "errors",
     "TrainingParams": "training",
     "evaluate": "metrics",
-    "generate": "generate",
+    "generate": "synthetic",
     "load_data": "dataset",
     "open_model": "model",
     "save_data": "dataset",

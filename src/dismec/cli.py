@@ -38,7 +38,7 @@ class _Commands(click.Group):
             ctx.exit(130)
         except BrokenPipeError:
             # The reader of our output has seen enough; there is nobody to tell.
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
             ctx.exit(141)
         except MemoryError:
             _fail("out of memory")
@@ -387,8 +387,8 @@ def generate(directory: Path, ending: str, **shape: Any) -> None:
 
     Zipf features, power-law labels, topics; the same for the same seed.
     """
-    from dismec.generate import generate as make
-    from dismec.generate import write
+    from dismec.synthetic import generate as make
+    from dismec.synthetic import write
 
     write(directory, *make(**shape), ending=f".{ending}")
 
@@ -404,8 +404,8 @@ def generate(directory: Path, ending: str, **shape: Any) -> None:
 def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | None) -> None:
     """Generate data, train on it, evaluate, and predict a few rows."""
     from dismec.dataset import load_data
-    from dismec.generate import generate as make
-    from dismec.generate import write
+    from dismec.synthetic import generate as make
+    from dismec.synthetic import write
     from dismec.training import train as run
 
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from dismec.model import Model, open_model
+from dismec.model import open_model
 from dismec.training import TrainingParams, fit
 
 __all__ = ["DiSMECClassifier"]
@@ -102,9 +102,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Y = y if self.multilabel_ else self._one_hot(y)
         if self.multilabel_:
             self.classes_ = np.arange(Y.shape[1])
-        params = TrainingParams(
-            self.C, self.delta, self.tol, self.tfidf, self.normalize, self.bias
-        )
+        params = TrainingParams(self.C, self.delta, self.tol, self.tfidf, self.normalize, self.bias)
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         self.model_ = fit(X, Y, params, names=names, threads=self._threads())
         return self
@@ -157,7 +155,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             sp.csr_array(self.model_.decision_function(rows[i : i + step]) > 0)
             for i in range(0, rows.shape[0], step)
         ]
-        return sp.csr_array(sp.vstack(parts, format="csr"), dtype=np.uint8)
+        return sp.vstack(parts, format="csr").astype(np.uint8)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the model to a directory that `open_model` and the command line read.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,7 @@ class Model:
         parts = [block.weights for block in self._blocks]
         if not parts:
             return sp.csr_array((0, self.n_features + 1), dtype=np.float32)
-        return sp.csr_array(sp.vstack(parts, format="csr"))
+        return cast(sp.csr_array, sp.vstack(parts, format="csr"))
 
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
@@ -104,9 +104,7 @@ class Model:
         """
         return self._predictor.topk(X, k, threads)
 
-    def decision_function(
-        self, X: Any, *, threads: int | None = None
-    ) -> npt.NDArray[np.float32]:
+    def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
         """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
         return self._predictor.decision_function(X, threads)
 
@@ -126,7 +124,7 @@ class Model:
         """
         top, _ = self.predict_topk(X, max(ks), threads=threads)
         n_labels = max(self.n_labels, Y.shape[1])
-        truth = sp.csr_array(Y, copy=True)
+        truth: Any = sp.csr_array(Y, copy=True)
         truth.resize((truth.shape[0], n_labels))
         counts = np.zeros(n_labels, dtype=np.int64)
         counts[: self.n_labels] = self.label_counts

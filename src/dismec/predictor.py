@@ -30,8 +30,9 @@ class Predictor:
 
     The score of a label is Σ value·weight over the features of the transformed row in ascending
     order, the bias last, in float32 and rounded after every product and every sum: bit for bit what
-    ``transform.apply(X) @ W.T`` gives. A label whose weights were all dropped has score 0 and competes
-    like any other; one that had no row to learn from never does. Results do not depend on how labels are cut into blocks, nor on the number of threads.
+    ``transform.apply(X) @ W.T`` gives. A label whose weights were all dropped has score 0 and
+    competes like any other; one that had no row to learn from never does. Results do not depend on
+    how labels are cut into blocks, nor on the number of threads.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
         "training data": manifest.data,
-        **{key: value for key, value in manifest.params.items()},
+        **manifest.params,
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),
         "labels not solved": sum(s.unsolved for s in stats),
         "passes a label": round(sum(s.passes for s in stats) / solved, 2),

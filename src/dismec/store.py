@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class Manifest:
         return sum(r.stop - r.first for r in self.blocks) == self.n_labels
 
     def with_blocks(self, receipts: Iterable[Receipt]) -> Manifest:
-        """This manifest with these blocks instead of its own."""
+        """The same manifest with these blocks instead of its own."""
         return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.first)))
 
     def differences(self, other: Manifest) -> list[str]:
@@ -151,7 +152,7 @@ def write_block(directory: Path, block: Block) -> Receipt:
     """Write a block's file and return its receipt; the manifest does not name it yet."""
     weights = block.weights
     file = f"block-{block.labels.start:09d}.safetensors"
-    arrays = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "indptr": weights.indptr.astype(np.int64),
         "indices": weights.indices.astype(np.int32),
         "weights": weights.data.astype(np.float32),
@@ -304,10 +305,10 @@ def _parse_manifest(content: Mapping[str, Any]) -> Manifest:
         "dismec": str,
         "blocks": list,
     }.items():
-        value = content[key]
+        value: Any = content[key]
         if type(value) is not kind:
             raise ValueError(f"{key!r} is not of type {kind.__name__}")
-        if kind is int and not 0 <= value < 2**31:
+        if isinstance(value, int) and not 0 <= value < 2**31:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     values["estimator"] = content.get("estimator")
@@ -372,7 +373,7 @@ def _split_names(text: npt.NDArray[Any], offsets: npt.NDArray[Any], n_labels: in
     if offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
         raise ValueError
     joined = text.tobytes()
-    return [joined[a:b].decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [joined[a:b].decode() for a, b in pairwise(offsets.tolist())]
 
 
 def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_array:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -156,9 +156,7 @@ class _Job:
     manifest: Manifest
 
     @classmethod
-    def prepare(
-        cls, X: Any, Y: Any, params: TrainingParams, names: Sequence[str] | None
-    ) -> _Job:
+    def prepare(cls, X: Any, Y: Any, params: TrainingParams, names: Sequence[str] | None) -> _Job:
         X = check_X(X)
         Y = _check_Y(Y, X.shape[0])
         if X.shape[0] == 0:
@@ -210,7 +208,8 @@ class _Job:
 
 def _check_Y(Y: Any, n_rows: int) -> sp.csr_array:
     """An indicator without stored zeros."""
-    Y = sp.csr_array(Y if sp.issparse(Y) else np.asarray(Y))
+    given: Any = Y if sp.issparse(Y) else np.asarray(Y)
+    Y = sp.csr_array(given)
     if Y.ndim != 2 or Y.shape[0] != n_rows:
         raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
     if not np.isin(Y.data, (0, 1)).all():
@@ -219,7 +218,7 @@ def _check_Y(Y: Any, n_rows: int) -> sp.csr_array:
         Y = Y.copy()
         Y.sum_duplicates()
         Y.eliminate_zeros()
-    return Y
+    return cast(sp.csr_array, Y)
 
 
 def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:

@@ -7,7 +7,6 @@ text itself, gzipped or not, passes through and is never in memory as a whole.
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import deque
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dismec.errors import DataError
-from dismec.native import kernels
+from dismec.native import available_cpus, kernels
 
 __all__ = ["MAX_COLUMNS", "read_text", "write_text"]
 
@@ -99,9 +98,7 @@ def read_text(
     def parse(block: bytes) -> _Parsed:
         return kernels.parse_rows(np.frombuffer(block, np.uint8), *limits)
 
-    if threads is None:
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    threads = threads or os.cpu_count() or 1
+    threads = threads or available_cpus()
     n_rows = 0
     parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
     with ThreadPoolExecutor(threads) as pool:
