@@ -71,9 +71,8 @@ class Model:
     @property
     def weights(self) -> sp.csr_array:
         """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew."""
-        parts = [block.weights for block in self._blocks]
-        if not parts:
-            return sp.csr_array((0, self.n_features + 1), dtype=np.float32)
+        none: Any = sp.csr_array((0, self.n_features + 1), dtype=np.float32)
+        parts = [none, *(block.weights for block in self._blocks)]
         return cast(sp.csr_array, sp.vstack(parts, format="csr"))
 
     def predict_topk(

@@ -1,0 +1,59 @@
+"""What the documentation says to type works."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dismec
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def examples(name, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+
+
+@pytest.mark.slow
+def test_readme_commands_and_python_run(tmp_path):
+    setup, *commands = examples("README.md", "sh")
+    assert re.findall(r"^make (\w+)", setup, re.MULTILINE) == ["demo", "test"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        subprocess.run(
+            ["sh", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path}
+        )
+    script = "\n".join(examples("README.md", "python"))
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert len((tmp_path / "predictions.txt").read_text().splitlines()) == 1000
+
+
+def test_links_in_the_documentation_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_examples_in_docstrings_run():
+    tried = 0
+    for info in pkgutil.iter_modules(dismec.__path__):
+        if info.name.startswith("_"):
+            continue
+        result = doctest.testmod(importlib.import_module(f"dismec.{info.name}"))
+        assert result.failed == 0
+        tried += result.attempted
+    assert tried
+
+
+def test_set_up_commands_are_in_the_makefile():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test", "lint"} <= set(targets)
