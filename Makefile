@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := $(wildcard native/*)
 
-.PHONY: demo test lint format clean
+SANITIZED := .venv-sanitize/bin
+
+.PHONY: demo test lint format sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -24,6 +26,14 @@ format: .venv/tools
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i native/*.cpp native/*.hpp
 
+# The native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself knows
+# nothing of them, so that their libraries have to be there before it starts.
+sanitize: .venv-sanitize/tools
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(SANITIZED)/python -m pytest -q -p no:cacheprovider -m "not slow" \
+	  tests/test_solver.py tests/test_engine.py tests/test_predictor.py tests/test_dataset.py
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
@@ -37,5 +47,13 @@ format: .venv/tools
 	$(BIN)/python -m pip install --quiet --group test --group lint
 	touch $@
 
+.venv-sanitize/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)
+	.venv/bin/python -m venv .venv-sanitize
+	$(SANITIZED)/python -m pip install --quiet --upgrade "pip>=25.1"
+	CXX="$(CXX)" $(SANITIZED)/python -m pip install --quiet --editable . \
+	  -C cmake.define.DISMEC_SANITIZE=ON -C build-dir=build/sanitize
+	$(SANITIZED)/python -m pip install --quiet --group test
+	touch $@
+
 clean:
-	rm -rf .venv build
+	rm -rf .venv .venv-sanitize build
