@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dismec.container import ContainerError, open_arrays, whole_file, write_arrays
+from dismec.container import (
+    ContainerError,
+    open_arrays,
+    pack_names,
+    unpack_names,
+    whole_file,
+    write_arrays,
+)
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1"]
 
@@ -117,6 +125,40 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(IsADirectoryError), whole_file(tmp_path):
         pass
+
+
+def test_a_link_is_written_through(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    with whole_file(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert os.read(reader, 99) == b"new"
+    os.close(reader)
+    assert path.is_fifo()
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path):
+    path = tmp_path / "nowhere" / "x"
+    with pytest.raises(OSError, match="No such file") as caught, whole_file(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [1, 3], [0, 2], [], [[0, 3]]])
+def test_names_that_were_never_packed_are_refused(offsets):
+    utf8, _ = pack_names(["ab", "", "c"])
+    assert unpack_names(*pack_names(["ab", "", "é\n"])) == ["ab", "", "é\n"]
+    with pytest.raises(ContainerError, match="label names"):
+        unpack_names(utf8, np.array(offsets, dtype=np.int64))
 
 
 def test_every_truncation_is_refused(sound, tmp_path):

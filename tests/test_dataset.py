@@ -453,6 +453,16 @@ def test_a_damaged_xmc_is_an_error_or_a_sound_dataset(xmc, tmp_path):
             Y.check_format(full_check=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [(7, "7, which is not text"), ("\ud800", "not sound Unicode")]
+)
+def test_names_that_no_file_can_hold_are_refused(tmp_path, write, name, reason):
+    dataset = load_data(write(TEXT))._replace(names=["a", name, "c", "d", "e"])
+    with pytest.raises(DataError, match=f"label 1: .*{reason}"):
+        save_data(dataset, tmp_path / "x.xmc")
+    assert not (tmp_path / "x.xmc").exists()
+
+
 # Matrices
 
 
@@ -461,6 +471,8 @@ def test_npz_needs_both_matrices_and_sound_ones(tmp_path, write):
     dataset = load_data(write(TEXT))
     with pytest.raises(DataError, match="labels="):
         save_data(dataset, path)
+    with pytest.raises(DataError, match="the same"):
+        save_data(dataset, path, labels=path)
     save_data(dataset, path, labels=labels)
     refused(path, "", "labels=")
     for kind in ("csc", "coo"):
@@ -516,7 +528,7 @@ def test_unsound_datasets_are_not_saved(tmp_path, write):
         (Dataset(bad, Y), "row 0: the value nan"),
         (Dataset(huge, Y), "row 0: the value inf"),
         (Dataset(X[:2], Y), "X has 2 rows and Y has 4"),
-        (Dataset(X, Y, ["a"]), "1 names for 5 labels"),
+        (Dataset(X, Y, ["a"]), "1 label names for 5 labels"),
     ):
         with pytest.raises(DataError, match=reason):
             save_data(dataset, path)

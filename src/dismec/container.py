@@ -8,19 +8,28 @@ because nothing in a file may be believed before it has been checked.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-__all__ = ["ContainerError", "open_arrays", "whole_file", "write_arrays"]
+__all__ = [
+    "ContainerError",
+    "open_arrays",
+    "pack_names",
+    "unpack_names",
+    "whole_file",
+    "write_arrays",
+]
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -50,22 +59,37 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when it is complete.
 
     It is written under a temporary name in the same directory, flushed to the disk and renamed. If
-    the body raises, the temporary file is removed and what was at ``path`` stays as it was.
+    the body raises, the temporary file is removed and what was at ``path`` stays as it was. A link
+    is followed; a device or a pipe cannot be replaced and is written to as it is.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; its ``filename`` is ``path``.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory")
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(target.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
         raise
-    _sync_directory(path.parent)
 
 
 def write_arrays(
@@ -158,6 +182,26 @@ def open_arrays(
     if start + reached != len(mapped):
         raise ContainerError("bytes follow the last array")
     return arrays, metadata
+
+
+def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Names end to end as UTF-8, and where each of them begins and the last one ends."""
+    encoded = [name.encode() for name in names]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets
+
+
+def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[str]:
+    """The inverse of `pack_names`; raises ``ContainerError`` for arrays that it cannot have made."""
+    if offsets.ndim != 1 or (utf8.dtype, offsets.dtype) != (np.uint8, np.int64):
+        raise ContainerError("the label names are not UTF-8 and its offsets")
+    text, bounds = utf8.tobytes(), offsets.tolist()
+    if bounds[:1] != [0] or bounds[-1] != len(text) or np.any(offsets[1:] < offsets[:-1]):
+        raise ContainerError("the label names are out of order")
+    try:
+        return [text[begin:end].decode() for begin, end in pairwise(bounds)]
+    except UnicodeDecodeError as error:
+        raise ContainerError("the label names are not UTF-8") from error
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -23,12 +22,19 @@ import scipy.sparse
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from dismec.container import ContainerError, open_arrays, whole_file, write_arrays
+from dismec.container import (
+    ContainerError,
+    open_arrays,
+    pack_names,
+    unpack_names,
+    whole_file,
+    write_arrays,
+)
 from dismec.errors import DataError
 from dismec.native import kernels
 from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
 
-__all__ = ["Dataset", "fingerprint", "load_data", "save_data"]
+__all__ = ["Dataset", "check_names", "fingerprint", "load_data", "save_data"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -90,7 +96,7 @@ def load_data(
             is_npz = start.startswith(b"PK\x03\x04")
             is_xmc = start[4:] == b"\0\0\0\0{" or path.suffix == ".xmc"
             if labels is not None and not is_npz:
-                raise DataError(f"{path}: labels= goes with a scipy .npz file, which this is not")
+                raise DataError(f"{path}: not a scipy .npz file: its labels are not in a file apart")
             if not is_npz and not is_xmc:
                 x, y, columns = read_text(path, file, (n_features, n_labels), threads)
                 return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]))
@@ -126,7 +132,7 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
     name = path.name.lower()
     kind = name.removesuffix(".gz")
     if labels is not None and not name.endswith(".npz"):
-        raise DataError(f"{path}: labels= goes with X in a scipy .npz file")
+        raise DataError(f"{path}: only a .npz file has its labels in a file apart")
     if name.endswith(".xmc"):
         _save_xmc(X, Y, names, path)
     elif kind.endswith((".txt", ".svm", ".svmlight")):
@@ -136,7 +142,12 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
                 write_text(X, Y, packed or file, header=kind.endswith(".txt"))
     elif name.endswith(".npz"):
         if labels is None:
-            raise DataError(f"{path}: a .npz file holds one matrix; name a second one with labels=")
+            raise DataError(
+                f"{path}: a .npz file holds one matrix; name another for the labels "
+                "(labels=, --labels-to)"
+            )
+        if Path(labels).resolve() == path.resolve():
+            raise DataError(f"{path}: X and the labels cannot be in the same .npz file")
         for target, matrix in ((path, X), (Path(labels), Y)):
             with whole_file(target) as file:
                 scipy.sparse.save_npz(cast(Any, file), matrix)
@@ -158,6 +169,22 @@ def fingerprint(X: Any, Y: Any) -> str:
             part = np.ascontiguousarray(array[begin : begin + (1 << 20)], dtype=dtype)
             digest.update(part.data)
     return digest.hexdigest()
+
+
+def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
+    """Label names as a list, if there is one text for each label that a file can hold."""
+    if names is None:
+        return None
+    if len(names) != n_labels:
+        raise DataError(f"there are {len(names)} label names for {n_labels} labels")
+    for label, name in enumerate(names):
+        if not isinstance(name, str):
+            raise DataError(f"label {label}: its name is {name!r}, which is not text")
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"label {label}: its name {name!r} is not sound Unicode") from None
+    return [str(name) for name in names]
 
 
 # Matrices
@@ -208,7 +235,10 @@ def _sound(path: Path, dataset: Dataset) -> Dataset:
         (matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False))
         for matrix in (X, Y)
     ]
-    names = None if dataset.names is None else list(dataset.names)
+    try:
+        names = check_names(dataset.names, Y.shape[1])
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
     return _checked(path, (*rows[0], values), rows[1], (X.shape[1], Y.shape[1]), names)
 
 
@@ -249,9 +279,7 @@ def _save_xmc(X: Any, Y: Any, names: Sequence[str] | None, path: Path) -> None:
         "y.indices": Y.indices,
     }
     if names is not None:
-        encoded = [name.encode() for name in names]
-        arrays["names.offsets"] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        arrays["names.utf8"] = np.frombuffer(b"".join(encoded), np.uint8)
+        arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
     sizes = {"n_rows": X.shape[0], "n_features": X.shape[1], "n_labels": Y.shape[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
@@ -280,27 +308,22 @@ def _load_xmc(path: Path) -> Dataset:
         len(arrays[name]) != n_rows + 1 for name in ("x.indptr", "y.indptr")
     ):
         raise DataError(f"{path}: the arrays disagree with the number of rows")
-    names = _decode_names(path, arrays) if "names.utf8" in arrays else None
+    names = None
+    if "names.utf8" in arrays:
+        try:
+            names = unpack_names(arrays["names.utf8"], arrays["names.offsets"])
+        except ContainerError as error:
+            raise DataError(f"{path}: {error}") from error
     x = (arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])
     y = (arrays["y.indptr"], arrays["y.indices"])
     return _checked(path, x, y, (n_features, n_labels), names)
 
 
-def _decode_names(path: Path, arrays: dict[str, NDArray[Any]]) -> list[str]:
-    offsets, text = arrays["names.offsets"], arrays["names.utf8"].tobytes()
-    ends = [0, len(text)] if len(offsets) == 0 else [offsets[0], len(text) - offsets[-1]]
-    if any(ends) or np.any(offsets[1:] < offsets[:-1]):
-        raise DataError(f"{path}: the label names are out of order")
-    try:
-        bounds = offsets.tolist()
-        return [text[a:b].decode() for a, b in pairwise(bounds)]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: the label names are not UTF-8") from error
-
-
 def _load_npz(path: Path, labels: StrPath | None) -> Dataset:
     if labels is None:
-        raise DataError(f"{path}: a .npz file holds X alone; name the file of Y with labels=")
+        raise DataError(
+            f"{path}: a .npz file holds X alone; name the file of the labels (labels=, --labels)"
+        )
     X, Y = _read_npz(path), _read_npz(Path(labels))
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")

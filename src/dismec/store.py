@@ -15,7 +15,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,14 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.blocks import Block, BlockStats, Receipt
-from dismec.container import ContainerError, open_arrays, whole_file, write_arrays
+from dismec.container import (
+    ContainerError,
+    open_arrays,
+    pack_names,
+    unpack_names,
+    whole_file,
+    write_arrays,
+)
 from dismec.errors import ModelError
 from dismec.native import kernels
 
@@ -137,10 +143,7 @@ def write_labels(directory: Path, table: LabelTable) -> str:
     """Write what is known of the labels; returns the file's SHA-256."""
     arrays: dict[str, npt.NDArray[Any]] = {"counts": table.counts.astype(np.int64)}
     if table.names is not None:
-        encoded = [name.encode() for name in table.names]
-        arrays["names.bytes"] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        arrays["names.offsets"] = ends
+        arrays["names.bytes"], arrays["names.offsets"] = pack_names(table.names)
     if table.idf is not None:
         arrays["idf"] = table.idf
     path = directory / _LABELS
@@ -361,19 +364,12 @@ def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
     names = None
     if "names.bytes" in arrays:
         try:
-            names = _split_names(arrays["names.bytes"], arrays["names.offsets"], n_labels)
-        except (KeyError, ValueError):
-            raise ModelError(f"{path}: the label names do not fit {n_labels} labels") from None
+            names = unpack_names(arrays["names.bytes"], arrays["names.offsets"])
+        except (KeyError, ContainerError):
+            raise ModelError(f"{path}: the label names are damaged") from None
+        if len(names) != n_labels:
+            raise ModelError(f"{path}: {len(names)} label names for {n_labels} labels")
     return LabelTable(counts, names, idf)
-
-
-def _split_names(text: npt.NDArray[Any], offsets: npt.NDArray[Any], n_labels: int) -> list[str]:
-    if offsets.shape != (n_labels + 1,) or text.dtype != np.uint8:
-        raise ValueError
-    if offsets[0] != 0 or offsets[-1] != len(text) or (np.diff(offsets) < 0).any():
-        raise ValueError
-    joined = text.tobytes()
-    return [joined[a:b].decode() for a, b in pairwise(offsets.tolist())]
 
 
 def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_array:
