@@ -113,7 +113,16 @@ def test_newer_format_is_refused(model):
         (lambda m: m.update(n_labels=10**12), "out of range"),
         (lambda m: m.update(n_labels=39), "up to label 40, there are 39"),
         (lambda m: m.update(n_labels="40"), "not of type int"),
-        (lambda m: m.update(n_features=79), "not"),
+        (lambda m: m.update(n_features=79), "n_features is 79, but 80 in the transform"),
+        (lambda m: m.update(n_rows=7), "the label counts do not fit 7 rows"),
+        (
+            lambda m: m["blocks"][0].update(stats=dict.fromkeys(m["blocks"][0]["stats"], "x")),
+            "stat",
+        ),
+        (
+            lambda m: m["blocks"][1].update({**m["blocks"][0], "first": 15, "stop": 30}),
+            "not the block of label 15",
+        ),
         (lambda m: m.update(format="other"), "not the manifest of a dismec model"),
         (lambda m: m.pop("transform"), "'transform' is missing"),
         (lambda m: m["transform"].update(bias="one"), "bias"),
@@ -146,6 +155,23 @@ def test_foreign_files_are_never_touched(tmp_path):
         with pytest.raises(ModelError, match=r"thesis\.tex"):
             train(X, Y, tmp_path, overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("others", [[], ["app.js"]])
+def test_manifest_of_something_else_is_never_replaced(tmp_path, others):
+    X, Y = random_problem(rows=50, labels=3)
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(ModelError, match=r"manifest\.json is not that of a model"):
+        train(X, Y, tmp_path, overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "manifest.json"])
+
+
+def test_damaged_model_can_be_overwritten(model):
+    X, Y = random_problem(rows=50, labels=3)
+    (model / "manifest.json").write_text("{")
+    assert train(X, Y, model, overwrite=True).n_labels == 3
 
 
 def test_public_names_are_exactly_these():

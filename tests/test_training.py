@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,22 +145,68 @@ def test_unusable_data_is_refused(tmp_path, problem_data):
             train(bad_X, bad_Y, path)
     with pytest.raises(DataError, match="3 label names for 40 labels"):
         train(X, Y, path, names=["a", "b", "c"])
-    for bad in ({"C": -1}, {"delta": -0.5}, {"tol": 0}, {"block_size": 0}):
+    with pytest.raises(DataError, match="label 0: its name is 0, which is not text"):
+        train(X, Y, path, names=list(range(40)))
+    with pytest.raises(DataError, match="threads is 0"):
+        train(X, Y, path, threads=0)
+    for bad in (
+        {"C": -1},
+        {"C": 1e39},
+        {"C": 1e-46},
+        {"C": None},
+        {"C": "1"},
+        {"delta": -0.5},
+        {"delta": 1e39},
+        {"tol": 0},
+        {"block_size": 0},
+        {"block_size": 2.5},
+        {"tfidf": "no"},
+    ):
         with pytest.raises(ValueError, match="expected"):
             TrainingParams(**bad)
     assert not path.exists()
 
 
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_array])
+def test_label_matrix_that_points_outside_itself_is_refused(problem_data, kind):
+    X, Y = problem_data
+    Y = kind(Y, copy=True)
+    Y.indices[-1] = 10**6
+    with pytest.raises(DataError, match="Y: "):
+        fit(X, Y)
+
+
+def test_label_that_is_given_256_times_is_a_label(problem_data):
+    X, _ = problem_data
+    indptr = np.append(0, np.full(300, 256))
+    Y = sp.csr_array((np.ones(256, np.uint8), np.zeros(256, np.int32), indptr), shape=(300, 2))
+    assert fit(X, Y).label_counts.tolist() == [1, 0]
+
+
+def test_parameters_may_be_numpy_numbers(tmp_path, problem_data):
+    params = TrainingParams(C=np.float32(2), tfidf=np.bool_(True), block_size=np.int64(10))
+    train(*problem_data, tmp_path / "model", params)
+    assert params == TrainingParams(C=2.0, tfidf=True, block_size=10)
+
+
+def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, problem_data):
+    path = tmp_path / "model"
+    whole = train(*problem_data, path, PARAMS).manifest
+    first, second, *_ = whole.blocks
+    lies = [replace(first, stop=9), replace(second, first=9)]
+    store.commit(path, replace(whole, transform={"bias": 7}).with_blocks(lies))
+    again = train(*problem_data, path, PARAMS).manifest
+    assert again.transform == whole.transform
+    assert [r.sha256 for r in again.blocks] == [r.sha256 for r in whole.blocks]
+
+
 def test_stored_zeros_and_other_formats_of_the_labels_are_the_same_labels(problem_data):
     X, Y = problem_data
-    padded = sp.csr_array(Y + sp.csr_array(np.zeros(Y.shape, np.uint8)))
-    padded = sp.csr_array(Y.toarray())
-    padded.data[:] = 1
     zeros = Y.tocoo()
     rows, cols = np.append(zeros.row, 0), np.append(zeros.col, 39)
     stored_zero = sp.csr_array((np.append(zeros.data, 0), (rows, cols)), shape=Y.shape)
     expected = fit(X, Y).manifest.data
-    for other in (padded, stored_zero, Y.tocsc(), Y.toarray(), Y.astype(bool)):
+    for other in (stored_zero, Y.tocsc(), Y.toarray(), Y.astype(bool)):
         assert fit(X, other).manifest.data == expected
 
 
@@ -197,7 +244,13 @@ def test_ctrl_c_stops_within_two_seconds_and_keeps_finished_blocks(tmp_path):
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
     command += ["-o", str(tmp_path / "model"), "--C", "10", "--block-size", "2"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # Whoever runs the tests in the background has them ignore Ctrl-C.
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(list((tmp_path / "model").glob("block-*"))) < 2:
         time.sleep(0.05)

@@ -192,7 +192,7 @@ def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 
 
 def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[str]:
-    """The inverse of `pack_names`; raises ``ContainerError`` for arrays that it cannot have made."""
+    """The inverse of `pack_names`; ``ContainerError`` for arrays that it cannot have made."""
     if offsets.ndim != 1 or (utf8.dtype, offsets.dtype) != (np.uint8, np.int64):
         raise ContainerError("the label names are not UTF-8 and its offsets")
     text, bounds = utf8.tobytes(), offsets.tolist()

@@ -34,7 +34,7 @@ from dismec.errors import DataError
 from dismec.native import kernels
 from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
 
-__all__ = ["Dataset", "check_names", "fingerprint", "load_data", "save_data"]
+__all__ = ["Dataset", "check_names", "fingerprint", "indicator", "load_data", "save_data"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -96,7 +96,7 @@ def load_data(
             is_npz = start.startswith(b"PK\x03\x04")
             is_xmc = start[4:] == b"\0\0\0\0{" or path.suffix == ".xmc"
             if labels is not None and not is_npz:
-                raise DataError(f"{path}: not a scipy .npz file: its labels are not in a file apart")
+                raise DataError(f"{path}: labels apart from the data go only with .npz files")
             if not is_npz and not is_xmc:
                 x, y, columns = read_text(path, file, (n_features, n_labels), threads)
                 return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]))
@@ -132,7 +132,7 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
     name = path.name.lower()
     kind = name.removesuffix(".gz")
     if labels is not None and not name.endswith(".npz"):
-        raise DataError(f"{path}: only a .npz file has its labels in a file apart")
+        raise DataError(f"{path}: labels apart from the data go only with .npz files")
     if name.endswith(".xmc"):
         _save_xmc(X, Y, names, path)
     elif kind.endswith((".txt", ".svm", ".svmlight")):
@@ -160,7 +160,7 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
 def fingerprint(X: Any, Y: Any) -> str:
     """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order."""
     digest = hashlib.sha256()
-    X, Y = _canonical(X), _indicator(Y)
+    X, Y = _canonical(X), indicator(Y)
     arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
     digest.update(repr((X.shape, Y.shape)).encode())
     for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4")):
@@ -213,18 +213,20 @@ def _canonical(matrix: Any) -> Any:
     return matrix
 
 
-def _indicator(Y: Any) -> Any:
-    """A canonical matrix with an entry wherever Y is not zero."""
-    Y = _canonical(Y)
-    if not np.all(Y.data):
-        Y = Y.copy()
+def indicator(Y: Any) -> Any:
+    """A canonical matrix with an entry wherever Y is not zero; Y itself if it is so already."""
+    if not isinstance(Y, csr_array):
+        Y = csr_array(Y)
+    if not (Y.has_canonical_format and np.all(Y.data)):
+        Y = Y.astype(np.bool_)  # 256 ones of a uint8 would add up to 0
+        Y.sum_duplicates()
         Y.eliminate_zeros()
     return Y
 
 
 def _sound(path: Path, dataset: Dataset) -> Dataset:
     """The dataset in the types that ``Dataset`` promises, with everything checked."""
-    X, Y = _canonical(dataset.X), _indicator(dataset.Y)
+    X, Y = _canonical(dataset.X), indicator(dataset.Y)
     if X.shape[0] != Y.shape[0]:
         raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
     if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:

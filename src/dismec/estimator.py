@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from dismec.errors import ModelError
 from dismec.model import open_model
 from dismec.training import TrainingParams, fit
 
@@ -174,7 +175,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> DiSMECClassifier:
         """The estimator that was saved, or one for multi-label data around any other model."""
         model = open_model(path)
-        keys = ("C", "delta", "tol", "tfidf", "normalize", "bias")
+        keys = {"C", "delta", "tol", "tfidf", "normalize", "bias"}
+        if missing := keys - model.params.keys():
+            raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
         self = cls(**{key: model.params[key] for key in keys})
         about = model.manifest.estimator or {}
         classes = about.get("classes")

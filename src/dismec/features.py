@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 
-__all__ = ["Transform", "check_X"]
+__all__ = ["Transform", "check_X", "check_csr"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,29 +43,16 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
         For more than `n_features` columns, values that are not finite in float32, or arrays that
         do not form a matrix.
     """
-    X = X if sp.issparse(X) else np.asarray(X)
-    if X.ndim != 2:
-        raise DataError(f"X is {X.ndim}-d; expected rows × features")
-    if X.dtype.kind not in "buif":
-        raise DataError(f"X holds {X.dtype}; expected numbers")
-    wanted = X.shape[1] if n_features is None else n_features
-    if X.shape[1] > wanted:
-        raise DataError(f"X has {X.shape[1]} features, the model has {wanted}")
+    result = check_csr(X, "X", "features")
+    n_rows, n_columns = result.shape
+    wanted = n_columns if n_features is None else n_features
+    if n_columns > wanted:
+        raise DataError(f"X has {n_columns} features, the model has {wanted}")
     if wanted >= np.iinfo(np.int32).max:
         raise DataError(f"X has {wanted} features; at most {np.iinfo(np.int32).max - 1} fit")
-
-    if X.dtype == np.float16:
-        X = X.astype(np.float32)  # scipy's loops have no float16
-    rows: Any = X if getattr(X, "format", None) == "csr" else sp.csr_array(X)
-    indptr, indices, data = rows.indptr, rows.indices, rows.data
-    nnz = _check_structure(indptr, indices, data, X.shape)
-    indices, data = indices[:nnz], data[:nnz]
-    # A new matrix on the same memory: the caller's own flags may be out of date, and stay as they
-    # are.
-    result = _csr(data, indices, indptr, X.shape)
     if not result.has_canonical_format:
-        if data.dtype.kind != "f":
-            result.data = data.astype(np.float64)  # a sum must not wrap around
+        if result.dtype.kind != "f":
+            result.data = result.data.astype(np.float64)  # a sum must not wrap around
         result = result.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             result.sum_duplicates()
@@ -80,7 +67,37 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
             "is not a finite float32"
         )
     columns = np.ascontiguousarray(result.indices, dtype=np.int32)
-    return _csr(values, columns, result.indptr, (X.shape[0], wanted), canonical=True)
+    return _csr(values, columns, result.indptr, (n_rows, wanted), canonical=True)
+
+
+def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
+    """Any matrix of a caller as CSR with all entries inside its shape, on its memory if possible.
+
+    scipy believes the arrays it is given, and would read and write beyond others. `what` and
+    `columns` name the matrix and its columns in errors.
+
+    Raises
+    ------
+    DataError
+        For what is no matrix of numbers, or arrays that do not form one.
+    """
+    matrix = matrix if sp.issparse(matrix) else np.asarray(matrix)
+    if matrix.ndim != 2:
+        raise DataError(f"{what} is {matrix.ndim}-d; expected rows × {columns}")
+    if matrix.dtype.kind not in "buif":
+        raise DataError(f"{what} holds {matrix.dtype}; expected numbers")
+    if matrix.dtype == np.float16:
+        matrix = matrix.astype(np.float32)  # scipy's loops have no float16
+    if getattr(matrix, "format", None) in ("csc", "bsr"):
+        try:
+            matrix.check_format(full_check=True)
+        except ValueError as error:
+            raise DataError(f"{what}: {error}") from None
+    rows: Any = matrix if getattr(matrix, "format", None) == "csr" else sp.csr_array(matrix)
+    nnz = _check_structure(what, columns, rows.indptr, rows.indices, rows.data, rows.shape)
+    # A new matrix on the same memory: the caller's own flags may be out of date, and stay as they
+    # are.
+    return _csr(rows.data[:nnz], rows.indices[:nnz], rows.indptr, rows.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,6 +308,8 @@ def _csr(
 
 
 def _check_structure(
+    what: str,
+    columns: str,
     indptr: npt.NDArray[Any],
     indices: npt.NDArray[Any],
     data: npt.NDArray[Any],
@@ -298,12 +317,14 @@ def _check_structure(
 ) -> int:
     """The number of entries, all of them within `shape`."""
     if indptr.shape != (shape[0] + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
-        raise DataError(f"X: indptr does not describe {shape[0]} rows")
+        raise DataError(f"{what}: indptr does not describe {shape[0]} rows")
     nnz = int(indptr[-1])
-    if nnz > min(len(indices), len(data)):
-        raise DataError(f"X: indptr names {nnz} entries, {min(len(indices), len(data))} are there")
+    stored = min(len(indices), len(data))
+    if nnz > stored:
+        raise DataError(f"{what}: indptr names {nnz} entries, {stored} are there")
     if nnz:
         low, high = indices[:nnz].min(), indices[:nnz].max()
         if low < 0 or high >= shape[1]:
-            raise DataError(f"X: column {low if low < 0 else high} is outside {shape[1]} features")
+            wrong = low if low < 0 else high
+            raise DataError(f"{what}: column {wrong} is outside {shape[1]} {columns}")
     return nnz

@@ -7,12 +7,12 @@ import os
 from typing import TYPE_CHECKING
 
 from dismec import _native_base
-from dismec.errors import DismecError
+from dismec.errors import DataError, DismecError
 
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["available_cpus", "kernels"]
+__all__ = ["available_cpus", "kernels", "thread_count"]
 
 
 def _load(wanted: str | None) -> object:
@@ -28,6 +28,15 @@ def _load(wanted: str | None) -> object:
 
 if not TYPE_CHECKING:
     kernels = _load(os.environ.get("DISMEC_ISA"))
+
+
+def thread_count(threads: int | None) -> int:
+    """How many threads a caller means: as many as there are CPUs for None."""
+    if threads is None:
+        return available_cpus()
+    if threads < 1:
+        raise DataError(f"threads is {threads}; expected at least 1")
+    return threads
 
 
 def available_cpus() -> int:

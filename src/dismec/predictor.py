@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_X
-from dismec.native import available_cpus, kernels
+from dismec.native import kernels, thread_count
 
 __all__ = ["Predictor"]
 
@@ -177,10 +177,7 @@ def _between(rows: sp.csr_array, start: int, stop: int) -> sp.csr_array:
 
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
     """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
-    if threads is None:
-        threads = available_cpus()
-    if threads < 1:
-        raise DataError(f"threads is {threads}; expected at least 1")
+    threads = thread_count(threads)
     size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
     threads = min(threads, len(chunks))

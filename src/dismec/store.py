@@ -188,8 +188,19 @@ def make_directory(directory: Path) -> None:
         others = [path.name for path in directory.iterdir() if not _is_own(path.name)]
     except OSError as error:
         raise ModelError(f"{directory}: cannot be a model directory: {error.strerror}") from None
+    if _is_foreign(directory / _MANIFEST):
+        raise ModelError(f"{directory}: its {_MANIFEST} is not that of a model")
     if others and not holds_model(directory):
         raise ModelError(f"{directory} is not a model and not empty: {min(others)!r} is in it")
+
+
+def _is_foreign(manifest: Path) -> bool:
+    """Whether a file is sound JSON of something else; a damaged manifest may be ours."""
+    try:
+        content = json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not isinstance(content, dict) or content.get("format") != _FORMAT
 
 
 def holds_model(directory: Path) -> bool:
@@ -288,7 +299,7 @@ def read_manifest(directory: Path) -> Manifest:
         )
     try:
         manifest = _parse_manifest(content)
-        _check_blocks(manifest)
+        _check_sizes(manifest)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{path}: {reason}") from None
@@ -332,13 +343,20 @@ def _parse_receipt(entry: Any) -> Receipt:
         raise ValueError(f"block file {entry['file']!r} is not in the model directory")
     stats = entry.get("stats")
     known = {f.name for f in fields(BlockStats)}
-    if stats is not None and (not isinstance(stats, dict) or stats.keys() != known):
+    if stats is not None and not (
+        isinstance(stats, dict)
+        and stats.keys() == known
+        and all(type(value) in (int, float) for value in stats.values())
+    ):
         raise ValueError("a block's statistics are not the ones of this format")
     own = {key: entry[key] for key in (*kinds, "isa")}
     return Receipt(**own, stats=None if stats is None else BlockStats(**stats))
 
 
-def _check_blocks(manifest: Manifest) -> None:
+def _check_sizes(manifest: Manifest) -> None:
+    scored = manifest.transform.get("n_features", manifest.n_features)
+    if scored != manifest.n_features:
+        raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
     reached = 0
     for receipt in manifest.blocks:
         if receipt.first < reached or receipt.stop <= receipt.first:
@@ -354,11 +372,13 @@ def _check_blocks(manifest: Manifest) -> None:
 def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
     """What is known of the labels, checked against the manifest."""
     path = directory / _LABELS
-    arrays = _open_checked(path, manifest.labels_sha256)
+    arrays, _ = _open_checked(path, manifest.labels_sha256)
     n_labels, n_features = manifest.n_labels, manifest.n_features
     counts, idf = arrays.get("counts"), arrays.get("idf")
     if counts is None or counts.shape != (n_labels,) or counts.dtype != np.int64:
         raise ModelError(f"{path}: the label counts do not fit {n_labels} labels")
+    if n_labels and not 0 <= counts.min() <= counts.max() <= manifest.n_rows:
+        raise ModelError(f"{path}: the label counts do not fit {manifest.n_rows} rows")
     if idf is not None and (idf.shape != (n_features,) or idf.dtype != np.float32):
         raise ModelError(f"{path}: the idf does not fit {n_features} features")
     names = None
@@ -381,7 +401,11 @@ def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_
         If the file is missing, cut off, altered, or not what the manifest says.
     """
     path = directory / receipt.file
-    arrays = _open_checked(path, receipt.sha256, receipt.bytes)
+    arrays, metadata = _open_checked(path, receipt.sha256, receipt.bytes)
+    if metadata.get("first_label") != str(receipt.first):
+        raise ModelError(
+            f"{path}: not the block of label {receipt.first}, as which the manifest names it"
+        )
     shape = (receipt.stop - receipt.first, manifest.n_features + 1)
     try:
         indptr, indices, weights = arrays["indptr"], arrays["indices"], arrays["weights"]
@@ -422,7 +446,9 @@ def _check_rows(
         raise ModelError(f"{path}: a weight is not a finite number")
 
 
-def _open_checked(path: Path, sha256: str, size: int | None = None) -> dict[str, npt.NDArray[Any]]:
+def _open_checked(
+    path: Path, sha256: str, size: int | None = None
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     try:
         if size is not None and path.stat().st_size != size:
             raise ModelError(
@@ -430,14 +456,13 @@ def _open_checked(path: Path, sha256: str, size: int | None = None) -> dict[str,
             )
         if _sha256(path) != sha256:
             raise ModelError(f"{path}: altered since it was written (SHA-256 differs)")
-        arrays, _ = open_arrays(path)
+        return open_arrays(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: missing, though the manifest names it") from None
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except ContainerError as error:
         raise ModelError(f"{path}: {error}") from None
-    return arrays
 
 
 def _sha256(path: Path) -> str:

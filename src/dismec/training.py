@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +15,12 @@ import scipy.sparse as sp
 
 from dismec import store
 from dismec.blocks import Block, Receipt, cut
-from dismec.dataset import fingerprint
+from dismec.dataset import check_names, fingerprint, indicator
 from dismec.engine import solve_blocks
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform, check_X
+from dismec.features import Transform, check_csr, check_X
 from dismec.model import Model, open_model
+from dismec.native import thread_count
 from dismec.solver import Problem, SolverParams
 from dismec.store import LabelTable, Manifest
 
@@ -26,6 +28,16 @@ __all__ = ["TrainingParams", "fit", "train"]
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "C": float,
+    "delta": float,
+    "tol": float,
+    "tfidf": bool,
+    "normalize": bool,
+    "bias": float,
+    "block_size": operator.index,
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,11 @@ class TrainingParams:
         Value of the bias feature; 0 for none.
     block_size
         Labels in a block of the model. Does not change any weight.
+
+    Raises
+    ------
+    ValueError
+        For a value that is not a number or out of range.
     """
 
     C: float = 1.0
@@ -59,13 +76,28 @@ class TrainingParams:
     block_size: int = 1000
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            try:
+                if isinstance(value, str):
+                    raise TypeError
+                # A number of NumPy has no place in the manifest.
+                object.__setattr__(self, name, kind(value))
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} is {value!r}; expected a number") from None
         self.solver  # noqa: B018  its own checks
         cut(0, self.block_size)
+        # The solver computes in float32.
+        least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+        if not least <= self.C <= most:
+            raise ValueError(f"C is {self.C}; expected a number from {least:.1e} to {most:.1e}")
+        if self.delta > most:
+            raise ValueError(f"delta is {self.delta}; expected a number up to {most:.1e}")
 
     @property
     def solver(self) -> SolverParams:
         """The part that the solver needs."""
-        return SolverParams(C=float(self.C), delta=float(self.delta), tol=float(self.tol))
+        return SolverParams(C=self.C, delta=self.delta, tol=self.tol)
 
 
 def train(
@@ -112,13 +144,13 @@ def train(
         If the directory holds a finished or a different model and `overwrite` is not set.
     """
     directory = Path(path)
+    threads = thread_count(threads)
     job = _Job.prepare(X, Y, params or TrainingParams(), names)
     store.make_directory(directory)
     with store.locked(directory):
         manifest = _begin(directory, job, overwrite)
-        wanted = job.blocks()
-        for receipt in manifest.blocks:
-            wanted.remove(range(receipt.first, receipt.stop))
+        done = {range(receipt.first, receipt.stop) for receipt in manifest.blocks}
+        wanted = [block for block in job.blocks() if block not in done]
         for receipt in job.run(
             wanted, lambda block: store.write_block(directory, block), threads, progress
         ):
@@ -137,6 +169,7 @@ def fit(
     progress: Progress | None = None,
 ) -> Model:
     """Train a model in memory; parameters as for `train`."""
+    threads = thread_count(threads)
     job = _Job.prepare(X, Y, params or TrainingParams(), names)
     blocks = sorted(
         job.run(job.blocks(), lambda block: block, threads, progress),
@@ -161,15 +194,12 @@ class _Job:
         Y = _check_Y(Y, X.shape[0])
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
-        if names is not None and len(names) != Y.shape[1]:
-            raise DataError(f"there are {len(names)} label names for {Y.shape[1]} labels")
+        known = check_names(names, Y.shape[1])
         transform = Transform.fit(
             X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
         )
         problem = Problem(X, Y, transform)
-        labels = LabelTable(
-            problem.label_counts, None if names is None else list(names), transform.idf
-        )
+        labels = LabelTable(problem.label_counts, known, transform.idf)
         manifest = Manifest(
             n_rows=problem.n_rows,
             n_features=problem.n_features,
@@ -208,17 +238,12 @@ class _Job:
 
 def _check_Y(Y: Any, n_rows: int) -> sp.csr_array:
     """An indicator without stored zeros."""
-    given: Any = Y if sp.issparse(Y) else np.asarray(Y)
-    Y = sp.csr_array(given)
-    if Y.ndim != 2 or Y.shape[0] != n_rows:
+    Y = check_csr(Y, "Y", "labels")
+    if Y.shape[0] != n_rows:
         raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
     if not np.isin(Y.data, (0, 1)).all():
         raise DataError("Y is not an indicator: it holds values other than 0 and 1")
-    if not Y.has_canonical_format or not Y.data.all():
-        Y = Y.copy()
-        Y.sum_duplicates()
-        Y.eliminate_zeros()
-    return cast(sp.csr_array, Y)
+    return cast(sp.csr_array, indicator(Y))
 
 
 def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:
@@ -238,8 +263,13 @@ def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:
                 f"{directory} holds the finished model of this training already; "
                 "to train it again, overwrite it (--overwrite)"
             )
-        manifest = manifest.with_blocks(
-            receipt for receipt in manifest.blocks if _whole(directory, manifest, receipt)
+        # Of what the old manifest says, only the blocks count, and only those that are whole.
+        ours = replace(job.manifest, labels_sha256=manifest.labels_sha256)
+        blocks = set(job.blocks())
+        manifest = ours.with_blocks(
+            receipt
+            for receipt in manifest.blocks
+            if range(receipt.first, receipt.stop) in blocks and _whole(directory, ours, receipt)
         )
         store.tidy(directory, manifest)
         return manifest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dismec.errors import DataError
-from dismec.native import available_cpus, kernels
+from dismec.native import kernels, thread_count
 
 __all__ = ["MAX_COLUMNS", "read_text", "write_text"]
 
@@ -98,7 +98,7 @@ def read_text(
     def parse(block: bytes) -> _Parsed:
         return kernels.parse_rows(np.frombuffer(block, np.uint8), *limits)
 
-    threads = threads or available_cpus()
+    threads = thread_count(threads)
     n_rows = 0
     parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
     with ThreadPoolExecutor(threads) as pool:
