@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,8 +84,18 @@ def test_predict_writes_text_json_lines_and_arrays(files, tmp_path):
 
 
 def test_more_places_than_labels_are_left_out_of_text(files):
-    first = ok("predict", files / "model", files / "data.txt", "-k", "99").splitlines()[0]
+    first = ok("predict", files / "model", files / "data.txt", "-k", "2000000000").splitlines()[0]
     assert len(first.split()) == 40
+
+
+def test_more_places_than_labels_are_counted_as_misses(files):
+    result = json.loads(
+        ok("evaluate", files / "model", files / "data.txt", "-k", "40,80,2000000000", "--json")
+    )
+    assert result["P@40"] == pytest.approx(2 * result["P@80"], abs=0.02)
+    assert result["Coverage@80"] == 100
+    for metric in ("nDCG", "PSP", "PSnDCG", "R", "Coverage"):
+        assert result[f"{metric}@40"] == result[f"{metric}@80"] == result[f"{metric}@2000000000"]
 
 
 def test_evaluate_prints_percent_as_json_and_as_a_table(files):
@@ -107,7 +118,9 @@ def test_inspect_tells_data_and_models(files):
     assert model["weights"] == open_model(files / "named").weights.nnz
     assert model["labels not solved"] == 0
     assert model["C"] == 1.0
-    assert "share of weights kept" in ok("inspect", files / "model")
+    table = dict(line.split("  ", 1) for line in ok("inspect", files / "model").splitlines())
+    assert "share of weights kept" in table
+    assert table["complete"].strip() == "yes"
 
 
 def test_convert_keeps_the_data(files, tmp_path):
@@ -123,6 +136,11 @@ def test_generate_and_train_on_it(tmp_path):
     assert (tmp_path / "a/train.txt").read_bytes() == (tmp_path / "b/train.txt").read_bytes()
     ok("train", tmp_path / "a/train.txt", "-o", tmp_path / "model")
     assert json.loads(ok("evaluate", tmp_path / "model", tmp_path / "a/test.txt", "--json"))["rows"]
+
+
+def test_demo_of_a_handful_of_rows(tmp_path):
+    printed = ok("demo", "--rows", "10", "--labels", "1", "-o", tmp_path)
+    assert "-1:" not in printed
 
 
 def test_demo_ends_with_metrics_and_examples(tmp_path):
@@ -149,6 +167,16 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["predict", "nowhere", "data.txt"], "no such directory"),
         (["predict", "model", "wide.txt"], "99 features, the model has 80"),
         (["predict", "model", "data.txt", "-k", "0"], "-k"),
+        (["predict", "model", "data.txt", "-k", "99999999999999999999"], "-k"),
+        (["evaluate", "model", "data.txt", "-k", "99999999999999999999"], "from 1 to"),
+        (["evaluate", "model", "data.txt", "--propensity-a", "1e308"], "propensity constants"),
+        (["generate", "-o", "new", "--labels-per-row", "-1"], "labels_per_row is -1"),
+        (["generate", "-o", "new", "--labels-per-row", "nan"], "labels_per_row is nan"),
+        (["generate", "-o", "new", "--features", "3000000000"], "31 bits"),
+        (["generate", "-o", "new", "--seed", "-1"], "--seed"),
+        (["train", "data.txt", "-o", "new", "--C", "1e39"], "C is 1e+39"),
+        (["train", "data.txt", "-o", "new", "--threads", "1000000"], "--threads"),
+        (["convert", "data.txt", "new.npz"], "--labels-to"),
         (["predict", "model", "data.txt", "-o", "no/such/place.txt"], "No such file"),
         (["evaluate", "model", "data.txt", "-k", "1,x"], "1,x"),
         (["evaluate", "model", "data.txt", "-k", "0"], "from 1"),
@@ -193,7 +221,8 @@ def test_quiet_prints_nothing(files, tmp_path):
 
 def dismec(*arguments, **options):
     command = [sys.executable, "-m", "dismec", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, text=True, timeout=60, **streams)
 
 
 def test_version_names_the_instruction_set():
@@ -231,6 +260,33 @@ def test_closed_pipe_ends_quietly(files):
     out = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=files)
     assert out.stdout.count("\n") == 1
     assert out.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--version", "inspect model", "predict model one.txt", "evaluate model one.txt"]
+)
+def test_full_disk_under_the_output_is_told(files, arguments):
+    (files / "one.txt").write_text("1 80 40\n0 0:1\n")
+    with Path("/dev/full").open("w") as full:
+        out = dismec(*arguments.split(), cwd=files, stdout=full)
+    assert out.returncode == 2
+    assert out.stderr == "dismec: No space left on device\n"
+
+
+def test_closed_output_is_no_error(files, tmp_path):
+    for command in ("predict model data.txt >&-", f"train data.txt -o '{tmp_path}/m' 2>&- <&-"):
+        line = f'"{sys.executable}" -m dismec {command}'
+        assert (
+            subprocess.run(line, shell=True, cwd=files, stdout=subprocess.DEVNULL).returncode == 0
+        )
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(tmp_path):
+    X, Y = random_problem(rows=30, labels=2)
+    save_data(Dataset(X, Y, ["é", "✓"]), tmp_path / "data.xmc")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert dismec("train", "data.xmc", "-o", "Σ", cwd=tmp_path, env=env).returncode == 0
+    assert "\\u2713:" in dismec("predict", "Σ", "data.xmc", cwd=tmp_path, env=env).stdout
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(files, tmp_path):

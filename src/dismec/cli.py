@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,33 +25,53 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PATH = click.Path(path_type=Path)
+_MOST_PLACES = 2**31 - 1
 
 
 class _Commands(click.Group):
     """Errors that a person can do something about become one line and exit code 2."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # closed by whoever started us
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  until the end
+            elif isinstance(stream, TextIOWrapper):
+                # Names of labels may have letters that the terminal's encoding lacks.
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _errors_told(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _errors_told(ctx):
             return super().invoke(ctx)
-        except DismecError as error:
-            _fail(str(error))
-        except KeyboardInterrupt:
-            click.echo("dismec: stopped", err=True)
-            ctx.exit(130)
-        except BrokenPipeError:
-            # The reader of our output has seen enough; there is nobody to tell.
-            sys.stdout = None
-            ctx.exit(141)
-        except MemoryError:
-            _fail("out of memory")
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            _fail(f"{place}{error.strerror or error}")
 
 
-def _fail(message: str) -> None:
-    click.echo(f"dismec: {' '.join(message.split())}", err=True)
-    click.get_current_context().exit(2)
+@contextmanager
+def _errors_told(ctx: click.Context) -> Iterator[None]:
+    def fail(message: str) -> None:
+        click.echo(f"dismec: {' '.join(message.split())}", err=True)
+        ctx.exit(2)
+
+    try:
+        yield
+    except DismecError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        click.echo("dismec: stopped", err=True)
+        ctx.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has seen enough; there is nobody to tell.
+        sys.stdout = None
+        ctx.exit(141)
+    except MemoryError:
+        fail("out of memory")
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        fail(f"{place}{error.strerror or error}")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -57,10 +79,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         return
     from importlib.metadata import version
 
-    try:
-        from dismec.native import kernels
-    except DismecError as error:
-        raise click.UsageError(str(error)) from None
+    from dismec.native import kernels
+
     click.echo(f"dismec {version('dismec')} ({kernels.isa} kernels)")
     ctx.exit()
 
@@ -90,7 +110,7 @@ def _data_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _threads = click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads [default: all available CPUs]."
+    "--threads", type=click.IntRange(1, 1024), help="Threads [default: all available CPUs]."
 )
 _quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -249,7 +269,9 @@ def _lines(what: str, every: float = 10.0) -> Progress:
 @main.command()
 @click.argument("model", type=_PATH)
 @click.argument("data", type=_PATH)
-@click.option("-k", type=click.IntRange(min=1), default=5, show_default=True, help="Labels a row.")
+@click.option(
+    "-k", type=click.IntRange(1, _MOST_PLACES), default=5, show_default=True, help="Labels a row."
+)
 @click.option(
     "-o",
     "--output",
@@ -268,9 +290,12 @@ def predict(
 
     opened = open_model(model)
     rows = load_data(data, labels=labels, threads=threads).X
+    if output is None or output.suffix != ".npz":
+        k = min(k, max(opened.n_labels, 1))  # empty places are not written
     top, scores = opened.predict_topk(rows, k, threads=threads)
     if output is None:
         print_text(top, scores, opened.names, sys.stdout)
+        sys.stdout.flush()
     else:
         write_predictions(top, scores, opened.names, output)
 
@@ -280,8 +305,8 @@ def _parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, .
         ks = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,5") from None
-    if ks[0] < 1:
-        raise click.BadParameter("places count from 1")
+    if not 1 <= ks[0] <= ks[-1] <= _MOST_PLACES:
+        raise click.BadParameter(f"places count from 1 to {_MOST_PLACES}")
     return ks
 
 
@@ -349,7 +374,10 @@ def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
         return
     width = max(map(len, facts))
     for key, value in facts.items():
-        text = f"{value:,}" if isinstance(value, int) else str(value)
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
         click.echo(f"{key:{width}}  {text}")
 
 
@@ -378,7 +406,7 @@ def convert(
 @click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
 @click.option("--labels-per-row", type=float, default=3.0, show_default=True)
 @click.option("--features-per-row", type=float, default=42, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--format", "ending", type=click.Choice(["txt", "txt.gz", "svm", "xmc"]), default="txt"
 )
@@ -396,7 +424,7 @@ def generate(directory: Path, ending: str, **shape: Any) -> None:
 @main.command()
 @click.option("--rows", type=click.IntRange(min=10), default=10_000, show_default=True)
 @click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "-o", "--output", "keep", type=_PATH, help="Keep data and model here [default: nowhere]."
 )
@@ -436,11 +464,12 @@ def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
 
     top, scores = model.predict_topk(test.X[:n_rows], k=3)
     table = Table("row", "true labels", "predicted label:score (✓ true)")
-    for i in range(n_rows):
+    for i in range(len(top)):
         truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
         predicted = "  ".join(
             f"{label}:{score:.2f}{' ✓' if label in truth else ''}"
             for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
+            if label >= 0
         )
         table.add_row(str(i), " ".join(map(str, sorted(truth))), predicted)
     Console().print(table)

@@ -59,7 +59,8 @@ def precision_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
     Y_true
         Sparse (n_rows, n_labels); entries other than 0 are true labels.
     top
-        Integers (n_rows, at least k): predicted labels, best first; −1 is an empty place.
+        Integers (n_rows, at least k or n_labels, whichever is less): predicted labels, best first;
+        −1 is an empty place.
     k
         How many places count.
 
@@ -129,7 +130,7 @@ def evaluate(
     Parameters
     ----------
     Y_true, top
-        As for `precision_at_k`; `top` has at least max(ks) columns.
+        As for `precision_at_k`, with max(ks) for k.
     ks
         The depths to report.
     propensities
@@ -186,8 +187,10 @@ def propensities(
         raise DataError(f"label_counts is {counts.ndim}-d; expected one count per label")
     if n_rows < 1:
         raise DataError(f"n_rows is {n_rows}; propensities need at least one training row")
-    if not (np.isfinite(A) and np.isfinite(B) and B > 0):
-        raise DataError(f"propensity constants A = {A}, B = {B}; expected finite A and B > 0")
+    if not (abs(A) <= 10 and 0 < B <= 1e6):
+        raise DataError(
+            f"propensity constants A = {A}, B = {B}; expected −10 ≤ A ≤ 10 and 0 < B ≤ 1e6"
+        )
     wrong = np.flatnonzero(~((counts >= 0) & (counts <= n_rows)))
     if wrong.size:
         label = wrong[0]
@@ -203,7 +206,7 @@ def propensities(
 class _Judged:
     """Predictions held against the truth: all that the metrics are made of."""
 
-    top: npt.NDArray[np.int64]  # (n_rows, depth)
+    top: npt.NDArray[np.int64]  # (n_rows, depth); there are no hits below min(k, n_labels)
     hits: npt.NDArray[np.bool_]  # (n_rows, depth)
     n_true: npt.NDArray[np.int64]  # (n_rows,)
     true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
@@ -216,9 +219,9 @@ def _precision(judged: _Judged, k: int) -> float:
 
 
 def _ndcg(judged: _Judged, k: int) -> float:
-    discount = _discount(k)
+    discount = _discount(judged, k)
     attainable = np.concatenate([[1.0], np.cumsum(discount)])  # no true label: 0/1
-    ideal = attainable[np.minimum(judged.n_true, k)]
+    ideal = attainable[np.minimum(judged.n_true, len(discount))]
     return float(np.mean((judged.hits[:, :k] @ discount) / ideal))
 
 
@@ -234,11 +237,11 @@ def _coverage(judged: _Judged, k: int) -> float:
 
 
 def _psp(judged: _Judged, k: int) -> float:
-    return _ratio_of_sums(judged, np.ones(k))
+    return _ratio_of_sums(judged, np.ones_like(_discount(judged, k)))
 
 
 def _psndcg(judged: _Judged, k: int) -> float:
-    return _ratio_of_sums(judged, _discount(k))
+    return _ratio_of_sums(judged, _discount(judged, k))
 
 
 def _ratio_of_sums(judged: _Judged, discount: Floats) -> float:
@@ -250,8 +253,9 @@ def _ratio_of_sums(judged: _Judged, discount: Floats) -> float:
     return reached / attainable if attainable > 0 else 0.0
 
 
-def _discount(k: int) -> Floats:
-    result: Floats = 1.0 / np.log2(np.arange(2.0, k + 2.0))
+def _discount(judged: _Judged, k: int) -> Floats:
+    places = min(k, judged.hits.shape[1])
+    result: Floats = 1.0 / np.log2(np.arange(2.0, places + 2.0))
     return result
 
 
@@ -261,6 +265,7 @@ def _judge(
     _check_k(depth)
     truth = _indicator(Y_true)
     n_rows, n_labels = truth.shape
+    depth = min(depth, n_labels)  # there is nothing to hit further down
     places = _check_top(top, n_rows, n_labels, depth)
 
     # (row, label) as one number: the truth's are ascending, so that membership is a binary search.

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from dismec import metrics, store
 from dismec.blocks import Block
 from dismec.errors import ModelError
-from dismec.features import Transform
+from dismec.features import Transform, check_csr
 from dismec.predictor import Predictor
 from dismec.store import LabelTable, Manifest
 
@@ -119,11 +119,13 @@ class Model:
     ) -> dict[str, float]:
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.metrics`).
 
-        `Y` may have labels that the model does not have: they are never predicted, and count.
+        `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
+        are never predicted, and count.
         """
-        top, _ = self.predict_topk(X, max(ks), threads=threads)
-        n_labels = max(self.n_labels, Y.shape[1])
-        truth: Any = sp.csr_array(Y, copy=True)
+        truth: Any = check_csr(Y, "Y", "labels").copy()
+        n_labels = max(self.n_labels, truth.shape[1])
+        depth = max(1, min(max(ks, default=1), n_labels))
+        top, _ = self.predict_topk(X, depth, threads=threads)
         truth.resize((truth.shape[0], n_labels))
         counts = np.zeros(n_labels, dtype=np.int64)
         counts[: self.n_labels] = self.label_counts

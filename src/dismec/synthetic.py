@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dismec.dataset import Dataset, save_data
+from dismec.errors import DataError
 
 __all__ = ["generate", "write"]
 
 _ROWS_AT_A_TIME = 50_000
+_MOST_PER_ROW = 1_000_000
 _LABEL_EXPONENT = 0.9
 _WORD_EXPONENT = 1.05
 _WORDS_PER_LABEL = 10
@@ -76,11 +78,21 @@ def generate(
         ``test_rows``.
     test_rows
         A fifth of ``rows`` by default.
+
+    Raises
+    ------
+    DataError
+        For sizes that no data can have.
     """
-    if min(rows, features, labels) < 1 or max(features, labels) >= 2**31:
-        raise ValueError("rows, features and labels must be at least 1, and ids fit 31 bits")
-    if labels_per_row < 0 or features_per_row < 1:
-        raise ValueError("labels_per_row must be at least 0 and features_per_row at least 1")
+    if min(rows, features, labels) < 1 or max(features, labels) >= 2**31 - 1:
+        raise DataError("rows, features and labels must be at least 1, and ids fit 31 bits")
+    if not (0 <= labels_per_row <= _MOST_PER_ROW and 1 <= features_per_row <= _MOST_PER_ROW):
+        raise DataError(
+            f"labels_per_row is {labels_per_row} and features_per_row {features_per_row}; "
+            f"expected at least 0 and 1, and at most {_MOST_PER_ROW}"
+        )
+    if seed < 0:
+        raise DataError(f"seed is {seed}; expected at least 0")
     test_rows = rows // 5 if test_rows is None else test_rows
     world = _make_world(features, labels, np.random.default_rng([seed, 0]))
 
