@@ -127,6 +127,8 @@ def test_convert_keeps_the_data(files, tmp_path):
     ok("convert", files / "data.txt.gz", tmp_path / "x.npz", "--labels-to", tmp_path / "y.npz")
     ok("convert", tmp_path / "x.npz", tmp_path / "back.txt", "--labels", tmp_path / "y.npz")
     assert (tmp_path / "back.txt").read_bytes() == (files / "data.txt").read_bytes()
+    from_text = ok("predict", files / "model", files / "data.txt")
+    assert ok("predict", files / "model", tmp_path / "x.npz") == from_text
 
 
 def test_generate_and_train_on_it(tmp_path):

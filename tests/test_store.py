@@ -59,6 +59,16 @@ def test_files_are_read_by_the_safetensors_library(trained):
     np.testing.assert_array_equal(arrays["weights"], model.weights[15:30].data)
 
 
+def test_manifest_of_no_and_of_many_blocks_is_plain_json(trained, tmp_path):
+    manifest = store.read_manifest(trained)
+    assert len(manifest.blocks) == 3
+    for blocks in ((), manifest.blocks[:1], manifest.blocks):
+        store.commit(tmp_path, manifest.with_blocks(blocks))
+        assert store.read_manifest(tmp_path) == manifest.with_blocks(blocks)
+        content = json.loads((tmp_path / "manifest.json").read_text())
+        assert [block["first"] for block in content["blocks"]] == [b.first for b in blocks]
+
+
 def test_saved_copy_has_the_same_block_files(trained, tmp_path):
     open_model(trained).save(tmp_path / "copy")
     for receipt in open_model(tmp_path / "copy").manifest.blocks:

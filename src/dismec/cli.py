@@ -53,6 +53,10 @@ class _Commands(click.Group):
 @contextmanager
 def _errors_told(ctx: click.Context) -> Iterator[None]:
     def fail(message: str) -> None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None  # else Python tries, fails and complains once more at the end
         click.echo(f"dismec: {' '.join(message.split())}", err=True)
         ctx.exit(2)
 
@@ -278,18 +282,15 @@ def _lines(what: str, every: float = 10.0) -> Progress:
     type=_PATH,
     help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
 )
-@_data_options
 @_threads
-def predict(
-    model: Path, data: Path, k: int, output: Path | None, labels: Path | None, threads: int | None
-) -> None:
+def predict(model: Path, data: Path, k: int, output: Path | None, threads: int | None) -> None:
     """Print the k best labels of every row of DATA with their scores."""
-    from dismec.dataset import load_data
+    from dismec.dataset import load_features
     from dismec.model import open_model
     from dismec.predictions import print_text, write_predictions
 
     opened = open_model(model)
-    rows = load_data(data, labels=labels, threads=threads).X
+    rows = load_features(data, threads=threads)
     if output is None or output.suffix != ".npz":
         k = min(k, max(opened.n_labels, 1))  # empty places are not written
     top, scores = opened.predict_topk(rows, k, threads=threads)

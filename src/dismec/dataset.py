@@ -34,7 +34,15 @@ from dismec.errors import DataError
 from dismec.native import kernels
 from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
 
-__all__ = ["Dataset", "check_names", "fingerprint", "indicator", "load_data", "save_data"]
+__all__ = [
+    "Dataset",
+    "check_names",
+    "fingerprint",
+    "indicator",
+    "load_data",
+    "load_features",
+    "save_data",
+]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -89,7 +97,21 @@ def load_data(
     DataError
         If there is no such file or it is unsound: ``path:line: reason`` for text.
     """
-    path = Path(path)
+    return _load(Path(path), labels, (n_features, n_labels), threads)
+
+
+def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
+    """X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
+    return _load(Path(path), None, (None, None), threads, needs_labels=False).X
+
+
+def _load(
+    path: Path,
+    labels: StrPath | None,
+    sizes: tuple[int | None, int | None],
+    threads: int | None,
+    needs_labels: bool = True,
+) -> Dataset:
     try:
         with path.open("rb") as file:
             start = file.peek(9)[:9]
@@ -98,15 +120,13 @@ def load_data(
             if labels is not None and not is_npz:
                 raise DataError(f"{path}: labels apart from the data go only with .npz files")
             if not is_npz and not is_xmc:
-                x, y, columns = read_text(path, file, (n_features, n_labels), threads)
+                x, y, columns = read_text(path, file, sizes, threads)
                 return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]))
-        dataset = _load_npz(path, labels) if is_npz else _load_xmc(path)
+        dataset = _load_npz(path, labels, needs_labels) if is_npz else _load_xmc(path)
     except OSError as error:
         raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
-    for what, wanted, found in (
-        ("features", n_features, dataset.X.shape[1]),
-        ("labels", n_labels, dataset.Y.shape[1]),
-    ):
+    found_sizes = dataset.X.shape[1], dataset.Y.shape[1]
+    for what, wanted, found in zip(("features", "labels"), sizes, found_sizes, strict=True):
         if wanted is not None and wanted != found:
             raise DataError(f"{path}: {found} {what}, but {wanted} are wanted")
     return dataset
@@ -321,12 +341,13 @@ def _load_xmc(path: Path) -> Dataset:
     return _checked(path, x, y, (n_features, n_labels), names)
 
 
-def _load_npz(path: Path, labels: StrPath | None) -> Dataset:
-    if labels is None:
+def _load_npz(path: Path, labels: StrPath | None, needs_labels: bool) -> Dataset:
+    if labels is None and needs_labels:
         raise DataError(
             f"{path}: a .npz file holds X alone; name the file of the labels (labels=, --labels)"
         )
-    X, Y = _read_npz(path), _read_npz(Path(labels))
+    X = _read_npz(path)
+    Y: Any = csr_array((X.shape[0], 0)) if labels is None else _read_npz(Path(labels))
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")
     return _sound(path, Dataset(X, Y))

@@ -14,7 +14,8 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -210,14 +211,18 @@ def holds_model(directory: Path) -> bool:
 
 def commit(directory: Path, manifest: Manifest) -> None:
     """Make the directory the model that `manifest` says."""
-    content = {
-        "format": _FORMAT,
-        "version": FORMAT_VERSION,
-        "complete": manifest.complete,
-        **asdict(manifest),
-    }
+    content = {"format": _FORMAT, "version": FORMAT_VERSION, "complete": manifest.complete}
+    content |= {key: value for key, value in vars(manifest).items() if key != "blocks"}
+    # A line a block, each made once: with thousands of blocks there are thousands of commits.
+    blocks = ",\n  ".join(map(_receipt_line, manifest.blocks))
+    about = json.dumps(content, indent=1).removesuffix("\n}")
     with whole_file(directory / _MANIFEST) as file:
-        file.write(json.dumps(content, indent=1).encode() + b"\n")
+        file.write(f'{about},\n "blocks": [\n  {blocks}\n ]\n}}\n'.encode())
+
+
+@lru_cache(maxsize=1 << 16)
+def _receipt_line(receipt: Receipt) -> str:
+    return json.dumps(receipt.to_dict())
 
 
 def discard(directory: Path) -> None:
