@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dismec import DiSMECClassifier, open_model
+from dismec import (
+    DataError,
+    DiSMECClassifier,
+    ModelError,
+    estimator,
+    native,
+    open_model,
+    predictor,
+)
 
 
-def expected_failures(estimator):
-    return {}
-
-
-@parametrize_with_checks([DiSMECClassifier(n_jobs=1)], expected_failed_checks=expected_failures)
+@parametrize_with_checks([DiSMECClassifier(n_jobs=1)])
 def test_scikit_learn_conventions(estimator, check):
     check(estimator)
 
@@ -75,6 +80,8 @@ def test_binary_top_k_ranks_both_classes(problem_data):
     labels, scores = clf.predict_topk(X, k=3)
     np.testing.assert_array_equal(clf.classes_[labels[:, 0]], clf.predict(X))
     np.testing.assert_array_equal(labels[:, 2], -1)
+    with pytest.raises(DataError, match="k is 0"):
+        clf.predict_topk(X, k=0)
     np.testing.assert_array_equal(scores[:, 0], np.abs(clf.decision_function(X)))
 
 
@@ -88,6 +95,29 @@ def test_works_in_pipelines_grid_searches_and_clones():
     ).fit(texts, y)
     assert list(search.predict(["an apple", "a car"])) == ["food", "cars"]
     assert clone(DiSMECClassifier(C=7, n_jobs=2)).get_params()["C"] == 7
+
+
+def test_jobs_count_from_the_end_as_in_scikit_learn(problem_data, monkeypatch):
+    used = []
+    count = native.thread_count
+    monkeypatch.setattr(native, "available_cpus", lambda: 8)
+    monkeypatch.setattr(estimator, "available_cpus", lambda: 8)
+    monkeypatch.setattr(predictor, "thread_count", lambda n: used.append(count(n)) or count(n))
+    X, Y = problem_data
+    clf = DiSMECClassifier(n_jobs=1).fit(X, Y)
+    for n_jobs, threads in [(None, 8), (-1, 8), (-2, 7), (-99, 1), (3, 3)]:
+        clf.set_params(n_jobs=n_jobs).predict(X)
+        assert used.pop() == threads
+    with pytest.raises(DataError, match="threads is 0"):
+        clf.set_params(n_jobs=0).fit(X, Y)
+
+
+def test_loading_a_model_without_its_parameters_is_refused(problem_data, tmp_path):
+    model = DiSMECClassifier().fit(*problem_data).model_
+    model.manifest = replace(model.manifest, params={"C": 1.0})
+    model.save(tmp_path / "model")
+    with pytest.raises(ModelError, match="'bias' is missing"):
+        DiSMECClassifier.load(tmp_path / "model")
 
 
 def test_model_of_the_command_line_loads_as_an_estimator(problem_data, tmp_path):

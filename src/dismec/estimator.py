@@ -12,8 +12,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from dismec.errors import ModelError
+from dismec.errors import DataError, ModelError
 from dismec.model import open_model
+from dismec.native import available_cpus
 from dismec.training import TrainingParams, fit
 
 __all__ = ["DiSMECClassifier"]
@@ -39,7 +40,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     bias
         Value of the bias feature; 0 for none.
     n_jobs
-        Threads; None or −1 for all available CPUs.
+        Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
 
     Attributes
     ----------
@@ -122,6 +123,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """The k best labels of each row, as positions in `classes_`, with their scores."""
         if self._is_binary():
+            if k < 1:
+                raise DataError(f"k is {k}; expected at least 1")
             scores = self.decision_function(X)[:, None]
             both = np.hstack([-scores, scores])
             order = np.argsort(-both, axis=1, kind="stable").astype(np.int32)
@@ -151,9 +154,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not self._sparse_output:
             return (self.decision_function(X) > 0).astype(int)
         rows = sp.csr_array(self._rows(X))
+        threads = self._threads()
         step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
         parts = [
-            sp.csr_array(self.model_.decision_function(rows[i : i + step]) > 0)
+            sp.csr_array(self.model_.decision_function(rows[i : i + step], threads=threads) > 0)
             for i in range(0, rows.shape[0], step)
         ]
         return sp.vstack(parts, format="csr").astype(np.uint8)
@@ -197,7 +201,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return not self.multilabel_ and len(self.classes_) == 2
 
     def _threads(self) -> int | None:
-        return None if self.n_jobs is None or self.n_jobs < 0 else self.n_jobs
+        if self.n_jobs is None or self.n_jobs >= 0:
+            return self.n_jobs
+        return max(1, available_cpus() + 1 + self.n_jobs)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
