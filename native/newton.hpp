@@ -20,26 +20,38 @@ struct NewtonScratch {
   std::vector<std::int32_t> active;
 };
 
+/// How small ‖∇f(w)‖ must become.
+struct Goal {
+  double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
+  double gap = 0;        // f(w) − min f, as a share of f(w)
+
+  /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
+  double gradient_allowed(double objective) const {
+    return std::min(liblinear, std::sqrt(2 * gap * objective));
+  }
+};
+
 struct NewtonResult {
   double gradient_norm = 0;
   double objective = 0;
   float mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
-  std::int64_t n_active = 0;
   int steps = 0;
   int products = 0;
-  bool reached = false;
+  bool reached = false;  // the goal
 };
 
 namespace newton_limits {
 inline constexpr int kSteps = 100;
 inline constexpr int kProducts = 60;
-inline constexpr int kTrials = 20;
+inline constexpr int kTrials = 30;
 // Conjugate gradients stop at this share of the gradient: cheaper steps beat fewer ones here,
 // because the active rows change from step to step anyway.
 inline constexpr double kForcing = 0.3;
-// A step that gains less than this share of the objective ends the descent if the gradient is
-// small enough too; the gap left is an order of magnitude below the last gain.
-inline constexpr double kGain = 5e-4;
+// The sub-problem is solved to this share of the goal; the rest is for rows outside.
+inline constexpr double kShare = 0.5;
+// A set is solved until the gradient is down to this share of what it was, even if that is still
+// above the tolerance: more rows are about to come in and change it again.
+inline constexpr double kReduction = 0.003;
 // Below this the gain drowns in the rounding of single precision.
 inline constexpr double kStalled = 1e-8;
 }  // namespace newton_limits
@@ -79,12 +91,15 @@ inline void scores(const WorkingSet& set, const Rows& X, const std::vector<float
   for (std::int64_t i = 0; i < set.size(); ++i) out[i] = dot(set.row(X, i), dense) + shift;
 }
 
-/// φ(t) = f(w + t·d) in one dimension: convex, piecewise quadratic, O(set) a look.
+/// φ(t) = f_W(w + t·d): convex, piecewise quadratic, O(set) a look. `change(i)` is d·x_i.
+template <typename Change>
 struct LineSearch {
   const WorkingSet& set;
+  double C;
   const std::vector<float>& z;
-  const std::vector<float>& dz;
-  double C, ww, wd, dd, mean_z, mean_dz;
+  const Change& change;
+  double mean_z, mean_change;
+  double ww, wd, dd;  // inner products of w and d
 
   struct Look {
     double value, slope, curvature;
@@ -93,40 +108,56 @@ struct LineSearch {
     double loss = 0;
     double slope = 0;
     double curvature = 0;
-    const auto count = [&](double slack, double change, double weight) {
+    const auto count = [&](double slack, double dz, double weight) {
       if (slack <= 0) return;
       loss += weight * slack * slack;
-      slope += weight * slack * change;
-      curvature += weight * change * change;
+      slope += weight * slack * dz;
+      curvature += weight * dz * dz;
     };
-    for (std::int64_t i = 0; i < set.n_positive; ++i) count(1 - z[i] - t * dz[i], -dz[i], 1);
-    for (std::int64_t i = set.n_positive; i < set.size(); ++i)
-      count(1 + z[i] + t * dz[i], dz[i], 1);
-    count(1 + mean_z + t * mean_dz, mean_dz, set.n_outside);
+    const std::int64_t n_positive = set.n_positive;
+    for (std::int64_t i = 0; i < n_positive; ++i) {
+      const double dz = change(i);
+      count(1 - z[i] - t * dz, -dz, 1);
+    }
+    for (std::int64_t i = n_positive; i < set.size(); ++i) {
+      const double dz = change(i);
+      count(1 + z[i] + t * dz, dz, 1);
+    }
+    count(1 + mean_z + t * mean_change, mean_change, set.n_outside);
     return {0.5 * (ww + 2 * t * wd + t * t * dd) + C * loss, wd + t * dd + 2 * C * slope,
             dd + 2 * C * curvature};
   }
 
-  /// The minimum along d: Newton in one dimension, kept inside a bracket.
-  double minimum() const {
-    double low = 0;
+  struct Minimum {
+    double t, gain;
+  };
+  /// By Newton in one dimension from t, kept inside a bracket of where the slope changes sign.
+  Minimum find(double t, double precision) const {
+    double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
-    double t = 1;
     for (int trial = 0; trial < newton_limits::kTrials; ++trial) {
       const Look look = at(t);
       (look.slope < 0 ? low : high) = t;
       const double next = t - look.slope / look.curvature;
-      if (std::abs(next - t) <= 1e-3 * t) return next;
-      t = next > low && next < high ? next : std::isinf(high) ? 2 * t : 0.5 * (low + high);
+      const double step = std::abs(next - t);
+      if (step <= precision) {
+        t = next;
+        break;
+      }
+      t = next > low && next < high ? next
+          : std::isinf(high)        ? t + 2 * step
+          : std::isinf(low)         ? t - 2 * step
+                                    : 0.5 * (low + high);
     }
-    return t;
+    return {t, at(0).value - at(t).value};
   }
 };
 
 /// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
-/// from set.w, until ‖∇f_W‖ ≤ tolerance and the last step's gain is negligible.
+/// from set.w, until the goal is reached, or the gradient has become so much smaller that it is
+/// time to look at the other rows again.
 template <typename Stop>
-NewtonResult minimise(WorkingSet& set, const Rows& X, float C, double tolerance, NewtonScratch& s,
+NewtonResult minimise(WorkingSet& set, const Rows& X, float C, const Goal& goal, NewtonScratch& s,
                       const Stop& stop) {
   using namespace newton_limits;
   const std::size_t n = set.w.size();
@@ -139,6 +170,7 @@ NewtonResult minimise(WorkingSet& set, const Rows& X, float C, double tolerance,
   scores(set, X, set.w, s.scaled, s.z);
   double mean_z = inner(set.mean, set.w);
   double gain = 0;
+  double far_enough = 0;
   for (;;) {
     // 1. The gradient w + 2C·X_Iᵀ(X_I w − s_I) over the active rows I.
     s.active.clear();
@@ -162,9 +194,9 @@ NewtonResult minimise(WorkingSet& set, const Rows& X, float C, double tolerance,
     const double ww = inner(set.w, set.w);
     result.objective = 0.5 * ww + C * loss;
     result.gradient_norm = std::sqrt(inner(s.gradient, s.gradient));
-    result.n_active = static_cast<std::int64_t>(s.active.size());
-    result.reached = result.gradient_norm <= tolerance;
-    if (result.reached && gain <= kGain * result.objective) break;
+    if (result.steps == 0) far_enough = kReduction * result.gradient_norm;
+    result.reached = result.gradient_norm <= kShare * goal.gradient_allowed(result.objective);
+    if (result.reached || result.gradient_norm <= far_enough) break;
     if (result.steps >= kSteps || (result.steps > 0 && gain <= kStalled * result.objective)) break;
     if (stop()) break;
     ++result.steps;
@@ -206,15 +238,34 @@ NewtonResult minimise(WorkingSet& set, const Rows& X, float C, double tolerance,
     // 3. The step: the exact minimum along the direction.
     scores(set, X, s.direction, s.scaled, s.dz);
     const double mean_dz = inner(set.mean, s.direction);
-    const LineSearch line{
-        set,    s.z,    s.dz, C, ww, inner(set.w, s.direction), inner(s.direction, s.direction),
-        mean_z, mean_dz};
-    const double step = line.minimum();
-    gain = result.objective - line.at(step).value;
-    const auto t = static_cast<float>(step);
+    const auto change = [&](std::int64_t i) { return s.dz[i]; };
+    const LineSearch along{set,
+                           C,
+                           s.z,
+                           change,
+                           mean_z,
+                           mean_dz,
+                           ww,
+                           inner(set.w, s.direction),
+                           inner(s.direction, s.direction)};
+    const auto step = along.find(1.0, 1e-3);
+    const auto t = static_cast<float>(step.t);
     add_scaled(t, s.direction, set.w);
     add_scaled(t, s.dz, s.z);
-    mean_z += step * mean_dz;
+    mean_z += step.t * mean_dz;
+    gain = step.gain;
+    if (X.bias == 0) continue;
+
+    // 4. The bias by itself: it moves every score alike, so that its exact minimum costs no product
+    // with X, and settles which rows are active.
+    const double bias = X.bias;
+    const auto same = [&](std::int64_t) { return bias; };
+    const LineSearch up{set, C, s.z, same, mean_z, bias, inner(set.w, set.w), set.w[n - 1], 1.0};
+    const auto shift = up.find(0.0, 1e-4);
+    set.w[n - 1] += static_cast<float>(shift.t);
+    for (float& z : s.z) z += static_cast<float>(shift.t * bias);
+    mean_z += shift.t * bias;
+    gain += shift.gain;
   }
   return result;
 }

@@ -11,6 +11,9 @@
 
 namespace dismec {
 
+/// Dense vectors are walked in steps of so many floats.
+inline constexpr std::int64_t kWide = 4 * kLanes;
+
 /// Row i is scale_i · (x_i ∘ idf), followed by the bias feature at index n_features.
 struct Rows {
   std::span<const std::int64_t> indptr;
@@ -25,12 +28,14 @@ struct Rows {
   std::int64_t nnz(std::int64_t row) const { return indptr[row + 1] - indptr[row]; }
 };
 
-/// One sparse row, without the bias.
+/// One row without the bias: scale · (dense features 0 … n_dense − 1, then sparse ones).
 struct Row {
   const std::int32_t* index;
   const float* value;
   std::int64_t size;
   float scale;
+  const float* dense = nullptr;
+  std::int64_t n_dense = 0;  // a multiple of kWide
 };
 
 inline Row row_of(const Rows& X, std::int64_t i) {
@@ -38,7 +43,27 @@ inline Row row_of(const Rows& X, std::int64_t i) {
   return {X.indices.data() + begin, X.values.data() + begin, X.indptr[i + 1] - begin, X.scale[i]};
 }
 
-/// x · w, in four chains that the CPU can overlap.
+/// a · b of two dense vectors, n a multiple of kWide, in chains that the CPU can overlap.
+inline float inner(const float* a, const float* b, std::int64_t n) {
+  Lanes sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
+  for (std::int64_t k = 0; k < n; k += kWide) {
+    for (int q = 0; q < 4; ++q) {
+      sums[q] = fused(load(a + k + q * kLanes), load(b + k + q * kLanes), sums[q]);
+    }
+  }
+  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+/// a · b of two dense vectors of one size.
+inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
+  const auto n = static_cast<std::int64_t>(a.size());
+  const std::int64_t whole = n / kWide * kWide;
+  double sum = inner(a.data(), b.data(), whole);
+  for (std::int64_t k = whole; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
+  return sum;
+}
+
+/// x · w, in chains that the CPU can overlap.
 inline float dot(const Row& x, const float* w) {
   float a = 0;
   float b = 0;
@@ -52,31 +77,34 @@ inline float dot(const Row& x, const float* w) {
     d = fused(x.value[k + 3], w[x.index[k + 3]], d);
   }
   for (; k < x.size; ++k) a = fused(x.value[k], w[x.index[k]], a);
-  return x.scale * ((a + b) + (c + d));
+  float sum = (a + b) + (c + d);
+  if (x.n_dense > 0) sum += inner(x.dense, w, x.n_dense);
+  return x.scale * sum;
 }
 
 /// w += t · x
 inline void add_scaled(float t, const Row& x, float* w) {
   t *= x.scale;
-  for (std::int64_t k = 0; k < x.size; ++k) w[x.index[k]] = fused(t, x.value[k], w[x.index[k]]);
-}
-
-/// a · b of two dense vectors of one size, summed in a fixed order.
-inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
-  const std::size_t n = a.size();
-  Lanes even = broadcast(0);
-  Lanes odd = broadcast(0);
-  std::size_t k = 0;
-  for (; k + 2 * kLanes <= n; k += 2 * kLanes) {
-    even = fused(load(&a[k]), load(&b[k]), even);
-    odd = fused(load(&a[k + kLanes]), load(&b[k + kLanes]), odd);
+  for (std::int64_t k = 0; k < x.n_dense; k += kLanes) {
+    store(w + k, fused(broadcast(t), load(x.dense + k), load(w + k)));
   }
-  float parts[kLanes];
-  store(parts, add(even, odd));
-  double sum = 0;
-  for (const float part : parts) sum += part;
-  for (; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
-  return sum;
+  // Four at a time, loads before stores: a row's features are distinct, which only we know.
+  std::int64_t k = 0;
+  for (; k + 4 <= x.size; k += 4) {
+    float* a = w + x.index[k];
+    float* b = w + x.index[k + 1];
+    float* c = w + x.index[k + 2];
+    float* d = w + x.index[k + 3];
+    const float va = fused(t, x.value[k], *a);
+    const float vb = fused(t, x.value[k + 1], *b);
+    const float vc = fused(t, x.value[k + 2], *c);
+    const float vd = fused(t, x.value[k + 3], *d);
+    *a = va;
+    *b = vb;
+    *c = vc;
+    *d = vd;
+  }
+  for (; k < x.size; ++k) w[x.index[k]] = fused(t, x.value[k], w[x.index[k]]);
 }
 
 /// What the solver needs to know of all rows together.
@@ -84,7 +112,24 @@ struct Summary {
   std::vector<double> sums;  // Σ_i x_i, bias last
   double sums_squared = 0;   // ‖Σ_i x_i‖²
   double longest = 0;        // max ‖x_i‖
+  // Features that so many rows have that storing them densely is faster, a multiple of kWide.
+  std::vector<std::int32_t> frequent;
 };
+
+/// The features that more than one in `kRare` rows has, by frequency.
+inline void find_frequent(const Rows& X, Summary& summary) {
+  constexpr std::int64_t kRare = 6;
+  constexpr std::size_t kMost = 1024;
+  std::vector<std::int64_t> count(X.n_features, 0);
+  for (const auto j : X.indices) ++count[j];
+  auto& frequent = summary.frequent;
+  for (std::int64_t j = 0; j < X.n_features; ++j) {
+    if (count[j] * kRare > X.size()) frequent.push_back(static_cast<std::int32_t>(j));
+  }
+  std::stable_sort(frequent.begin(), frequent.end(),
+                   [&](auto a, auto b) { return count[a] > count[b]; });
+  frequent.resize(std::min(frequent.size(), kMost) / kWide * kWide);
+}
 
 inline Summary summarise(const Rows& X) {
   Summary summary;
@@ -105,6 +150,7 @@ inline Summary summarise(const Rows& X) {
   summary.sums[X.n_features] = bias * static_cast<double>(X.size());
   for (const double s : summary.sums) summary.sums_squared += s * s;
   summary.longest = std::sqrt(longest_squared + bias * bias);
+  find_frequent(X, summary);
   return summary;
 }
 

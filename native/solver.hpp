@@ -38,7 +38,7 @@ struct SolvedLabel {
   std::vector<std::int32_t> features;  // ascending; n_features is the bias
   std::vector<float> weights;
   double objective = 0;  // before pruning
-  double gradient = 0;   // upper bound of ‖∇f(w)‖ over what the stopping rule allows: ≤ 1 is solved
+  double gradient = 0;   // upper bound of ‖∇f(w)‖ over what the goal allows: at most 1 is solved
   std::int32_t passes = 0;
   std::int32_t steps = 0;
   std::int32_t products = 0;
@@ -48,44 +48,47 @@ struct SolvedLabel {
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
 // At least this many violators come in after a pass, or as many as the set has rows.
-inline constexpr std::int64_t kGrowth = 192;
-// The sub-problem is solved to this share of the tolerance; the rest is for rows outside.
-inline constexpr double kInnerShare = 0.15;
+inline constexpr std::int64_t kGrowth = 256;
+// Labels are begun while the working sets of a thread are expected to take less than this.
+inline constexpr std::int64_t kBytes = std::int64_t{64} << 20;
 }  // namespace solver_limits
 
-/// LIBLINEAR's rule: the largest ‖∇f(w)‖ allowed, ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-/// ∇f(0) = 2C·(Σ_all x − 2·Σ_pos x). `set` holds the positives only.
-inline double gradient_allowed(const WorkingSet& set, const Summary& summary,
-                               const SolverOptions& options) {
+/// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
+/// ∇f(0) = 2C·(Σ_all x − 2·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the positives.
+inline Goal goal_of(const WorkingSet& set, const Summary& summary, const SolverOptions& options) {
   const auto& sums = summary.sums;
   double squared = summary.sums_squared;
   for (std::size_t f = 0; f < set.w.size(); ++f) {
-    const bool bias = f + 1 == set.w.size();
-    const double all = sums[bias ? sums.size() - 1 : set.compact ? set.features[f] : f];
+    const double all = f + 1 == set.w.size() ? sums.back() : sums[set.feature(f)];
     const double positive = all - set.outside[f];
     squared += 4 * positive * (positive - all);
   }
   const double n = set.n_outside + static_cast<double>(set.size());
   const double rarer = std::min(static_cast<double>(set.size()), set.n_outside);
-  return options.tolerance * std::max(rarer, 1.0) / n * 2 * options.C *
-         std::sqrt(std::max(squared, 0.0));
+  const double at_zero = 2 * options.C * std::sqrt(std::max(squared, 0.0));
+  return {options.tolerance * std::max(rarer, 1.0) / n * at_zero, 0.1 * options.tolerance};
 }
 
 /// One label on its way through rounds of sub-problem and pass.
 struct Task {
-  std::int64_t job = -1;  // which of the labels asked for; −1: the lane is idle
+  std::int64_t job = -1;  // which of the labels asked for; −1: the slot is idle
   WorkingSet set;
   NewtonResult newton;
-  double allowed = 0;
+  Goal goal;
+  std::int64_t bytes = 0;  // counted for the set
   SolvedLabel out;
 };
 
-/// Solves labels one lane each; an idle lane takes the next label. What a label's weights become
+/// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
 /// depends on nothing but X, its positives and the options.
 class Solver {
  public:
   Solver(const Rows& X, const Summary& summary, const SolverOptions& options)
-      : X_(X), summary_(summary), options_(options), pass_(X), local_of_(X.n_features, -1) {}
+      : X_(X),
+        summary_(summary),
+        options_(options),
+        pass_(X, summary),
+        local_of_(X.n_features, -1) {}
 
   /// One result a label; `stop()` is asked often, and once it is true the results are incomplete.
   template <typename Stop>
@@ -93,62 +96,75 @@ class Solver {
                                  const Stop& stop) {
     std::vector<SolvedLabel> solved(labels.size());
     std::int64_t next = 0;
-    int busy = 0;
-    const auto refill = [&](int lane) {
-      Task& task = tasks_[lane];
-      task.job = -1;
-      while (next < std::ssize(labels) && task.job < 0) {
+    for (;;) {
+      for (int slot = 0; slot < kSlots; ++slot) {
+        if (tasks_[slot].job >= 0) continue;
+        while (next < std::ssize(labels) && positives.of(labels[next]).empty()) ++next;
+        if (next == std::ssize(labels)) break;
         const auto rows = positives.of(labels[next]);
-        if (!rows.empty()) start(lane, next, rows);
-        ++next;
+        if (bytes_ > 0 && bytes_ + expected_bytes(rows) > solver_limits::kBytes) break;
+        start(slot, next++, rows);
       }
-      busy += task.job >= 0;
-    };
-    for (int lane = 0; lane < kLanes; ++lane) refill(lane);
-    while (busy > 0 && !stop()) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        if (tasks_[lane].job >= 0) solve_set(lane, stop);
+      if (bytes_ == 0 || stop()) return solved;
+      for (int slot = 0; slot < kSlots; ++slot) {
+        if (tasks_[slot].job >= 0) solve_set(slot, stop);
       }
       pass_.run(stop);
-      for (int lane = 0; lane < kLanes; ++lane) {
-        Task& task = tasks_[lane];
-        if (task.job < 0 || !close_or_grow(lane)) continue;
+      for (int slot = 0; slot < kSlots; ++slot) {
+        Task& task = tasks_[slot];
+        if (task.job < 0 || !close_or_grow(slot)) continue;
         solved[task.job] = std::move(task.out);
-        --busy;
-        refill(lane);
+        task.job = -1;
+        bytes_ -= task.bytes;
       }
     }
-    return solved;
   }
 
  private:
-  void start(int lane, std::int64_t job, std::span<const std::int32_t> positives) {
-    Task& task = tasks_[lane];
+  void start(int slot, std::int64_t job, std::span<const std::int32_t> positives) {
+    Task& task = tasks_[slot];
     task.job = job;
+    task.bytes = expected_bytes(positives);
+    bytes_ += task.bytes;
     task.out = SolvedLabel{};
-    begin(task.set, X_, summary_.sums, positives, local_of_);
-    task.allowed = gradient_allowed(task.set, summary_, options_);
-    pass_.open(lane, positives);
+    begin(task.set, X_, summary_, positives, local_of_);
+    task.goal = goal_of(task.set, summary_, options_);
+    pass_.open(slot, positives);
+  }
+
+  /// What a label's working set will take; they end up a few times as large as they begin.
+  std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
+    const std::int64_t rows = 4 * std::ssize(positives) + 2 * solver_limits::kGrowth;
+    const std::int64_t nnz = std::ssize(X_.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
+    return std::min(compact_bytes(rows, rows * nnz, std::ssize(summary_.frequent)), kCompactBytes);
   }
 
   template <typename Stop>
-  void solve_set(int lane, const Stop& stop) {
-    Task& task = tasks_[lane];
-    task.newton = minimise(task.set, X_, options_.C, solver_limits::kInnerShare * task.allowed,
-                           scratch_, stop);
+  void solve_set(int slot, const Stop& stop) {
+    Task& task = tasks_[slot];
+    task.newton = minimise(task.set, X_, options_.C, task.goal, scratch_, stop);
     task.out.steps += task.newton.steps;
     task.out.products += task.newton.products;
-    pass_.set_weights(lane, task.set);
+    pass_.set_weights(slot, task.set, room(task));
+  }
+
+  /// How many violators the working set may take in.
+  static std::int64_t room(const Task& task) {
+    return std::max(solver_limits::kGrowth, task.set.size());
   }
 
   /// Finishes the label if the gradient over all rows is small enough, else takes in violators.
-  bool close_or_grow(int lane) {
-    Task& task = tasks_[lane];
-    std::vector<Violator>& violators = pass_.violators(lane);
+  bool close_or_grow(int slot) {
+    Task& task = tasks_[slot];
+    std::vector<Violator>& violators = pass_.violators(slot);
+    // With more violators than can be taken in the label is not done, and which are worst is known
+    // well enough.
+    const bool more = pass_.more(slot);
+    if (!more) pass_.rescore(slot, task.set);
     double violation = 0;
     double loss = 0;
     for (const Violator& v : violators) {
-      const double slack = 1.0 + v.score;
+      const double slack = std::max(0.0, 1.0 + v.score);
       violation += slack;
       loss += slack * slack;
     }
@@ -158,36 +174,29 @@ class Solver {
     const double bound =
         task.newton.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
     ++task.out.passes;
-    task.out.gradient = task.allowed > 0 ? bound / task.allowed : bound > 0 ? INFINITY : 0.0;
-    const bool stuck = violators.empty() && stand_in == 0 && !task.newton.reached;
-    if (task.out.gradient <= 1 || stuck || task.out.passes >= solver_limits::kPasses ||
-        (violators.empty() && task.newton.reached)) {
-      finish(lane, loss);
+    const double stand_in_loss = task.newton.mean_slack * stand_in;
+    task.out.objective = task.newton.objective + options_.C * (loss - stand_in_loss);
+    const double allowed = task.goal.gradient_allowed(task.out.objective);
+    task.out.gradient = bound == 0 ? 0.0 : bound / allowed;
+    // A step is impossible where rounding leaves nothing to gain.
+    const bool stuck = violators.empty() && task.newton.steps == 0;
+    if ((task.out.gradient <= 1 && task.newton.reached && !more) || stuck ||
+        task.out.passes >= solver_limits::kPasses) {
+      finish(slot);
       return true;
     }
-    const std::int64_t room = std::max(solver_limits::kGrowth, task.set.size());
-    if (std::ssize(violators) > room) {
-      // The worst first; equals by row number, so that the choice is unique.
-      std::nth_element(violators.begin(), violators.begin() + room, violators.end(),
-                       [](const Violator& a, const Violator& b) {
-                         return a.score > b.score || (a.score == b.score && a.row < b.row);
-                       });
-      violators.resize(room);
-    }
+    keep_worst(violators, room(task));
     added_.clear();
     for (const Violator& v : violators) added_.push_back(v.row);
     std::sort(added_.begin(), added_.end());
-    append(task.set, X_, summary_.sums, added_, local_of_);
-    pass_.join(lane, added_);
+    append(task.set, X_, summary_, added_, local_of_);
+    pass_.join(slot, added_);
     return false;
   }
 
-  void finish(int lane, double outside_loss) {
-    Task& task = tasks_[lane];
+  void finish(int slot) {
+    Task& task = tasks_[slot];
     const WorkingSet& set = task.set;
-    const double stand_in = static_cast<double>(task.newton.mean_slack) * task.newton.mean_slack;
-    task.out.objective =
-        task.newton.objective + options_.C * (outside_loss - set.n_outside * stand_in);
     task.out.set_size = set.size();
     order_.clear();
     for (std::size_t f = 0; f < set.w.size(); ++f) {
@@ -203,7 +212,7 @@ class Solver {
       task.out.features.push_back(weight.feature);
       task.out.weights.push_back(weight.value);
     }
-    pass_.close(lane, set);
+    pass_.close(slot, set);
   }
 
   struct Weight {
@@ -215,8 +224,9 @@ class Solver {
   const Summary& summary_;
   SolverOptions options_;
   FullPass pass_;
-  std::array<Task, kLanes> tasks_;
+  std::array<Task, kSlots> tasks_;
   NewtonScratch scratch_;
+  std::int64_t bytes_ = 0;
   std::vector<std::int32_t> local_of_;
   std::vector<std::int32_t> added_;
   std::vector<Weight> order_;
