@@ -33,7 +33,16 @@ struct PostingLists {
   std::vector<std::int64_t> starts;
   std::vector<std::int32_t> labels;
   std::vector<float> weights;
-  std::vector<float> initial;  // scores to start from: 0, or NaN for labels that never rank
+  std::vector<float> initial;     // scores to start from: 0, or NaN for labels that never rank
+  std::vector<std::int32_t> ids;  // of the labels in the model, ascending
+};
+
+/// A place in a row's ranking. An empty place loses to every label, even one with score −inf.
+struct Place {
+  float score = -std::numeric_limits<float>::infinity();
+  std::int32_t label = empty;
+
+  static constexpr std::int32_t empty = std::numeric_limits<std::int32_t>::max();
 };
 
 /// Throws unless `rows` can be walked safely and all columns are below `n_columns`.
@@ -50,20 +59,24 @@ inline void check_rows(const Csr& rows, std::int64_t n_columns) {
     if (column < 0 || column >= n_columns) throw std::invalid_argument("index out of range");
 }
 
-/// Label-major weights → posting lists, by counting sort. `ranks` says of each label whether it may
-/// be among the top k.
+/// Label-major weights → posting lists, by counting sort. `ids` are the labels' numbers in the
+/// model, ascending; `ranks` says of each label whether it may be among the top k.
 inline PostingLists post(const Csr& weights, std::int64_t n_features,
-                         std::span<const std::uint8_t> ranks) {
+                         std::span<const std::int32_t> ids, std::span<const std::uint8_t> ranks) {
   check_rows(weights, n_features);
   const std::int64_t n_labels = weights.size();
   if (n_labels > std::numeric_limits<std::int32_t>::max())
     throw std::invalid_argument("too many labels in a block");
-  if (static_cast<std::int64_t>(ranks.size()) != n_labels)
-    throw std::invalid_argument("ranks must have an entry for each label");
+  if (std::ssize(ranks) != n_labels || std::ssize(ids) != n_labels)
+    throw std::invalid_argument("ids and ranks must have an entry for each label");
+  for (std::int64_t i = 0; i < n_labels; ++i)
+    if (ids[i] < 0 || ids[i] == Place::empty || (i > 0 && ids[i] <= ids[i - 1]))
+      throw std::invalid_argument("labels of the block must ascend and be in range");
 
   PostingLists lists;
   lists.n_labels = n_labels;
   lists.n_features = n_features;
+  lists.ids.assign(ids.begin(), ids.end());
   lists.starts.assign(static_cast<std::size_t>(n_features) + 1, 0);
   lists.labels.resize(weights.columns.size());
   lists.weights.resize(weights.columns.size());
@@ -98,14 +111,6 @@ inline void score_row(const PostingLists& lists, const Csr& rows, std::int64_t r
   }
 }
 
-/// A place in a row's ranking. An empty place loses to every label, even one with score −inf.
-struct Place {
-  float score = -std::numeric_limits<float>::infinity();
-  std::int32_t label = empty;
-
-  static constexpr std::int32_t empty = std::numeric_limits<std::int32_t>::max();
-};
-
 /// Whether `a` ranks before `b`: by score, ties to the smaller label.
 inline bool before(const Place& a, const Place& b) {
   return a.score > b.score || (a.score == b.score && a.label < b.label);
@@ -113,7 +118,8 @@ inline bool before(const Place& a, const Place& b) {
 
 /// Lets the labels of a block compete for the places of one row. `heap` is ordered by `before`, its
 /// worst place in front; returns whether anything entered.
-inline bool enter(std::span<const float> scores, std::int32_t first_label, std::span<Place> heap) {
+inline bool enter(std::span<const float> scores, std::span<const std::int32_t> ids,
+                  std::span<Place> heap) {
   constexpr std::size_t group = 16;
   bool entered = false;
   for (std::size_t start = 0; start < scores.size(); start += group) {
@@ -121,7 +127,7 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
     // The smallest score that may enter. Labels only grow from here, so a tie with the worst place
     // is lost for the whole group as soon as it is for the group's first label.
     const Place& worst = heap.front();
-    const bool tie_wins = first_label + static_cast<std::int64_t>(start) < worst.label;
+    const bool tie_wins = ids[start] < worst.label;
     const float enough = tie_wins
                              ? worst.score
                              : std::nextafter(worst.score, std::numeric_limits<float>::infinity());
@@ -133,7 +139,7 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
     }
     if (!any) continue;
     for (std::size_t j = start; j < stop; ++j) {
-      const Place candidate{scores[j], first_label + static_cast<std::int32_t>(j)};
+      const Place candidate{scores[j], ids[j]};
       if (!before(candidate, heap.front())) continue;
       std::pop_heap(heap.begin(), heap.end(), before);
       heap.back() = candidate;
@@ -147,8 +153,8 @@ inline bool enter(std::span<const float> scores, std::int32_t first_label, std::
 /// Merges a block into the running top k of every row. `labels` and `scores` are rows × k, best
 /// first; empty places hold label −1 and score −inf. The order in which blocks come does not
 /// matter.
-inline void merge_topk(const PostingLists& lists, std::int32_t first_label, const Csr& rows,
-                       std::size_t k, std::span<std::int32_t> labels, std::span<float> scores) {
+inline void merge_topk(const PostingLists& lists, const Csr& rows, std::size_t k,
+                       std::span<std::int32_t> labels, std::span<float> scores) {
   std::vector<float> block_scores(static_cast<std::size_t>(lists.n_labels));
   std::vector<Place> heap(k);
   for (std::int64_t row = 0; row < rows.size(); ++row) {
@@ -158,7 +164,7 @@ inline void merge_topk(const PostingLists& lists, std::int32_t first_label, cons
     // Best first is ascending by `before`: reversed, it is a heap.
     for (std::size_t j = 0; j < k; ++j)
       heap[k - 1 - j] = {row_scores[j], row_labels[j] < 0 ? Place::empty : row_labels[j]};
-    if (!enter(block_scores, first_label, heap)) continue;
+    if (!enter(block_scores, lists.ids, heap)) continue;
     std::sort_heap(heap.begin(), heap.end(), before);
     for (std::size_t j = 0; j < k; ++j) {
       row_scores[j] = heap[j].score;
@@ -168,10 +174,14 @@ inline void merge_topk(const PostingLists& lists, std::int32_t first_label, cons
 }
 
 /// Writes a block's scores into its columns of a dense rows × n_labels matrix.
-inline void dense_scores(const PostingLists& lists, std::int64_t first_label, const Csr& rows,
-                         std::int64_t n_labels, std::span<float> out) {
-  for (std::int64_t row = 0; row < rows.size(); ++row)
-    score_row(lists, rows, row, out.data() + row * n_labels + first_label);
+inline void dense_scores(const PostingLists& lists, const Csr& rows, std::int64_t n_labels,
+                         std::span<float> out) {
+  std::vector<float> block_scores(static_cast<std::size_t>(lists.n_labels));
+  for (std::int64_t row = 0; row < rows.size(); ++row) {
+    score_row(lists, rows, row, block_scores.data());
+    float* line = out.data() + row * n_labels;
+    for (std::int64_t j = 0; j < lists.n_labels; ++j) line[lists.ids[j]] = block_scores[j];
+  }
 }
 
 }  // namespace dismec

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from conftest import random_problem
 from dismec import engine
@@ -21,27 +22,48 @@ def problem():
 
 
 def run(problem, block_size, threads, progress=None):
-    blocks = cut(problem.n_labels, block_size)
+    blocks = dict(enumerate(cut(problem.groups, block_size)))
     solved = solve_blocks(
         problem, SolverParams(), blocks, lambda b: b, threads=threads, progress=progress
     )
-    return sorted(solved, key=lambda block: block.labels.start)
+    return sorted(solved, key=lambda block: block.number)
 
 
 def rows_of(blocks):
     """Each label's features and weights as bytes."""
-    return [
-        (block.weights[[i]].indices.tobytes(), block.weights[[i]].data.tobytes())
+    rows = {
+        label: (block.weights[[i]].indices.tobytes(), block.weights[[i]].data.tobytes())
         for block in blocks
-        for i in range(len(block.labels))
-    ]
+        for i, label in enumerate(block.labels.tolist())
+    }
+    return [rows[label] for label in sorted(rows)]
 
 
-def test_blocks_are_cut_without_gaps():
-    assert cut(7, 3) == [range(3), range(3, 6), range(6, 7)]
-    assert cut(0, 3) == []
+def test_blocks_hold_every_label_once_and_equal_ones_together():
+    blocks = cut(np.arange(7), 3)
+    assert [block.tolist() for block in blocks] == [[0, 1, 2], [3, 4, 5], [6]]
+    blocks = cut(np.array([0, 1, 2, 0, 4, 1, 0]), 3)
+    assert [block.tolist() for block in blocks] == [[0, 3, 6], [1, 2, 5], [4]]
+    assert cut(np.empty(0, np.int64), 3) == []
     with pytest.raises(ValueError, match="at least 1"):
-        cut(7, 0)
+        cut(np.arange(7), 0)
+
+
+def test_labels_with_the_same_rows_are_solved_once():
+    X, Y = random_problem()
+    doubled = sp.csr_array(sp.hstack([Y, Y[:, ::-1], Y]))
+    problem = Problem(X, doubled, Transform.fit(X))
+    n = Y.shape[1]
+    groups = problem.groups
+    np.testing.assert_array_equal(groups[:n], groups[2 * n :])
+    np.testing.assert_array_equal(groups[:n][::-1], groups[n : 2 * n])
+    counted = []
+    blocks = run(problem, 25, 2, counted.append)
+    assert sum(counted) == 3 * n
+    assert sum(block.stats.solved for block in blocks) <= n + len(blocks)
+    rows = rows_of(blocks)
+    assert rows[:n] == rows[2 * n :] == rows[n : 2 * n][::-1]
+    assert rows[:n] == rows_of(run(Problem(X, Y, Transform.fit(X)), 1000, 1))
 
 
 def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
@@ -61,6 +83,7 @@ def test_progress_counts_every_label_once(problem):
 def test_statistics_add_up(problem):
     block = run(problem, 1000, 1)[0]
     whole = problem.solve(range(problem.n_labels), SolverParams())
+    assert len(np.unique(problem.groups)) == problem.n_labels
     assert block.stats.passes == whole.passes.sum()
     assert block.stats.set_rows == whole.set_size.sum()
     assert block.stats.solved == np.count_nonzero(problem.label_counts)
@@ -72,14 +95,24 @@ def test_error_in_keep_ends_the_run_and_its_threads(problem):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        list(solve_blocks(problem, SolverParams(), cut(40, 10), fail, threads=2))
+        list(
+            solve_blocks(
+                problem, SolverParams(), dict(enumerate(cut(np.arange(40), 10))), fail, threads=2
+            )
+        )
     assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
 
 
 def test_closing_the_run_stops_its_threads_at_once():
     X, Y = random_problem(rows=20_000, features=300, labels=100, density=0.2)
     problem = Problem(X, Y, Transform.fit(X, bias=0.0))
-    run = solve_blocks(problem, SolverParams(tol=1e-4), cut(100, 1), lambda b: b, threads=2)
+    run = solve_blocks(
+        problem,
+        SolverParams(tol=1e-4),
+        dict(enumerate(cut(np.arange(100), 1))),
+        lambda b: b,
+        threads=2,
+    )
     next(run)
     begin = time.perf_counter()
     run.close()

@@ -26,13 +26,18 @@ def random_csr(rng, n_rows, n_columns, density, values=None):
     return sp.csr_array((mask * drawn).astype(np.float32))
 
 
-def post(indptr, indices, data, n_features):
+def post(indptr, indices, data, n_features, labels=None):
     """Posting lists of labels that may all be predicted."""
-    return kernels.post(indptr, indices, data, n_features, np.ones(len(indptr) - 1, np.uint8))
+    labels = np.arange(max(len(indptr) - 1, 0)) if labels is None else labels
+    ranks = np.ones(len(labels), np.uint8)
+    return kernels.post(indptr, indices, data, n_features, np.asarray(labels, np.int32), ranks)
 
 
 def cut(W, size):
-    return [(first, W[first : first + size]) for first in range(0, W.shape[0], size)]
+    return [
+        (np.arange(W.shape[0])[first : first + size], W[first : first + size])
+        for first in range(0, W.shape[0], size)
+    ]
 
 
 def assert_same(result, expected):
@@ -57,7 +62,9 @@ def test_topk_equals_brute_force(seed, n_labels, n_features, k, block_size, ties
     X = random_csr(rng, 9, n_features, 0.5, values)
     W = random_csr(rng, n_labels, n_features + 1, rng.choice([0.1, 0.5, 1.0]), values)
     transform = Transform(n_features, normalize, bias)
-    predictor = Predictor(cut(W, block_size), n_labels, transform)
+    order = rng.permutation(n_labels)  # blocks need not hold consecutive labels
+    blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
+    predictor = Predictor([(labels, W[labels]) for labels in blocks], n_labels, transform)
     scores = naive.brute_force_scores(transform.apply(X), W)
     labels, best = predictor.topk(X, k)
     assert labels.dtype == np.int32
@@ -84,7 +91,7 @@ def test_scores_are_bit_equal_to_the_sparse_product(density):
 def test_threads_chunks_and_blocks_do_not_change_the_result(monkeypatch):
     rng = np.random.default_rng(6)
     X, W = random_csr(rng, 101, 50, 0.3), random_csr(rng, 230, 51, 0.3, [-1, 1])
-    expected = Predictor([(0, W)], 230, Transform(50)).topk(X, 7, threads=1)
+    expected = Predictor([(range(230), W)], 230, Transform(50)).topk(X, 7, threads=1)
     for size in (1, 17, 100):
         blocks = cut(W, size)
         rng.shuffle(blocks)
@@ -109,15 +116,15 @@ def test_blocks_may_be_merged_in_any_order():
         rng.shuffle(blocks)
         labels = np.full((20, 5), -1, dtype=np.int32)
         scores = np.full((20, 5), -np.inf, dtype=np.float32)
-        for first, block in blocks:
-            lists = post(block.indptr.astype(np.int64), block.indices, block.data, 10)
-            kernels.merge_topk(lists, first, *rows, labels, scores)
+        for numbers, block in blocks:
+            lists = post(block.indptr.astype(np.int64), block.indices, block.data, 10, numbers)
+            kernels.merge_topk(lists, *rows, labels, scores)
         assert_same((labels, scores), expected)
 
 
 def test_labels_without_weights_compete_with_score_0():
     W = sp.csr_array(np.array([[-1, 0], [0, 0], [-2, 0], [0, 0]], dtype=np.float32))
-    labels, scores = Predictor([(0, W)], 4, Transform(1)).topk([[1.0]], 3)
+    labels, scores = Predictor([(range(4), W)], 4, Transform(1)).topk([[1.0]], 3)
     np.testing.assert_array_equal(labels, [[1, 3, 0]])
     np.testing.assert_array_equal(scores, [[0, 0, -1]])
 
@@ -141,21 +148,21 @@ def test_ties_go_to_the_smaller_label():
 
 def test_places_beyond_the_labels_are_empty_and_cost_nothing():
     W = sp.csr_array(np.array([[1, 0], [2, 0]], dtype=np.float32))
-    labels, scores = Predictor([(0, W)], 2, Transform(1)).topk([[1.0]], 1000)
+    labels, scores = Predictor([(range(2), W)], 2, Transform(1)).topk([[1.0]], 1000)
     np.testing.assert_array_equal(labels[0], [1, 0] + [-1] * 998)
     np.testing.assert_array_equal(scores[0], [2, 1] + [-np.inf] * 998)
 
 
 def test_a_label_with_score_minus_infinity_still_beats_an_empty_place():
     W = sp.csr_array(np.full((2, 3), -3e38, dtype=np.float32))
-    labels, scores = Predictor([(0, W)], 2, Transform(2)).topk([[1.0, 1.0]], 3)
+    labels, scores = Predictor([(range(2), W)], 2, Transform(2)).topk([[1.0, 1.0]], 3)
     np.testing.assert_array_equal(labels, [[0, 1, -1]])
     assert (scores == -np.inf).all()
 
 
 def test_no_rows_and_no_labels_are_fine():
     W = sp.csr_array(np.ones((3, 2), dtype=np.float32))
-    labels, scores = Predictor([(0, W)], 3, Transform(1)).topk(np.empty((0, 1)), 2)
+    labels, scores = Predictor([(range(3), W)], 3, Transform(1)).topk(np.empty((0, 1)), 2)
     assert labels.shape == scores.shape == (0, 2)
     labels, scores = Predictor([], 0, Transform(1)).topk([[1.0]], 2)
     np.testing.assert_array_equal(labels, [[-1, -1]])
@@ -165,36 +172,32 @@ def test_no_rows_and_no_labels_are_fine():
 def test_one_row_starts_no_thread(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
     W = sp.csr_array(np.ones((3, 2), dtype=np.float32))
-    Predictor([(0, W)], 3, Transform(1)).topk([[1.0]], 2)
+    Predictor([(range(3), W)], 3, Transform(1)).topk([[1.0]], 2)
 
 
 @pytest.mark.parametrize(
-    ("starts", "n_labels", "message"),
-    [
-        ([0, 5, 10], 20, "the blocks hold 15 labels; the model has 20"),
-        ([0, 5, 15], 20, "a block starts at label 15; expected 10"),
-        ([0, 3], 8, "a block starts at label 3; expected 5"),
-        ([5], 10, "a block starts at label 5; expected 0"),
-    ],
+    ("starts", "n_labels"),
+    [([0, 5, 10], 20), ([0, 5, 15], 20), ([0, 3], 8), ([5], 10), ([0, 0], 5)],
 )
-def test_blocks_that_are_not_all_labels_are_refused(starts, n_labels, message):
+def test_blocks_that_are_not_all_labels_are_refused(starts, n_labels):
     block = sp.csr_array(np.ones((5, 2), dtype=np.float32))
-    with pytest.raises(ModelError) as error:
-        Predictor([(first, block) for first in starts], n_labels, Transform(1))
-    assert str(error.value) == message
+    with pytest.raises(ModelError, match=f"each of {n_labels} labels once"):
+        Predictor([(range(i, i + 5), block) for i in starts], n_labels, Transform(1))
 
 
 def test_weights_that_do_not_fit_are_refused():
     W = np.ones((2, 3), dtype=np.float32)
-    with pytest.raises(ModelError, match="block of label 0: 3 weights a label; expected 5"):
-        Predictor([(0, sp.csr_array(W))], 2, Transform(4))
+    with pytest.raises(
+        ModelError, match="block of 2 labels holds 2 × 3 weights; expected 5 a label"
+    ):
+        Predictor([(range(2), sp.csr_array(W))], 2, Transform(4))
     W[1, 2] = np.nan
-    with pytest.raises(ModelError, match="block of label 0: weights: row 1, feature 2: nan"):
-        Predictor([(0, sp.csr_array(W))], 2, Transform(2))
+    with pytest.raises(ModelError, match="a block's weights: row 1, feature 2: nan"):
+        Predictor([(range(2), sp.csr_array(W))], 2, Transform(2))
 
 
 def test_wrong_arguments_are_refused():
-    predictor = Predictor([(0, sp.csr_array(np.ones((2, 3), np.float32)))], 2, Transform(2))
+    predictor = Predictor([(range(2), sp.csr_array(np.ones((2, 3), np.float32)))], 2, Transform(2))
     with pytest.raises(DataError, match="k is 0; expected at least 1"):
         predictor.topk([[1.0, 1.0]], 0)
     with pytest.raises(DataError, match="threads is 0; expected at least 1"):
@@ -237,9 +240,9 @@ def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     n_rows = max(len(indptr) - 1, 0)
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
-        kernels.merge_topk(lists, 0, *rows, labels, scores)
+        kernels.merge_topk(lists, *rows, labels, scores)
     with pytest.raises(ValueError):
-        kernels.dense_scores(lists, 0, *rows, scores)
+        kernels.dense_scores(lists, *rows, scores)
 
 
 def test_binding_refuses_results_of_the_wrong_shape():
@@ -247,20 +250,24 @@ def test_binding_refuses_results_of_the_wrong_shape():
     lists = post(*rows, 3)
     assert (lists.n_labels, lists.n_features, lists.nnz) == (1, 3, 1)
 
-    def merge(label_shape, score_shape, first_label=0):
+    def merge(label_shape, score_shape):
         labels, scores = np.zeros(label_shape, np.int32), np.zeros(score_shape, np.float32)
-        kernels.merge_topk(lists, first_label, *rows, labels, scores)
+        kernels.merge_topk(lists, *rows, labels, scores)
 
     merge((1, 2), (1, 2))
     for shapes in [((1, 0), (1, 0)), ((1, 2), (1, 3)), ((2, 2), (2, 2)), ((1, 2), (2, 2))]:
         with pytest.raises(ValueError):
             merge(*shapes)
-    for first_label in (-1, 2**31 - 1, 2**63 - 1):
+    for wrong in ([-1], [2**31 - 1], [0, 1], []):
         with pytest.raises(ValueError):
-            merge((1, 2), (1, 2), first_label)
+            post(*rows, 3, wrong)
+    two = integers(0, 1, 2), integers(2, 1, dtype=np.int32), floats(1, 1)
+    for wrong in ([1, 0], [1, 1]):
+        with pytest.raises(ValueError):
+            post(*two, 3, wrong)
     for n_features in (-1, 2**31, 2**63 - 1):
         with pytest.raises(ValueError):
             post(*rows, n_features)
-    for first_label, shape in [(-1, (1, 2)), (2, (1, 2)), (0, (2, 2))]:
+    for label, shape in [(2, (1, 2)), (0, (2, 2))]:
         with pytest.raises(ValueError):
-            kernels.dense_scores(lists, first_label, *rows, np.zeros(shape, np.float32))
+            kernels.dense_scores(post(*rows, 3, [label]), *rows, np.zeros(shape, np.float32))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,13 +50,13 @@ def test_model_comes_back_as_it_was(trained):
     np.testing.assert_array_equal(model.label_counts, np.asarray(Y.sum(axis=0)).ravel())
     assert model.transform.idf is not None
     assert model.manifest.complete
-    assert [r.first for r in model.manifest.blocks] == [0, 15, 30]
+    assert [(r.number, r.n_labels) for r in model.manifest.blocks] == [(0, 15), (1, 15), (2, 10)]
 
 
 def test_files_are_read_by_the_safetensors_library(trained):
     model = open_model(trained)
     arrays = load_file(trained / model.manifest.blocks[1].file)
-    assert set(arrays) == {"indptr", "indices", "weights"}
+    assert set(arrays) == {"labels", "indptr", "indices", "weights"}
     np.testing.assert_array_equal(arrays["weights"], model.weights[15:30].data)
 
 
@@ -66,7 +67,7 @@ def test_manifest_of_no_and_of_many_blocks_is_plain_json(trained, tmp_path):
         store.commit(tmp_path, manifest.with_blocks(blocks))
         assert store.read_manifest(tmp_path) == manifest.with_blocks(blocks)
         content = json.loads((tmp_path / "manifest.json").read_text())
-        assert [block["first"] for block in content["blocks"]] == [b.first for b in blocks]
+        assert [b["number"] for b in content["blocks"]] == [b.number for b in blocks]
 
 
 def test_saved_copy_has_the_same_block_files(trained, tmp_path):
@@ -77,11 +78,11 @@ def test_saved_copy_has_the_same_block_files(trained, tmp_path):
 
 
 def test_missing_block_is_refused(model):
-    (model / "block-000000015.safetensors").unlink()
-    assert "block-000000015.safetensors: missing" in refused(model)
+    (model / "block-000001.safetensors").unlink()
+    assert "block-000001.safetensors: missing" in refused(model)
 
 
-@pytest.mark.parametrize("name", ["block-000000015.safetensors", "labels.safetensors"])
+@pytest.mark.parametrize("name", ["block-000001.safetensors", "labels.safetensors"])
 def test_every_flipped_bit_is_refused(model, name):
     whole = (model / name).read_bytes()
     for place in np.linspace(0, len(whole) - 1, 25).astype(int):
@@ -91,7 +92,7 @@ def test_every_flipped_bit_is_refused(model, name):
         assert f"{name}: altered" in refused(model)
 
 
-@pytest.mark.parametrize("name", ["block-000000015.safetensors", "labels.safetensors"])
+@pytest.mark.parametrize("name", ["block-000001.safetensors", "labels.safetensors"])
 def test_every_cut_is_refused(model, name):
     whole = (model / name).read_bytes()
     for size in np.linspace(0, len(whole) - 1, 25).astype(int):
@@ -117,11 +118,11 @@ def test_newer_format_is_refused(model):
         (lambda m: m["blocks"][1].update(nnz=m["blocks"][1]["nnz"] + 1), "sizes that the manifest"),
         (lambda m: m["blocks"][1].update(bytes=5), "the manifest says 5"),
         (lambda m: m["blocks"][1].update(nnz=10**12), "cannot hold"),
-        (lambda m: m["blocks"][1].update(first=14), "overlap"),
+        (lambda m: m["blocks"][1].update(number=0), "order of their numbers"),
         (lambda m: m["blocks"][1].update(file="../../secret"), "not in the model directory"),
         (lambda m: m["blocks"].pop(), "not finished (30 of 40 labels)"),
         (lambda m: m.update(n_labels=10**12), "out of range"),
-        (lambda m: m.update(n_labels=39), "up to label 40, there are 39"),
+        (lambda m: m.update(n_labels=39), "blocks hold 40 labels, there are 39"),
         (lambda m: m.update(n_labels="40"), "not of type int"),
         (lambda m: m.update(n_features=79), "n_features is 79, but 80 in the transform"),
         (lambda m: m.update(n_rows=7), "the label counts do not fit 7 rows"),
@@ -130,8 +131,8 @@ def test_newer_format_is_refused(model):
             "stat",
         ),
         (
-            lambda m: m["blocks"][1].update({**m["blocks"][0], "first": 15, "stop": 30}),
-            "not the block of label 15",
+            lambda m: m["blocks"][1].update({**m["blocks"][0], "number": 1}),
+            "not block 1",
         ),
         (lambda m: m.update(format="other"), "not the manifest of a dismec model"),
         (lambda m: m.pop("transform"), "'transform' is missing"),
@@ -190,3 +191,13 @@ def test_public_names_are_exactly_these():
         assert getattr(dismec, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dismec.nothing
+
+
+def test_blocks_that_hold_a_label_twice_are_refused(model):
+    # A block that repeats another's labels, with a manifest that says so truthfully.
+    directory = model
+    manifest = store.read_manifest(directory)
+    first = store.read_block(directory, manifest, manifest.blocks[0])
+    again = store.write_block(directory, replace(first, number=1))
+    store.commit(directory, manifest.with_blocks([manifest.blocks[0], again, manifest.blocks[2]]))
+    assert "do not hold every label once" in refused(directory)

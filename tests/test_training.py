@@ -88,8 +88,8 @@ def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, re
     train(*problem_data, path, PARAMS)
     manifest = store.read_manifest(path)
     store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
-    (path / ".block-000000030.safetensors.0123456789ab.tmp").write_bytes(b"half")
-    (path / "block-000000999.safetensors").write_bytes(b"of no one")
+    (path / ".block-000003.safetensors.0123456789ab.tmp").write_bytes(b"half")
+    (path / "block-000999.safetensors").write_bytes(b"of no one")
     train(*problem_data, path, PARAMS)
     assert {p.name for p in path.iterdir()} == {
         "manifest.json",
@@ -118,8 +118,8 @@ def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, pro
     model = train(X, Y, path, TrainingParams(C=2.0, block_size=25), overwrite=True)
     assert model.params["C"] == 2.0
     assert sorted(block_files(path)) == [
-        "block-000000000.safetensors",
-        "block-000000025.safetensors",
+        "block-000000.safetensors",
+        "block-000001.safetensors",
     ]
 
 
@@ -193,7 +193,7 @@ def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, pro
     path = tmp_path / "model"
     whole = train(*problem_data, path, PARAMS).manifest
     first, second, *_ = whole.blocks
-    lies = [replace(first, stop=9), replace(second, first=9)]
+    lies = [replace(first, n_labels=9), replace(second, number=7)]
     store.commit(path, replace(whole, transform={"bias": 7}).with_blocks(lies))
     again = train(*problem_data, path, PARAMS).manifest
     assert again.transform == whole.transform

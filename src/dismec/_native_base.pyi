@@ -20,11 +20,11 @@ def post(
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
     n_features: int,
+    ids: NDArray[np.int32],
     ranks: NDArray[np.uint8],
 ) -> PostingLists: ...
 def merge_topk(
     lists: PostingLists,
-    first_label: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
@@ -33,7 +33,6 @@ def merge_topk(
 ) -> None: ...
 def dense_scores(
     lists: PostingLists,
-    first_label: int,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],

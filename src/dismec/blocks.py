@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.solver import Solution
@@ -13,13 +14,17 @@ from dismec.solver import Solution
 __all__ = ["Block", "BlockStats", "Receipt", "cut"]
 
 
-def cut(n_labels: int, block_size: int) -> list[range]:
-    """Consecutive ranges of `block_size` labels; the last may be shorter."""
+def cut(groups: npt.NDArray[np.int64], block_size: int) -> list[npt.NDArray[np.int64]]:
+    """Blocks of `block_size` labels; the last may be shorter.
+
+    Labels of one group come together, at the place of the first: they have the same solution, and
+    a block is solved by itself. Without such groups a block holds consecutive labels. Within a
+    block labels ascend.
+    """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
-    return [
-        range(first, min(first + block_size, n_labels)) for first in range(0, n_labels, block_size)
-    ]
+    order = np.argsort(groups, kind="stable")
+    return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class BlockStats:
     Attributes
     ----------
     solved
-        Labels with at least one positive.
+        Problems solved: labels with at least one positive, those with the same rows counted once.
     unsolved
         Labels that stopped before the tolerance was reached.
     passes, steps, products, set_rows
@@ -63,17 +68,20 @@ class BlockStats:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Weights of consecutive labels.
+    """Weights of some labels.
 
     Attributes
     ----------
+    number
+        Which of the model's blocks it is.
     labels
-        The labels of the rows of `weights`.
+        int64, ascending: the labels of the rows of `weights`.
     weights
         CSR float32 (len(labels), n_features + 1), bias last.
     """
 
-    labels: range
+    number: int
+    labels: npt.NDArray[np.int64]
     weights: sp.csr_array
     stats: BlockStats | None = None
 
@@ -83,8 +91,8 @@ class Receipt:
     """What the manifest says of a block that has been written."""
 
     file: str
-    first: int
-    stop: int
+    number: int
+    n_labels: int
     nnz: int
     bytes: int
     sha256: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ _PART = 256
 def solve_blocks(
     problem: Problem,
     params: SolverParams,
-    blocks: Sequence[range],
+    blocks: Mapping[int, npt.NDArray[np.int64]],
     keep: Callable[[Block], T],
     *,
     threads: int | None = None,
@@ -40,6 +40,8 @@ def solve_blocks(
 
     Parameters
     ----------
+    blocks
+        The labels of each block by its number.
     keep
         Called with each finished block, on one of the threads: writes it, say, and returns a
         receipt.
@@ -50,7 +52,8 @@ def solve_blocks(
     """
     threads = threads or available_cpus()
     cancel = Cancel()
-    waiting = ((block, part) for block in map(_OpenBlock, blocks) for part in block.cut(problem))
+    opened = (_OpenBlock(number, labels, problem) for number, labels in blocks.items())
+    waiting = ((block, part) for block in opened for part in block.cut())
     pending: dict[Future[Any], _OpenBlock | None] = {}  # None: a finished block being kept
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec")
     try:
@@ -69,9 +72,9 @@ def solve_blocks(
                 if owner is None:
                     yield result
                     continue
-                owner.add(*result)
+                n_labels = owner.add(*result)
                 if progress:
-                    progress(len(result[0]))
+                    progress(n_labels)
                 if owner.complete:
                     pending[pool.submit(keep, owner.close())] = None
     finally:
@@ -89,22 +92,31 @@ def _solve(
 class _OpenBlock:
     """A block whose parts come in one by one."""
 
-    def __init__(self, labels: range) -> None:
+    def __init__(self, number: int, labels: npt.NDArray[np.int64], problem: Problem) -> None:
+        self.number = number
         self.labels = labels
-        self.missing = len(labels)
+        # Labels with the same rows have the same solution: one of them is solved for all.
+        _, first, self.copy_of = np.unique(
+            problem.groups[labels], return_index=True, return_inverse=True
+        )
+        self.distinct = labels[first]
+        self.counts = problem.label_counts[self.distinct]
+        self.copies = np.bincount(self.copy_of)
+        self.missing = len(self.distinct)
         self.parts: list[tuple[npt.NDArray[np.int64], Solution]] = []
         self.seconds = 0.0
 
-    def cut(self, problem: Problem) -> Iterator[npt.NDArray[np.int64]]:
+    def cut(self) -> Iterator[npt.NDArray[np.int64]]:
         """Frequent labels first: labels that are solved side by side should take equally long."""
-        counts = problem.label_counts[self.labels.start : self.labels.stop]
-        ordered = self.labels.start + np.argsort(-counts, kind="stable")
+        ordered = self.distinct[np.argsort(-self.counts, kind="stable")]
         yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
 
-    def add(self, labels: npt.NDArray[np.int64], solution: Solution, seconds: float) -> None:
+    def add(self, labels: npt.NDArray[np.int64], solution: Solution, seconds: float) -> int:
+        """Take a part in; returns how many labels it solves."""
         self.parts.append((labels, solution))
         self.missing -= len(labels)
         self.seconds += seconds
+        return int(self.copies[np.isin(self.distinct, labels)].sum())
 
     @property
     def complete(self) -> bool:
@@ -112,8 +124,11 @@ class _OpenBlock:
 
     def close(self) -> Block:
         """The block with its labels in order."""
-        labels = np.concatenate([labels for labels, _ in self.parts])
+        solved = np.concatenate([labels for labels, _ in self.parts])
         solutions = [solution for _, solution in self.parts]
         weights = sp.csr_array(sp.vstack([s.weights for s in solutions], format="csr"))
+        # The row of each distinct label among the solved ones, then of each label of the block.
+        order = np.argsort(solved)
+        rows = order[np.searchsorted(solved[order], self.distinct)]
         stats = BlockStats.of(solutions, self.seconds)
-        return Block(self.labels, weights[np.argsort(labels)], stats)
+        return Block(self.number, self.labels, weights[rows[self.copy_of]], stats)

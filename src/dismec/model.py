@@ -72,8 +72,9 @@ class Model:
     def weights(self) -> sp.csr_array:
         """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew."""
         none: Any = sp.csr_array((0, self.n_features + 1), dtype=np.float32)
-        parts = [none, *(block.weights for block in self._blocks)]
-        return cast(sp.csr_array, sp.vstack(parts, format="csr"))
+        stacked: Any = sp.vstack([none, *(block.weights for block in self._blocks)], format="csr")
+        labels = np.concatenate([np.empty(0, np.int64), *(block.labels for block in self._blocks)])
+        return cast(sp.csr_array, stacked[np.argsort(labels)])
 
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
@@ -164,7 +165,7 @@ class Model:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        blocks = [(block.labels.start, block.weights) for block in self._blocks]
+        blocks = [(block.labels, block.weights) for block in self._blocks]
         return Predictor(blocks, self.n_labels, self.transform, untrained=self.label_counts == 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,14 +183,13 @@ def open_model(path: str | os.PathLike[str]) -> Model:
     directory = Path(path)
     manifest = store.read_manifest(directory)
     if not manifest.complete:
-        done = sum(receipt.stop - receipt.first for receipt in manifest.blocks)
         raise ModelError(
-            f"{directory}: training is not finished ({done} of {manifest.n_labels} labels); "
-            "run the same training again to go on"
+            f"{directory}: training is not finished ({manifest.labels_done} of "
+            f"{manifest.n_labels} labels); run the same training again to go on"
         )
     labels = store.read_labels(directory, manifest)
-    blocks = [
-        Block(range(r.first, r.stop), store.read_block(directory, manifest, r), r.stats)
-        for r in manifest.blocks
-    ]
+    blocks = [store.read_block(directory, manifest, receipt) for receipt in manifest.blocks]
+    held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
+    if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
+        raise ModelError(f"{directory}: the blocks do not hold every label once")
     return Model(manifest, Transform.from_dict(manifest.transform, labels.idf), labels, blocks)

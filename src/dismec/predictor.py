@@ -37,8 +37,9 @@ class Predictor:
     Parameters
     ----------
     blocks
-        ``(first_label, weights)`` in any order; weights is CSR, labels of the block ×
-        (n_features + 1), bias last. Together they hold every label once. They are copied.
+        ``(labels, weights)`` in any order; labels are the numbers of the block's labels, ascending,
+        and weights is CSR, these labels × (n_features + 1), bias last. Together they hold every
+        label once. They are copied.
     n_labels
         Number of labels of the model.
     transform
@@ -55,7 +56,7 @@ class Predictor:
 
     def __init__(
         self,
-        blocks: Sequence[tuple[int, Any]],
+        blocks: Sequence[tuple[npt.ArrayLike, Any]],
         n_labels: int,
         transform: Transform,
         untrained: npt.NDArray[np.bool_] | None = None,
@@ -63,16 +64,14 @@ class Predictor:
         self.n_labels = n_labels
         self.transform = transform
         self._untrained = np.zeros(n_labels, np.bool_) if untrained is None else untrained
-        expected = 0
-        self._blocks = []
-        for first_label, weights in sorted(blocks, key=lambda block: block[0]):
-            if first_label != expected:
-                raise ModelError(f"a block starts at label {first_label}; expected {expected}")
-            expected += weights.shape[0]
-            ranks = ~self._untrained[first_label:expected]
-            self._blocks.append((first_label, _post(first_label, weights, transform, ranks)))
-        if expected != n_labels:
-            raise ModelError(f"the blocks hold {expected} labels; the model has {n_labels}")
+        numbers = [np.asarray(labels, dtype=np.int32) for labels, _ in blocks]
+        held = np.concatenate([np.empty(0, np.int32), *numbers])
+        if not np.array_equal(np.sort(held), np.arange(n_labels)):
+            raise ModelError(f"the blocks do not hold each of {n_labels} labels once")
+        self._blocks = [
+            _post(labels, weights, transform, ~self._untrained[labels])
+            for labels, (_, weights) in zip(numbers, blocks, strict=True)
+        ]
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
         """The k labels with the highest scores for every row, ties to the smaller label.
@@ -111,8 +110,8 @@ class Predictor:
             rows = _arrays(self.transform.apply(_between(X, start, stop)))
             best_labels = np.full((stop - start, places), -1, dtype=np.int32)
             best_scores = np.full((stop - start, places), -np.inf, dtype=np.float32)
-            for first_label, lists in self._blocks:
-                kernels.merge_topk(lists, first_label, *rows, best_labels, best_scores)
+            for lists in self._blocks:
+                kernels.merge_topk(lists, *rows, best_labels, best_scores)
             labels[start:stop, :places] = best_labels
             scores[start:stop, :places] = best_scores
 
@@ -130,8 +129,8 @@ class Predictor:
 
         def score(start: int, stop: int) -> None:
             rows = _arrays(self.transform.apply(_between(X, start, stop)))
-            for first_label, lists in self._blocks:
-                kernels.dense_scores(lists, first_label, *rows, scores[start:stop])
+            for lists in self._blocks:
+                kernels.dense_scores(lists, *rows, scores[start:stop])
 
         _for_chunks(score, X.shape[0], threads)
         scores[:, self._untrained] = -1
@@ -139,20 +138,23 @@ class Predictor:
 
 
 def _post(
-    first_label: int, weights: Any, transform: Transform, ranks: npt.NDArray[np.bool_]
+    labels: npt.NDArray[np.int32],
+    weights: Any,
+    transform: Transform,
+    ranks: npt.NDArray[np.bool_],
 ) -> Any:
     """Posting lists of a block."""
     n_columns = transform.n_features + 1
-    if weights.shape[1] != n_columns:
+    if weights.shape != (len(labels), n_columns):
         raise ModelError(
-            f"block of label {first_label}: {weights.shape[1]} weights a label; "
-            f"expected {n_columns}: {transform.n_features} features and the bias"
+            f"a block of {len(labels)} labels holds {weights.shape[0]} × {weights.shape[1]} "
+            f"weights; expected {n_columns} a label: {transform.n_features} features and the bias"
         )
     try:
         weights = check_X(weights)
     except DataError as error:
-        raise ModelError(f"block of label {first_label}: weights: {error}") from None
-    return kernels.post(*_arrays(weights), n_columns, ranks.astype(np.uint8))
+        raise ModelError(f"a block's weights: {error}") from None
+    return kernels.post(*_arrays(weights), n_columns, labels, ranks.astype(np.uint8))
 
 
 def _arrays(

@@ -45,7 +45,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     for receipt in manifest.blocks:
         store.read_block(directory, manifest, receipt)
     weights = sum(r.nnz for r in manifest.blocks)
-    done = sum(r.stop - r.first for r in manifest.blocks)
+    done = manifest.labels_done
     stats = [r.stats for r in manifest.blocks if r.stats]
     solved = max(sum(s.solved for s in stats), 1)
     return {

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,27 @@ class Problem:
             self.n_features,
             transform.bias,
         )
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same rows, which has the same solution.
+
+        Row sets are told apart by the sum of two random 64-bit numbers a row.
+        """
+        random = np.random.default_rng(0)
+        keys = [np.diff(self._indptr).astype(np.uint64)]
+        for _ in range(2):
+            of_row = random.integers(0, 2**64, self.n_rows, dtype=np.uint64)
+            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(of_row[self._rows])])
+            keys.append(sums[self._indptr[1:]] - sums[self._indptr[:-1]])
+        order = np.lexsort(keys)
+        new = np.ones(len(order), dtype=np.bool_)
+        for key in keys:
+            new[1:] &= key[order[1:]] == key[order[:-1]]
+        new[1:] = ~new[1:]
+        groups = np.empty(self.n_labels, dtype=np.int64)
+        groups[order] = order[new][np.cumsum(new) - 1]
+        return groups
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:

@@ -100,7 +100,7 @@ class Manifest:
     estimator
         What `DiSMECClassifier` needs to be itself again, if it wrote the model.
     blocks
-        Receipts in the order of their labels.
+        Receipts in the order of their numbers.
     """
 
     n_rows: int
@@ -117,11 +117,16 @@ class Manifest:
     @property
     def complete(self) -> bool:
         """Whether every label is in a block."""
-        return sum(r.stop - r.first for r in self.blocks) == self.n_labels
+        return self.labels_done == self.n_labels
+
+    @property
+    def labels_done(self) -> int:
+        """Number of labels in blocks."""
+        return sum(receipt.n_labels for receipt in self.blocks)
 
     def with_blocks(self, receipts: Iterable[Receipt]) -> Manifest:
         """The same manifest with these blocks instead of its own."""
-        return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.first)))
+        return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))
 
     def differences(self, other: Manifest) -> list[str]:
         """What tells the training of `other` from this one's, for a person."""
@@ -155,8 +160,9 @@ def write_labels(directory: Path, table: LabelTable) -> str:
 def write_block(directory: Path, block: Block) -> Receipt:
     """Write a block's file and return its receipt; the manifest does not name it yet."""
     weights = block.weights
-    file = f"block-{block.labels.start:09d}.safetensors"
+    file = f"block-{block.number:06d}.safetensors"
     arrays: dict[str, npt.NDArray[Any]] = {
+        "labels": block.labels.astype(np.int32),
         "indptr": weights.indptr.astype(np.int64),
         "indices": weights.indices.astype(np.int32),
         "weights": weights.data.astype(np.float32),
@@ -164,16 +170,15 @@ def write_block(directory: Path, block: Block) -> Receipt:
     metadata = {
         "format": _FORMAT,
         "version": str(FORMAT_VERSION),
-        "first_label": str(block.labels.start),
-        "n_labels": str(len(block.labels)),
+        "number": str(block.number),
         "n_columns": str(weights.shape[1]),
     }
     path = directory / file
     write_arrays(path, arrays, metadata)
     return Receipt(
         file=file,
-        first=block.labels.start,
-        stop=block.labels.stop,
+        number=block.number,
+        n_labels=len(block.labels),
         nnz=int(weights.nnz),
         bytes=path.stat().st_size,
         sha256=_sha256(path),
@@ -340,7 +345,7 @@ def _parse_manifest(content: Mapping[str, Any]) -> Manifest:
 def _parse_receipt(entry: Any) -> Receipt:
     if not isinstance(entry, dict):
         raise ValueError("a block is not described by an object")
-    kinds = {"file": str, "first": int, "stop": int, "nnz": int, "bytes": int, "sha256": str}
+    kinds = {"file": str, "number": int, "n_labels": int, "nnz": int, "bytes": int, "sha256": str}
     for key, kind in {**kinds, "isa": str}.items():
         if type(entry[key]) is not kind:
             raise ValueError(f"a block's {key!r} is not of type {kind.__name__}")
@@ -362,16 +367,16 @@ def _check_sizes(manifest: Manifest) -> None:
     scored = manifest.transform.get("n_features", manifest.n_features)
     if scored != manifest.n_features:
         raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
-    reached = 0
+    numbers = [receipt.number for receipt in manifest.blocks]
+    if numbers != sorted(set(numbers)):
+        raise ValueError("blocks are not in the order of their numbers")
     for receipt in manifest.blocks:
-        if receipt.first < reached or receipt.stop <= receipt.first:
-            raise ValueError(f"blocks overlap at label {receipt.first}")
-        reached = receipt.stop
-        labels, columns = receipt.stop - receipt.first, manifest.n_features + 1
-        if not 0 <= receipt.nnz <= labels * columns:
+        if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_features + 1):
             raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
-    if reached > manifest.n_labels:
-        raise ValueError(f"blocks go up to label {reached}, there are {manifest.n_labels}")
+    if manifest.labels_done > manifest.n_labels:
+        raise ValueError(
+            f"blocks hold {manifest.labels_done} labels, there are {manifest.n_labels}"
+        )
 
 
 def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
@@ -397,8 +402,8 @@ def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
     return LabelTable(counts, names, idf)
 
 
-def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_array:
-    """A block's weights (labels × (n_features + 1)), memory-mapped and checked.
+def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> Block:
+    """A block, memory-mapped and checked.
 
     Raises
     ------
@@ -407,17 +412,18 @@ def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_
     """
     path = directory / receipt.file
     arrays, metadata = _open_checked(path, receipt.sha256, receipt.bytes)
-    if metadata.get("first_label") != str(receipt.first):
-        raise ModelError(
-            f"{path}: not the block of label {receipt.first}, as which the manifest names it"
-        )
-    shape = (receipt.stop - receipt.first, manifest.n_features + 1)
+    if metadata.get("number") != str(receipt.number):
+        raise ModelError(f"{path}: not block {receipt.number}, as which the manifest names it")
+    shape = (receipt.n_labels, manifest.n_features + 1)
     try:
+        labels = arrays["labels"]
         indptr, indices, weights = arrays["indptr"], arrays["indices"], arrays["weights"]
     except KeyError as error:
         raise ModelError(f"{path}: array {error.args[0]!r} is missing") from None
     sizes_fit = (
         indptr.dtype == np.int64
+        and labels.dtype == np.int32
+        and labels.shape == (shape[0],)
         and indices.dtype == np.int32
         and weights.dtype == np.float32
         and indptr.shape == (shape[0] + 1,)
@@ -425,8 +431,13 @@ def read_block(directory: Path, manifest: Manifest, receipt: Receipt) -> sp.csr_
     )
     if not sizes_fit:
         raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
+    if shape[0] and not (labels[0] >= 0 and labels[-1] < manifest.n_labels):
+        raise ModelError(f"{path}: a label is out of range")
+    if (np.diff(labels) <= 0).any():
+        raise ModelError(f"{path}: the labels are not in order")
     _check_rows(path, indptr, indices, weights, shape[1])
-    return sp.csr_array((weights, indices, indptr), shape=shape)
+    matrix: Any = sp.csr_array((weights, indices, indptr), shape=shape)
+    return Block(receipt.number, labels.astype(np.int64), matrix, receipt.stats)
 
 
 def _check_rows(

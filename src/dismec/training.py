@@ -6,11 +6,13 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec import store
@@ -27,6 +29,7 @@ from dismec.store import LabelTable, Manifest
 __all__ = ["TrainingParams", "fit", "train"]
 
 T = TypeVar("T")
+Blocks = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
 Progress = Callable[[int, int], None]
 
 _KINDS: dict[str, Callable[[Any], Any]] = {
@@ -86,7 +89,7 @@ class TrainingParams:
             except (TypeError, ValueError):
                 raise ValueError(f"{name} is {value!r}; expected a number") from None
         self.solver  # noqa: B018  its own checks
-        cut(0, self.block_size)
+        cut(np.empty(0, np.int64), self.block_size)
         # The solver computes in float32.
         least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         if not least <= self.C <= most:
@@ -149,8 +152,8 @@ def train(
     store.make_directory(directory)
     with store.locked(directory):
         manifest = _begin(directory, job, overwrite)
-        done = {range(receipt.first, receipt.stop) for receipt in manifest.blocks}
-        wanted = [block for block in job.blocks() if block not in done]
+        done = {receipt.number for receipt in manifest.blocks}
+        wanted = {number: labels for number, labels in job.blocks.items() if number not in done}
         for receipt in job.run(
             wanted, lambda block: store.write_block(directory, block), threads, progress
         ):
@@ -172,8 +175,8 @@ def fit(
     threads = thread_count(threads)
     job = _Job.prepare(X, Y, params or TrainingParams(), names)
     blocks = sorted(
-        job.run(job.blocks(), lambda block: block, threads, progress),
-        key=lambda block: block.labels.start,
+        job.run(job.blocks, lambda block: block, threads, progress),
+        key=lambda block: block.number,
     )
     return Model(job.manifest, job.transform, job.labels, blocks)
 
@@ -211,18 +214,19 @@ class _Job:
         )
         return cls(problem, params, transform, labels, manifest)
 
-    def blocks(self) -> list[range]:
-        return cut(self.problem.n_labels, self.params.block_size)
+    @cached_property
+    def blocks(self) -> Blocks:
+        return dict(enumerate(cut(self.problem.groups, self.params.block_size)))
 
     def run(
         self,
-        blocks: list[range],
+        blocks: Blocks,
         keep: Callable[[Block], T],
         threads: int | None,
         progress: Progress | None,
     ) -> Iterator[T]:
         total = self.problem.n_labels
-        done = total - sum(map(len, blocks))
+        done = total - sum(map(len, blocks.values()))
 
         def count(n_labels: int) -> None:
             nonlocal done
@@ -265,11 +269,8 @@ def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:
             )
         # Of what the old manifest says, only the blocks count, and only those that are whole.
         ours = replace(job.manifest, labels_sha256=manifest.labels_sha256)
-        blocks = set(job.blocks())
         manifest = ours.with_blocks(
-            receipt
-            for receipt in manifest.blocks
-            if range(receipt.first, receipt.stop) in blocks and _whole(directory, ours, receipt)
+            receipt for receipt in manifest.blocks if _whole(directory, ours, receipt, job.blocks)
         )
         store.tidy(directory, manifest)
         return manifest
@@ -280,9 +281,10 @@ def _begin(directory: Path, job: _Job, overwrite: bool) -> Manifest:
     return manifest
 
 
-def _whole(directory: Path, manifest: Manifest, receipt: Receipt) -> bool:
+def _whole(directory: Path, manifest: Manifest, receipt: Receipt, blocks: Blocks) -> bool:
+    """Whether an earlier run has left the block that this one would write."""
     try:
-        store.read_block(directory, manifest, receipt)
+        block = store.read_block(directory, manifest, receipt)
     except ModelError:
         return False
-    return True
+    return np.array_equal(block.labels, blocks.get(block.number, ()))
