@@ -35,59 +35,82 @@ void check_ids(std::span<const std::int32_t> ids, std::int64_t limit, const char
   }
 }
 
-/// X with its transform, checked once; labels are then solved against it from any thread.
+/// X with its transform and the rows of every label, checked once.
 class Problem {
  public:
   Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
           Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
-          float bias)
+          float bias, Vector<std::int64_t> label_indptr, Vector<std::int32_t> label_rows)
       : indptr_(std::move(indptr)),
         indices_(std::move(indices)),
         values_(std::move(values)),
         scale_(std::move(scale)),
-        idf_(std::move(idf)) {
-    X_ = {view(indptr_), view(indices_), view(values_), view(scale_), {}, n_features, bias};
-    if (idf_) X_.idf = view(*idf_);
+        idf_(std::move(idf)),
+        label_indptr_(std::move(label_indptr)),
+        label_rows_(std::move(label_rows)) {
+    X = {view(indptr_), view(indices_), view(values_), view(scale_), {}, n_features, bias};
+    if (idf_) X.idf = view(*idf_);
+    positives = {view(label_indptr_), view(label_rows_)};
     const nb::gil_scoped_release release;
-    check_indptr(X_.indptr, X_.indices.size(), "X");
-    if (X_.values.size() != X_.indices.size() ||
-        static_cast<std::int64_t>(X_.scale.size()) != X_.size() || n_features < 0 ||
-        n_features >= INT32_MAX || X_.size() >= INT32_MAX ||
-        (idf_ && static_cast<std::int64_t>(X_.idf.size()) != n_features)) {
+    check_indptr(X.indptr, X.indices.size(), "X");
+    if (X.values.size() != X.indices.size() ||
+        static_cast<std::int64_t>(X.scale.size()) != X.size() || n_features < 0 ||
+        n_features >= INT32_MAX || X.size() >= INT32_MAX ||
+        (idf_ && static_cast<std::int64_t>(X.idf.size()) != n_features)) {
       throw std::invalid_argument("X: array sizes do not fit each other");
     }
-    check_ids(X_.indices, n_features, "X");
-    summary_ = dismec::summarise(X_);
+    check_ids(X.indices, n_features, "X");
+    check_indptr(positives.indptr, positives.rows.size(), "labels");
+    check_ids(positives.rows, X.size(), "labels");
+    summary = dismec::summarise(X);
   }
 
-  /// Weights of `labels` in CSR form, then their statistics as columns. `cancel` is one byte that
-  /// another thread may set; the answer is then incomplete.
-  nb::tuple solve(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& rows,
-                  const Vector<std::int64_t>& labels, float C, double tolerance, float delta,
-                  const Vector<std::uint8_t>& cancel) const {
-    const dismec::Positives positives{view(indptr), view(rows)};
+  Rows X;
+  dismec::Positives positives;
+  dismec::Summary summary;
+
+ private:
+  // The arrays are kept alive here; X and positives look into them.
+  Vector<std::int64_t> indptr_;
+  Vector<std::int32_t> indices_;
+  Vector<float> values_;
+  Vector<float> scale_;
+  std::optional<Vector<float>> idf_;
+  Vector<std::int64_t> label_indptr_;
+  Vector<std::int32_t> label_rows_;
+};
+
+/// One thread's solver. `cancel` is one byte that another thread may set; answers are then
+/// incomplete.
+class Worker {
+ public:
+  Worker(const Problem& problem, float C, double tolerance, float delta,
+         Vector<std::uint8_t> cancel)
+      : problem_(problem),
+        cancel_(std::move(cancel)),
+        solver_(problem.X, problem.summary, problem.positives, {C, tolerance, delta}) {
+    if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+  }
+
+  /// Labels that are done, their weights in CSR form, then their statistics as columns.
+  nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
-    if (cancel.size() != 1) throw std::invalid_argument("cancel: one byte expected");
-    std::vector<std::int64_t> ends{0};
-    std::vector<std::int32_t> features;
+    std::vector<std::int64_t> done, ends{0}, set_size;
+    std::vector<std::int32_t> features, passes, steps, products;
     std::vector<float> weights;
     std::vector<double> objective, gradient;
-    std::vector<std::int32_t> passes, steps, products;
-    std::vector<std::int64_t> set_size;
     {
       const nb::gil_scoped_release release;
-      check_indptr(positives.indptr, positives.rows.size(), "positives");
       for (const auto label : wanted) {
-        if (label < 0 || label + 1 >= std::ssize(positives.indptr)) {
+        if (label < 0 || label + 1 >= std::ssize(problem_.positives.indptr)) {
           throw std::invalid_argument("labels: id out of range");
         }
-        check_ids(positives.of(label), X_.size(), "positives");
       }
       // Python sets the byte while this runs.
-      const volatile std::uint8_t* flag = cancel.data();
-      dismec::Solver solver(X_, summary_, {C, tolerance, delta});
-      auto solved = solver.solve(positives, wanted, [flag] { return *flag != 0; });
+      const volatile std::uint8_t* flag = cancel_.data();
+      auto solved = solver_.solve(wanted, drain, [flag] { return *flag != 0; });
       for (auto& label : solved) {
+        done.push_back(label.label);
         features.insert(features.end(), label.features.begin(), label.features.end());
         weights.insert(weights.end(), label.weights.begin(), label.weights.end());
         ends.push_back(static_cast<std::int64_t>(features.size()));
@@ -100,21 +123,17 @@ class Problem {
         label = SolvedLabel{};
       }
     }
-    return nb::make_tuple(
-        to_numpy(std::move(ends)), to_numpy(std::move(features)), to_numpy(std::move(weights)),
-        to_numpy(std::move(objective)), to_numpy(std::move(gradient)), to_numpy(std::move(passes)),
-        to_numpy(std::move(steps)), to_numpy(std::move(products)), to_numpy(std::move(set_size)));
+    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
+                          to_numpy(std::move(features)), to_numpy(std::move(weights)),
+                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
+                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
+                          to_numpy(std::move(products)), to_numpy(std::move(set_size)));
   }
 
  private:
-  // The arrays are kept alive here; X_ looks into them.
-  Vector<std::int64_t> indptr_;
-  Vector<std::int32_t> indices_;
-  Vector<float> values_;
-  Vector<float> scale_;
-  std::optional<Vector<float>> idf_;
-  Rows X_;
-  dismec::Summary summary_;
+  const Problem& problem_;
+  Vector<std::uint8_t> cancel_;
+  dismec::Solver solver_;
 };
 
 }  // namespace
@@ -122,8 +141,12 @@ class Problem {
 void bind_solver(nb::module_& m) {
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
-                    std::optional<Vector<float>>, std::int64_t, float>(),
-           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a)
-      .def("solve", &Problem::solve, "indptr"_a, "rows"_a, "labels"_a, "C"_a, "tolerance"_a,
-           "delta"_a, "cancel"_a);
+                    std::optional<Vector<float>>, std::int64_t, float, Vector<std::int64_t>,
+                    Vector<std::int32_t>>(),
+           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
+           "label_indptr"_a, "label_rows"_a);
+  nb::class_<Worker>(m, "Worker")
+      .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
+           "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def("solve", &Worker::solve, "labels"_a, "drain"_a);
 }

@@ -35,6 +35,7 @@ struct Positives {
 };
 
 struct SolvedLabel {
+  std::int64_t label = -1;
   std::vector<std::int32_t> features;  // ascending; n_features is the bias
   std::vector<float> weights;
   double objective = 0;  // before pruning
@@ -71,7 +72,7 @@ inline Goal goal_of(const WorkingSet& set, const Summary& summary, const SolverO
 
 /// One label on its way through rounds of sub-problem and pass.
 struct Task {
-  std::int64_t job = -1;  // which of the labels asked for; −1: the slot is idle
+  std::int64_t label = -1;  // −1: the slot is idle
   WorkingSet set;
   NewtonResult newton;
   Goal goal;
@@ -83,50 +84,58 @@ struct Task {
 /// depends on nothing but X, its positives and the options.
 class Solver {
  public:
-  Solver(const Rows& X, const Summary& summary, const SolverOptions& options)
+  Solver(const Rows& X, const Summary& summary, const Positives& positives,
+         const SolverOptions& options)
       : X_(X),
         summary_(summary),
+        positives_(positives),
         options_(options),
         pass_(X, summary),
         local_of_(X.n_features, -1) {}
 
-  /// One result a label; `stop()` is asked often, and once it is true the results are incomplete.
+  /// Takes labels in and returns what is done, in the order in which it was. Labels that are still
+  /// on their way when no more wait stay for the next call, unless `drain` is set: so that slots do
+  /// not run empty between calls. `stop()` is asked often; once it is true results are incomplete.
   template <typename Stop>
-  std::vector<SolvedLabel> solve(const Positives& positives, std::span<const std::int64_t> labels,
+  std::vector<SolvedLabel> solve(std::span<const std::int64_t> labels, bool drain,
                                  const Stop& stop) {
-    std::vector<SolvedLabel> solved(labels.size());
+    std::vector<SolvedLabel> solved;
     std::int64_t next = 0;
     for (;;) {
-      for (int slot = 0; slot < kSlots; ++slot) {
-        if (tasks_[slot].job >= 0) continue;
-        while (next < std::ssize(labels) && positives.of(labels[next]).empty()) ++next;
-        if (next == std::ssize(labels)) break;
-        const auto rows = positives.of(labels[next]);
+      for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
+        if (tasks_[slot].label >= 0) continue;
+        const auto rows = positives_.of(labels[next]);
         if (bytes_ > 0 && bytes_ + expected_bytes(rows) > solver_limits::kBytes) break;
-        start(slot, next++, rows);
+        if (rows.empty()) {
+          solved.push_back(SolvedLabel{.label = labels[next]});
+          --slot;  // it is still free
+        } else {
+          start(slot, labels[next], rows);
+        }
+        ++next;
       }
-      if (bytes_ == 0 || stop()) return solved;
+      if (bytes_ == 0 || stop() || (next == std::ssize(labels) && !drain)) return solved;
       for (int slot = 0; slot < kSlots; ++slot) {
-        if (tasks_[slot].job >= 0) solve_set(slot, stop);
+        if (tasks_[slot].label >= 0) solve_set(slot, stop);
       }
       pass_.run(stop);
       for (int slot = 0; slot < kSlots; ++slot) {
         Task& task = tasks_[slot];
-        if (task.job < 0 || !close_or_grow(slot)) continue;
-        solved[task.job] = std::move(task.out);
-        task.job = -1;
+        if (task.label < 0 || !close_or_grow(slot)) continue;
+        solved.push_back(std::move(task.out));
+        task.label = -1;
         bytes_ -= task.bytes;
       }
     }
   }
 
  private:
-  void start(int slot, std::int64_t job, std::span<const std::int32_t> positives) {
+  void start(int slot, std::int64_t label, std::span<const std::int32_t> positives) {
     Task& task = tasks_[slot];
-    task.job = job;
+    task.label = label;
     task.bytes = expected_bytes(positives);
     bytes_ += task.bytes;
-    task.out = SolvedLabel{};
+    task.out = SolvedLabel{.label = label};
     begin(task.set, X_, summary_, positives, local_of_);
     task.goal = goal_of(task.set, summary_, options_);
     pass_.open(slot, positives);
@@ -222,6 +231,7 @@ class Solver {
 
   const Rows& X_;
   const Summary& summary_;
+  Positives positives_;
   SolverOptions options_;
   FullPass pass_;
   std::array<Task, kSlots> tasks_;

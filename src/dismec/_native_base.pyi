@@ -49,17 +49,20 @@ class Problem:
         idf: NDArray[np.float32] | None,
         n_features: int,
         bias: float,
+        label_indptr: NDArray[np.int64],
+        label_rows: NDArray[np.int32],
     ) -> None: ...
-    def solve(
+
+class Worker:
+    def __init__(
         self,
-        indptr: NDArray[np.int64],
-        rows: NDArray[np.int32],
-        labels: NDArray[np.int64],
+        problem: Problem,
         C: float,
         tolerance: float,
         delta: float,
         cancel: NDArray[np.uint8],
-    ) -> tuple[NDArray[Any], ...]: ...
+    ) -> None: ...
+    def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...
 
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,15 +16,14 @@ import scipy.sparse as sp
 
 from dismec.blocks import Block, BlockStats
 from dismec.native import available_cpus
-from dismec.solver import Cancel, Problem, Solution, SolverParams
+from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker
 
 __all__ = ["solve_blocks"]
 
 T = TypeVar("T")
 
-# Labels that a thread takes at a time: enough for the sixteen lanes of the solver to be refilled
-# many times, few enough for the last ones of a run to be shared out.
-_PART = 256
+# Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
+_PART = 64
 
 
 def solve_blocks(
@@ -52,45 +54,93 @@ def solve_blocks(
     """
     threads = threads or available_cpus()
     cancel = Cancel()
-    opened = (_OpenBlock(number, labels, problem) for number, labels in blocks.items())
-    waiting = ((block, part) for block in opened for part in block.cut())
-    pending: dict[Future[Any], _OpenBlock | None] = {}  # None: a finished block being kept
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec")
+    opened = {number: _OpenBlock(number, labels, problem) for number, labels in blocks.items()}
+    owner = np.full(problem.n_labels, -1, dtype=np.int64)
+    for block in opened.values():
+        owner[block.distinct] = block.number
+    parts = _Shared(part for block in list(opened.values()) for part in block.cut())
+    results: SimpleQueue[Any] = SimpleQueue()
+    pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
     try:
-        while True:
-            # One more than there are threads: whichever is done first finds work at once.
-            while len(pending) <= threads and (task := next(waiting, None)):
-                block, part = task
-                future: Future[Any] = pool.submit(_solve, problem, part, params, cancel)
-                pending[future] = block
-            if not pending:
-                return
-            # The time-out lets the main thread see Ctrl-C.
-            for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                owner = pending.pop(future)
-                result = future.result()
-                if owner is None:
-                    yield result
-                    continue
-                n_labels = owner.add(*result)
+        for _ in range(threads):
+            pool.submit(_work, problem, params, cancel, parts, results)
+        kept = 0
+        while kept < len(blocks):
+            try:
+                # The time-out lets the main thread see Ctrl-C.
+                result = results.get(timeout=0.2)
+            except Empty:
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            if isinstance(result, _Kept):
+                kept += 1
+                yield result.value
+                continue
+            solution, seconds = result
+            share = seconds / max(len(solution.labels), 1)
+            for number in np.unique(owner[solution.labels]):
+                block = opened[int(number)]
+                part = solution[np.flatnonzero(owner[solution.labels] == number)]
+                n_labels = block.add(part, share * len(part.labels))
                 if progress:
                     progress(n_labels)
-                if owner.complete:
-                    pending[pool.submit(keep, owner.close())] = None
+                if block.complete:
+                    pool.submit(_keep, keep, block.close(), results)
+                    del opened[block.number]
     finally:
         cancel.set()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _solve(
-    problem: Problem, labels: npt.NDArray[np.int64], params: SolverParams, cancel: Cancel
-) -> tuple[npt.NDArray[np.int64], Solution, float]:
-    begin = time.perf_counter()
-    return labels, problem.solve(labels, params, cancel), time.perf_counter() - begin
+class _Shared:
+    """An iterator that threads share."""
+
+    def __init__(self, iterable: Iterable[npt.NDArray[np.int64]]) -> None:
+        self._iterator = iter(iterable)
+        self._lock = Lock()
+
+    def next(self) -> npt.NDArray[np.int64] | None:
+        with self._lock:
+            return next(self._iterator, None)
+
+
+def _work(
+    problem: Problem,
+    params: SolverParams,
+    cancel: Cancel,
+    parts: _Shared,
+    results: SimpleQueue[Any],
+) -> None:
+    """Solve parts until there are none, handing on whatever gets done."""
+    try:
+        worker = Worker(problem, params, cancel)
+        last = False
+        while not (last or cancel):
+            part = parts.next()
+            last = part is None
+            begin = time.perf_counter()
+            solution = worker.solve(np.empty(0, np.int64) if part is None else part, drain=last)
+            if not cancel:
+                results.put((solution, time.perf_counter() - begin))
+    except BaseException as error:
+        results.put(error)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    value: Any
+
+
+def _keep(keep: Callable[[Block], Any], block: Block, results: SimpleQueue[Any]) -> None:
+    try:
+        results.put(_Kept(keep(block)))
+    except BaseException as error:
+        results.put(error)
 
 
 class _OpenBlock:
-    """A block whose parts come in one by one."""
+    """A block whose labels come in bit by bit."""
 
     def __init__(self, number: int, labels: npt.NDArray[np.int64], problem: Problem) -> None:
         self.number = number
@@ -103,7 +153,7 @@ class _OpenBlock:
         self.counts = problem.label_counts[self.distinct]
         self.copies = np.bincount(self.copy_of)
         self.missing = len(self.distinct)
-        self.parts: list[tuple[npt.NDArray[np.int64], Solution]] = []
+        self.parts: list[Solution] = []
         self.seconds = 0.0
 
     def cut(self) -> Iterator[npt.NDArray[np.int64]]:
@@ -111,12 +161,12 @@ class _OpenBlock:
         ordered = self.distinct[np.argsort(-self.counts, kind="stable")]
         yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
 
-    def add(self, labels: npt.NDArray[np.int64], solution: Solution, seconds: float) -> int:
-        """Take a part in; returns how many labels it solves."""
-        self.parts.append((labels, solution))
-        self.missing -= len(labels)
+    def add(self, solution: Solution, seconds: float) -> int:
+        """Take some labels in; returns how many they stand for."""
+        self.parts.append(solution)
+        self.missing -= len(solution.labels)
         self.seconds += seconds
-        return int(self.copies[np.isin(self.distinct, labels)].sum())
+        return int(self.copies[np.isin(self.distinct, solution.labels)].sum())
 
     @property
     def complete(self) -> bool:
@@ -124,11 +174,10 @@ class _OpenBlock:
 
     def close(self) -> Block:
         """The block with its labels in order."""
-        solved = np.concatenate([labels for labels, _ in self.parts])
-        solutions = [solution for _, solution in self.parts]
-        weights = sp.csr_array(sp.vstack([s.weights for s in solutions], format="csr"))
+        solved = np.concatenate([part.labels for part in self.parts])
+        weights: Any = sp.vstack([part.weights for part in self.parts], format="csr")
         # The row of each distinct label among the solved ones, then of each label of the block.
         order = np.argsort(solved)
         rows = order[np.searchsorted(solved[order], self.distinct)]
-        stats = BlockStats.of(solutions, self.seconds)
+        stats = BlockStats.of(self.parts, self.seconds)
         return Block(self.number, self.labels, weights[rows[self.copy_of]], stats)

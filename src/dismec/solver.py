@@ -17,7 +17,7 @@ parameters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
 
-__all__ = ["Cancel", "Problem", "Solution", "SolverParams"]
+__all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Solution:
 
     Attributes
     ----------
+    labels
+        Which labels.
     weights
         CSR float32 (len(labels), n_features + 1), bias last, pruned.
     objective
@@ -76,6 +78,7 @@ class Solution:
         Rows in the working set at the end.
     """
 
+    labels: npt.NDArray[np.int64]
     weights: sp.csr_array
     objective: npt.NDArray[np.float64]
     gradient: npt.NDArray[np.float64]
@@ -83,6 +86,10 @@ class Solution:
     steps: npt.NDArray[np.int32]
     products: npt.NDArray[np.int32]
     set_size: npt.NDArray[np.int64]
+
+    def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
+        """The part of some labels, in the order of `which`."""
+        return Solution(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
 class Cancel:
@@ -129,6 +136,8 @@ class Problem:
             transform.idf,
             self.n_features,
             transform.bias,
+            self._indptr,
+            self._rows,
         )
 
     @cached_property
@@ -168,16 +177,34 @@ class Problem:
         A label without positives gets an empty row. Labels with about equally many positives
         should be solved together: they finish together.
         """
-        if cancel is None:
-            cancel = Cancel()
-        indptr, features, weights, *statistics = self._native.solve(
-            self._indptr,
-            self._rows,
-            np.asarray(labels, dtype=np.int64),
-            params.C,
-            params.tol,
-            params.delta,
-            cancel.byte,
+        labels = np.asarray(labels, dtype=np.int64)
+        solution = Worker(self, params, Cancel() if cancel is None else cancel).solve(
+            labels, drain=True
         )
-        shape = (len(labels), self.n_features + 1)
-        return Solution(sp.csr_array((weights, features, indptr), shape=shape), *statistics)
+        if len(solution.labels) < len(labels):
+            return solution  # cancelled
+        place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
+        return solution[np.argsort(solution.labels, kind="stable")[place]]
+
+
+class Worker:
+    """Solves labels of a problem call after call, on one thread at a time.
+
+    Labels that are still on their way when `solve` has no more to begin stay until the next call,
+    so that the lanes of the solver do not run empty in between.
+    """
+
+    def __init__(self, problem: Problem, params: SolverParams, cancel: Cancel) -> None:
+        self._n_columns = problem.n_features + 1
+        self._native = kernels.Worker(
+            problem._native, params.C, params.tol, params.delta, cancel.byte
+        )
+
+    def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
+        """Take labels in, and return those that are done: with `drain` all of them.
+
+        The GIL is released. Once the flag is set the answer is incomplete.
+        """
+        done, indptr, features, weights, *statistics = self._native.solve(labels, drain)
+        matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        return Solution(done, matrix, *statistics)
