@@ -56,4 +56,4 @@ sanitize: .venv-sanitize/tools
 	touch $@
 
 clean:
-	rm -rf .venv .venv-sanitize build
+	rm -rf .venv .venv-sanitize .venv-peers build

@@ -1,0 +1,53 @@
+"""The real datasets, and samples of their labels.
+
+They are looked for in the folder that the environment variable DISMEC_DATA names, or else in
+shared/data beside the project: one folder a set, with train and test as XMC text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dismec.dataset import Dataset, load_data
+
+SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
+
+
+def load(name: str, part: str = "train") -> Dataset:
+    """A set's train or test part; ends the program where it is not there."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("DISMEC_DATA", beside)) / name
+    for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
+        if path.exists():
+            return load_data(path)
+    sys.exit(f"no {part}.txt or {part}.txt.gz in {folder}: set DISMEC_DATA")
+
+
+def label_counts(Y: Any) -> np.ndarray:
+    return np.bincount(Y.indices, minlength=Y.shape[1])
+
+
+def spread_sample(Y: Any, n: int, seed: int = 0) -> np.ndarray:
+    """About n of the labels that occur, evenly spaced by frequency: their mean is that of all."""
+    counts = label_counts(Y)
+    by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    step = max(1.0, len(by_frequency) / n)
+    places = np.arange(np.random.default_rng(seed).random() * step, len(by_frequency), step)
+    return by_frequency[places.astype(int)]
+
+
+def stratified_sample(Y: Any, n: int, seed: int = 0) -> np.ndarray:
+    """Draw n labels, equally many with 1, 2–3, 4–7, 8–15, … rows as long as there are more."""
+    counts = label_counts(Y)
+    shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(counts))
+    strata = np.floor(np.log2(counts[shuffled]))
+    place = np.empty(len(shuffled), dtype=np.int64)  # of a label within its stratum
+    for stratum in np.unique(strata):
+        inside = strata == stratum
+        place[inside] = np.arange(np.count_nonzero(inside))
+    return shuffled[np.argsort(place, kind="stable")[:n]]
