@@ -51,7 +51,7 @@ struct WorkingSet {
   }
 };
 
-inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
+inline constexpr std::int64_t kCompactBytes = std::int64_t{16} << 20;
 
 /// What the copies of a compact set take.
 inline std::int64_t compact_bytes(std::int64_t rows, std::int64_t nnz, std::int64_t n_dense) {
@@ -90,6 +90,10 @@ inline void copy_rows(WorkingSet& set, const Rows& X, const Summary& summary,
     local_of[set.features[f]] = static_cast<std::int32_t>(f);
   }
   const auto first = static_cast<std::int64_t>(set.start.size()) - 1;
+  // Reserved first: a vector that grows by itself takes twice what it needs.
+  set.dense.reserve((first + std::ssize(added)) * set.n_dense);
+  set.index.reserve(most_nnz);
+  set.value.reserve(most_nnz);
   set.dense.resize((first + std::ssize(added)) * set.n_dense, 0.0F);
   std::int64_t end = set.start.back();
   set.index.resize(most_nnz);
@@ -161,7 +165,7 @@ inline void begin(WorkingSet& set, const Rows& X, const Summary& summary,
                   std::span<const std::int32_t> positives, std::vector<std::int32_t>& local_of) {
   // Cleared, not made anew: most labels need as much memory as the one before. A large one's is
   // given back.
-  constexpr std::size_t kKept = std::size_t{1} << 19;
+  constexpr std::size_t kKept = std::size_t{1} << 18;
   if (set.dense.capacity() + set.index.capacity() > kKept) set = WorkingSet{};
   for (auto* v : {&set.rows, &set.features, &set.index}) v->clear();
   for (auto* v : {&set.dense, &set.value}) v->clear();

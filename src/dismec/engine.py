@@ -58,7 +58,8 @@ def solve_blocks(
     owner = np.full(problem.n_labels, -1, dtype=np.int64)
     for block in opened.values():
         owner[block.distinct] = block.number
-    parts = _Shared(part for block in list(opened.values()) for part in block.cut())
+    # By number: a block that has been kept must not live on in the iterator.
+    parts = _Shared(part for number in blocks for part in opened[number].cut())
     results: SimpleQueue[Any] = SimpleQueue()
     pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
     try:

@@ -172,8 +172,11 @@ class Model:
         return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
 
 
-def open_model(path: str | os.PathLike[str]) -> Model:
-    """Open a model directory; every file is checked against the manifest.
+def open_model(path: str | os.PathLike[str], *, check: bool = True) -> Model:
+    """Open a model directory.
+
+    Every file is read and checked against the manifest. Without `check` only sizes are compared,
+    and weights are read when they are needed: for files that are known to be sound.
 
     Raises
     ------
@@ -188,7 +191,7 @@ def open_model(path: str | os.PathLike[str]) -> Model:
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
     labels = store.read_labels(directory, manifest)
-    blocks = [store.read_block(directory, manifest, receipt) for receipt in manifest.blocks]
+    blocks = [store.read_block(directory, manifest, r, check=check) for r in manifest.blocks]
     held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
     if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
         raise ModelError(f"{directory}: the blocks do not hold every label once")

@@ -159,7 +159,7 @@ def train(
         ):
             manifest = manifest.with_blocks([*manifest.blocks, receipt])
             store.commit(directory, manifest)
-    return open_model(directory)
+    return open_model(directory, check=False)
 
 
 def fit(
