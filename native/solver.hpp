@@ -51,7 +51,7 @@ inline constexpr int kPasses = 1000;
 // At least this many violators come in after a pass, or as many as the set has rows.
 inline constexpr std::int64_t kGrowth = 256;
 // Labels are begun while the working sets of a thread are expected to take less than this.
-inline constexpr std::int64_t kBytes = std::int64_t{48} << 20;
+inline constexpr std::int64_t kBytes = std::int64_t{32} << 20;
 }  // namespace solver_limits
 
 /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where

@@ -181,4 +181,5 @@ class _OpenBlock:
         order = np.argsort(solved)
         rows = order[np.searchsorted(solved[order], self.distinct)]
         stats = BlockStats.of(self.parts, self.seconds)
+        self.parts.clear()  # they are in `weights` now
         return Block(self.number, self.labels, weights[rows[self.copy_of]], stats)

@@ -163,9 +163,9 @@ def write_block(directory: Path, block: Block) -> Receipt:
     file = f"block-{block.number:06d}.safetensors"
     arrays: dict[str, npt.NDArray[Any]] = {
         "labels": block.labels.astype(np.int32),
-        "indptr": weights.indptr.astype(np.int64),
-        "indices": weights.indices.astype(np.int32),
-        "weights": weights.data.astype(np.float32),
+        "indptr": weights.indptr.astype(np.int64, copy=False),
+        "indices": weights.indices.astype(np.int32, copy=False),
+        "weights": weights.data.astype(np.float32, copy=False),
     }
     metadata = {
         "format": _FORMAT,
