@@ -1,7 +1,7 @@
 """The real datasets, and samples of their labels.
 
-They are looked for in the folder that the environment variable DISMEC_DATA names, or else in
-shared/data beside the project: one folder a set, with train and test as XMC text.
+They are looked for in the folder that the environment variable DISMEC_DATA names: one folder a set,
+with train and test as XMC text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 
 def load(name: str, part: str = "train") -> Dataset:
     """A set's train or test part; ends the program where it is not there."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("DISMEC_DATA", beside)) / name
+    folder = Path(os.environ.get("DISMEC_DATA", "data")) / name
     for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
         if path.exists():
             return load_data(path)
