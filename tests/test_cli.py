@@ -197,6 +197,13 @@ def test_mistakes_get_one_line_and_exit_code_2(files, monkeypatch, arguments, re
     assert sorted(p.name for p in files.iterdir()) == before
 
 
+def test_header_beyond_this_machine_is_refused_before_memory_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)  # 4 GiB
+    (tmp_path / "huge.txt").write_text("1 2147483000 2147483000\n0 98:1\n")
+    assert "this machine has 4" in refused("train", tmp_path / "huge.txt", "-o", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_narrower_data_is_padded(files, tmp_path):
     (tmp_path / "narrow.txt").write_text("1 3 2\n0 2:1\n")
     assert len(ok("predict", files / "model", tmp_path / "narrow.txt").split()) == 5

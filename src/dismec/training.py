@@ -198,6 +198,7 @@ class _Job:
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
         known = check_names(names, Y.shape[1])
+        _check_memory(X.shape[1], Y.shape[1])
         transform = Transform.fit(
             X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
         )
@@ -237,6 +238,20 @@ class _Job:
         count(0)
         return solve_blocks(
             self.problem, self.params.solver, blocks, keep, threads=threads, progress=count
+        )
+
+
+def _check_memory(n_features: int, n_labels: int) -> None:
+    """Refuse shapes whose dense vectors alone do not fit this machine: a header may lie."""
+    if not hasattr(os, "sysconf"):
+        return
+    # A thread's weights of 32 labels in 16 bits and some vectors; a label's counts and places.
+    needed = 100 * n_features + 64 * n_labels
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        raise DataError(
+            f"{n_features} features and {n_labels} labels need at least {needed >> 30} GiB of "
+            f"memory; this machine has {present >> 30}"
         )
 
 
