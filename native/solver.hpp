@@ -51,7 +51,7 @@ inline constexpr int kPasses = 1000;
 // At least this many violators come in after a pass, or as many as the set has rows.
 inline constexpr std::int64_t kGrowth = 256;
 // Labels are begun while the working sets of a thread are expected to take less than this.
-inline constexpr std::int64_t kBytes = std::int64_t{32} << 20;
+inline constexpr std::int64_t kBytes = std::int64_t{48} << 20;
 }  // namespace solver_limits
 
 /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
@@ -143,7 +143,7 @@ class Solver {
 
   /// What a label's working set will take; they end up a few times as large as they begin.
   std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
-    const std::int64_t rows = 10 * std::ssize(positives) + 2 * solver_limits::kGrowth;
+    const std::int64_t rows = 6 * std::ssize(positives) + 2 * solver_limits::kGrowth;
     const std::int64_t nnz = std::ssize(X_.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
     return std::min(compact_bytes(rows, rows * nnz, std::ssize(summary_.frequent)), kCompactBytes);
   }

@@ -51,7 +51,7 @@ struct WorkingSet {
   }
 };
 
-inline constexpr std::int64_t kCompactBytes = std::int64_t{16} << 20;
+inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
 /// What the copies of a compact set take.
 inline std::int64_t compact_bytes(std::int64_t rows, std::int64_t nnz, std::int64_t n_dense) {
