@@ -36,8 +36,8 @@ inline void keep_worst(std::vector<Violator>& violators, std::int64_t n) {
   violators.resize(n);
 }
 
-/// One pass over X for all slots. A score is off by at most `error(slot)`, because weights are
-/// rounded: rows are reported from that much below the margin, and `rescore` gives exact scores.
+/// One pass over X for all slots. Scores are a little off, because weights are rounded: rows are
+/// reported from that much below the margin, and `rescore` gives exact scores.
 class FullPass {
  public:
   FullPass(const Rows& X, const Summary& summary)
@@ -49,9 +49,7 @@ class FullPass {
     threshold_.fill(kIdle);
   }
 
-  /// Gives a slot to a label whose working set is `rows`.
-  void open(int slot, std::span<const std::int32_t> rows) { join(slot, rows); }
-
+  /// Says that rows are in the working set of a slot's label, and not to be reported.
   void join(int slot, std::span<const std::int32_t> rows) {
     for (const auto r : rows) in_set_[r] |= bit(slot);
   }
@@ -65,8 +63,9 @@ class FullPass {
     }
     bias_[slot] = X_.bias * set.w.back();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖
-    error_[slot] = kNarrowError * longest_ * static_cast<float>(std::sqrt(inner(set.w, set.w)));
-    threshold_[slot] = -1.0F - error_[slot];
+    const float error =
+        kNarrowError * longest_ * static_cast<float>(std::sqrt(inner(set.w, set.w)));
+    threshold_[slot] = -1.0F - error;
     most_[slot] = most;
     more_[slot] = false;
   }
@@ -177,7 +176,6 @@ class FullPass {
   std::vector<std::uint32_t> in_set_;   // a bit a slot: the row is in that label's working set
   std::vector<float> exact_;            // one label's weights, zero between uses
   PerSlot bias_ = {};
-  PerSlot error_ = {};
   PerSlot threshold_;  // kIdle where no label is at work
   std::array<std::int64_t, kSlots> most_ = {};
   std::array<bool, kSlots> more_ = {};

@@ -1,7 +1,7 @@
 // One-vs-rest labels → pruned weights: min ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)² for each label.
 //
 // A label is solved on a working set: minimise there (newton.hpp), look at all rows once
-// (full_pass.hpp, sixteen labels at a time), take in the rows that are on the wrong side of the
+// (full_pass.hpp, kSlots labels at a time), take in the rows that are on the wrong side of the
 // margin, repeat. docs/solver.md says why the result is the optimum over all rows.
 #pragma once
 
@@ -138,7 +138,7 @@ class Solver {
     task.out = SolvedLabel{.label = label};
     begin(task.set, X_, summary_, positives, local_of_);
     task.goal = goal_of(task.set, summary_, options_);
-    pass_.open(slot, positives);
+    pass_.join(slot, positives);
   }
 
   /// What a label's working set will take; they end up a few times as large as they begin.

@@ -57,7 +57,7 @@ class BlockStats:
         """Statistics over the parts of a block."""
         return cls(
             solved=sum(int(np.count_nonzero(s.passes)) for s in solutions),
-            unsolved=sum(int(np.count_nonzero(s.gradient > 1)) for s in solutions),
+            unsolved=sum(int(np.count_nonzero(~(s.gradient <= 1))) for s in solutions),
             passes=sum(int(s.passes.sum(dtype=np.int64)) for s in solutions),
             steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
             products=sum(int(s.products.sum(dtype=np.int64)) for s in solutions),

@@ -7,6 +7,7 @@ For each label, with s_i = +1 for the rows that have it and −1 for all others:
     gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
     generalised Hessian I + 2C·X_IᵀX_I
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
+                        and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
 x_i is the transformed row (see `dismec.features`), its last feature the bias, which is regularised
 like any other. Weights with |w| < delta are dropped as soon as a label is solved. The loops are
@@ -191,7 +192,7 @@ class Worker:
     """Solves labels of a problem call after call, on one thread at a time.
 
     Labels that are still on their way when `solve` has no more to begin stay until the next call,
-    so that the lanes of the solver do not run empty in between.
+    so that the solver's slots do not run empty in between.
     """
 
     def __init__(self, problem: Problem, params: SolverParams, cancel: Cancel) -> None:
