@@ -91,12 +91,13 @@ class Worker {
         solver_(problem.X, problem.summary, problem.positives, {C, tolerance, delta}) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
   }
+  Worker(const Worker&) = delete;
 
   /// Labels that are done, their weights in CSR form, then their statistics as columns.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> features, passes, steps, products;
+    std::vector<std::int32_t> features, passes, steps;
     std::vector<float> weights;
     std::vector<double> objective, gradient;
     {
@@ -118,16 +119,14 @@ class Worker {
         gradient.push_back(label.gradient);
         passes.push_back(label.passes);
         steps.push_back(label.steps);
-        products.push_back(label.products);
         set_size.push_back(label.set_size);
         label = SolvedLabel{};
       }
     }
-    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
-                          to_numpy(std::move(features)), to_numpy(std::move(weights)),
-                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
-                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-                          to_numpy(std::move(products)), to_numpy(std::move(set_size)));
+    return nb::make_tuple(
+        to_numpy(std::move(done)), to_numpy(std::move(ends)), to_numpy(std::move(features)),
+        to_numpy(std::move(weights)), to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
+        to_numpy(std::move(passes)), to_numpy(std::move(steps)), to_numpy(std::move(set_size)));
   }
 
  private:

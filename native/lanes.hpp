@@ -21,6 +21,8 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
+// Lanes where_positive(a, b) is b where a > 0, else 0.
+//
 // LanePair widen(p) takes 2·kLanes numbers of sixteen bits (see `narrow`), those at even places
 // apart from those at odd ones: on a little-endian machine a shift and a mask.
 
@@ -38,6 +40,9 @@ inline Lanes broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline std::uint32_t greater(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+inline Lanes where_positive(Lanes a, Lanes b) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_GT_OQ), b.v)};
+}
 inline LanePair widen(const std::uint16_t* p) {
   const __m512i both = _mm512_loadu_si512(p);
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))},
@@ -68,6 +73,11 @@ inline std::uint32_t greater(Lanes a, Lanes b) {
   const auto lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
   const auto hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
   return static_cast<std::uint32_t>(lo) | static_cast<std::uint32_t>(hi) << 8;
+}
+inline Lanes where_positive(Lanes a, Lanes b) {
+  const __m256 zero = _mm256_setzero_ps();
+  return {_mm256_and_ps(_mm256_cmp_ps(a.lo, zero, _CMP_GT_OQ), b.lo),
+          _mm256_and_ps(_mm256_cmp_ps(a.hi, zero, _CMP_GT_OQ), b.hi)};
 }
 inline LanePair widen(const std::uint16_t* p) {
   const auto* halves = reinterpret_cast<const __m256i*>(p);
@@ -114,6 +124,11 @@ inline std::uint32_t greater(Lanes a, Lanes b) {
     mask |= static_cast<std::uint32_t>(a.v[lane / 4][lane % 4] > b.v[lane / 4][lane % 4]) << lane;
   }
   return mask;
+}
+inline Lanes where_positive(Lanes a, Lanes b) {
+  const Vector4 zero = {0, 0, 0, 0};
+  for (int q = 0; q < 4; ++q) b.v[q] = a.v[q] > zero ? b.v[q] : zero;
+  return b;
 }
 inline LanePair widen(const std::uint16_t* p) {
   LanePair pair;

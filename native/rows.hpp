@@ -28,19 +28,19 @@ struct Rows {
   std::int64_t nnz(std::int64_t row) const { return indptr[row + 1] - indptr[row]; }
 };
 
-/// One row without the bias: scale · (dense features 0 … n_dense − 1, then sparse ones).
+/// One row without the bias: scale · value[k] at place index[k], or narrow[k] if there is that.
 struct Row {
-  const std::int32_t* index;
   const float* value;
-  std::int64_t size;
+  const std::int32_t* index;
+  const std::uint16_t* narrow;
+  std::int32_t size;
   float scale;
-  const float* dense = nullptr;
-  std::int64_t n_dense = 0;  // a multiple of kWide
 };
 
 inline Row row_of(const Rows& X, std::int64_t i) {
   const std::int64_t begin = X.indptr[i];
-  return {X.indices.data() + begin, X.values.data() + begin, X.indptr[i + 1] - begin, X.scale[i]};
+  return {X.values.data() + begin, X.indices.data() + begin, nullptr,
+          static_cast<std::int32_t>(X.nnz(i)), X.scale[i]};
 }
 
 /// a · b of two dense vectors, n a multiple of kWide, in chains that the CPU can overlap.
@@ -54,57 +54,70 @@ inline float inner(const float* a, const float* b, std::int64_t n) {
   return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-/// a · b of two dense vectors of one size.
+/// a · b of two dense vectors of one size; single precision only within short stretches.
 inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
+  constexpr std::int64_t kStretch = 16 * kWide;
   const auto n = static_cast<std::int64_t>(a.size());
   const std::int64_t whole = n / kWide * kWide;
-  double sum = inner(a.data(), b.data(), whole);
+  double sum = 0;
+  for (std::int64_t k = 0; k < whole; k += kStretch) {
+    sum += inner(a.data() + k, b.data() + k, std::min(kStretch, whole - k));
+  }
   for (std::int64_t k = whole; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
   return sum;
 }
 
-/// x · w, in chains that the CPU can overlap.
-inline float dot(const Row& x, const float* w) {
+/// Σ_k value[k] · w[index[k]], in chains that the CPU can overlap.
+template <typename Index>
+float dot(const float* value, const Index* index, std::int64_t size, const float* w) {
   float a = 0;
   float b = 0;
   float c = 0;
   float d = 0;
   std::int64_t k = 0;
-  for (; k + 4 <= x.size; k += 4) {
-    a = fused(x.value[k], w[x.index[k]], a);
-    b = fused(x.value[k + 1], w[x.index[k + 1]], b);
-    c = fused(x.value[k + 2], w[x.index[k + 2]], c);
-    d = fused(x.value[k + 3], w[x.index[k + 3]], d);
+  for (; k + 4 <= size; k += 4) {
+    a = fused(value[k], w[index[k]], a);
+    b = fused(value[k + 1], w[index[k + 1]], b);
+    c = fused(value[k + 2], w[index[k + 2]], c);
+    d = fused(value[k + 3], w[index[k + 3]], d);
   }
-  for (; k < x.size; ++k) a = fused(x.value[k], w[x.index[k]], a);
-  float sum = (a + b) + (c + d);
-  if (x.n_dense > 0) sum += inner(x.dense, w, x.n_dense);
-  return x.scale * sum;
+  for (; k < size; ++k) a = fused(value[k], w[index[k]], a);
+  return (a + b) + (c + d);
 }
 
-/// w += t · x
-inline void add_scaled(float t, const Row& x, float* w) {
-  t *= x.scale;
-  for (std::int64_t k = 0; k < x.n_dense; k += kLanes) {
-    store(w + k, fused(broadcast(t), load(x.dense + k), load(w + k)));
-  }
-  // Four at a time, loads before stores: a row's features are distinct, which only we know.
+/// w[index[k]] += t · value[k], four at a time, loads before stores: a row's features are distinct,
+/// which only we know.
+template <typename Index>
+void add_scaled(float t, const float* value, const Index* index, std::int64_t size, float* w) {
   std::int64_t k = 0;
-  for (; k + 4 <= x.size; k += 4) {
-    float* a = w + x.index[k];
-    float* b = w + x.index[k + 1];
-    float* c = w + x.index[k + 2];
-    float* d = w + x.index[k + 3];
-    const float va = fused(t, x.value[k], *a);
-    const float vb = fused(t, x.value[k + 1], *b);
-    const float vc = fused(t, x.value[k + 2], *c);
-    const float vd = fused(t, x.value[k + 3], *d);
+  for (; k + 4 <= size; k += 4) {
+    float* a = w + index[k];
+    float* b = w + index[k + 1];
+    float* c = w + index[k + 2];
+    float* d = w + index[k + 3];
+    const float va = fused(t, value[k], *a);
+    const float vb = fused(t, value[k + 1], *b);
+    const float vc = fused(t, value[k + 2], *c);
+    const float vd = fused(t, value[k + 3], *d);
     *a = va;
     *b = vb;
     *c = vc;
     *d = vd;
   }
-  for (; k < x.size; ++k) w[x.index[k]] = fused(t, x.value[k], w[x.index[k]]);
+  for (; k < size; ++k) w[index[k]] = fused(t, value[k], w[index[k]]);
+}
+
+/// x · w
+inline float dot(const Row& x, const float* w) {
+  return x.scale *
+         (x.narrow ? dot(x.value, x.narrow, x.size, w) : dot(x.value, x.index, x.size, w));
+}
+
+/// w += t · x
+inline void add_scaled(float t, const Row& x, float* w) {
+  t *= x.scale;
+  x.narrow ? add_scaled(t, x.value, x.narrow, x.size, w)
+           : add_scaled(t, x.value, x.index, x.size, w);
 }
 
 /// What the solver needs to know of all rows together.
@@ -112,24 +125,7 @@ struct Summary {
   std::vector<double> sums;  // Σ_i x_i, bias last
   double sums_squared = 0;   // ‖Σ_i x_i‖²
   double longest = 0;        // max ‖x_i‖
-  // Features that so many rows have that storing them densely is faster, a multiple of kWide.
-  std::vector<std::int32_t> frequent;
 };
-
-/// The features that more than one in `kRare` rows has, by frequency.
-inline void find_frequent(const Rows& X, Summary& summary) {
-  constexpr std::int64_t kRare = 6;
-  constexpr std::size_t kMost = 1024;
-  std::vector<std::int64_t> count(X.n_features, 0);
-  for (const auto j : X.indices) ++count[j];
-  auto& frequent = summary.frequent;
-  for (std::int64_t j = 0; j < X.n_features; ++j) {
-    if (count[j] * kRare > X.size()) frequent.push_back(static_cast<std::int32_t>(j));
-  }
-  std::stable_sort(frequent.begin(), frequent.end(),
-                   [&](auto a, auto b) { return count[a] > count[b]; });
-  frequent.resize(std::min(frequent.size(), kMost) / kWide * kWide);
-}
 
 inline Summary summarise(const Rows& X) {
   Summary summary;
@@ -150,7 +146,6 @@ inline Summary summarise(const Rows& X) {
   summary.sums[X.n_features] = bias * static_cast<double>(X.size());
   for (const double s : summary.sums) summary.sums_squared += s * s;
   summary.longest = std::sqrt(longest_squared + bias * bias);
-  find_frequent(X, summary);
   return summary;
 }
 

@@ -1,6 +1,6 @@
 // One-vs-rest labels → pruned weights: min ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)² for each label.
 //
-// A label is solved on a working set: minimise there (newton.hpp), look at all rows once
+// A label is solved on a working set: minimise there (subspace.hpp), look at all rows once
 // (full_pass.hpp, kSlots labels at a time), take in the rows that are on the wrong side of the
 // margin, repeat. docs/solver.md says why the result is the optimum over all rows.
 #pragma once
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "full_pass.hpp"
-#include "newton.hpp"
 #include "rows.hpp"
+#include "subspace.hpp"
 #include "working_set.hpp"
 
 namespace dismec {
@@ -36,13 +36,12 @@ struct Positives {
 
 struct SolvedLabel {
   std::int64_t label = -1;
-  std::vector<std::int32_t> features;  // ascending; n_features is the bias
-  std::vector<float> weights;
+  std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
+  std::vector<float> weights = {};
   double objective = 0;  // before pruning
   double gradient = 0;   // upper bound of ‖∇f(w)‖ over what the goal allows: at most 1 is solved
   std::int32_t passes = 0;
   std::int32_t steps = 0;
-  std::int32_t products = 0;
   std::int64_t set_size = 0;
 };
 
@@ -56,25 +55,31 @@ inline constexpr std::int64_t kBytes = std::int64_t{48} << 20;
 
 /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
 /// ∇f(0) = 2C·(Σ_all x − 2·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the positives.
-inline Goal goal_of(const WorkingSet& set, const Summary& summary, const SolverOptions& options) {
-  const auto& sums = summary.sums;
+inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary,
+                    const SolverOptions& options, std::vector<float>& scratch) {
+  const auto factor = set.factor(X);
+  const auto pos = static_cast<double>(set.size());
+  const auto neg = static_cast<double>(set.n_outside);
+  scratch.assign(set.w.size(), 0.0F);
+  for (std::int64_t i = 0; i < set.size(); ++i) add_scaled(1, set.row(X, i), scratch.data());
   double squared = summary.sums_squared;
-  for (std::size_t f = 0; f < set.w.size(); ++f) {
-    const double all = f + 1 == set.w.size() ? sums.back() : sums[set.feature(f)];
-    const double positive = all - set.outside[f];
+  const auto count = [&](double all, double positive) {
     squared += 4 * positive * (positive - all);
+  };
+  for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+    count(summary.sums[set.feature(f)], scratch[f] * (factor.empty() ? 1.0 : factor[f]));
   }
-  const double n = set.n_outside + static_cast<double>(set.size());
-  const double rarer = std::min(static_cast<double>(set.size()), set.n_outside);
+  count(summary.sums.back(), pos * X.bias);
   const double at_zero = 2 * options.C * std::sqrt(std::max(squared, 0.0));
-  return {options.tolerance * std::max(rarer, 1.0) / n * at_zero, 0.1 * options.tolerance};
+  const double rarer = std::max(std::min(pos, neg), 1.0);
+  return {options.tolerance * rarer / (pos + neg) * at_zero, 0.1 * options.tolerance};
 }
 
 /// One label on its way through rounds of sub-problem and pass.
 struct Task {
   std::int64_t label = -1;  // −1: the slot is idle
   WorkingSet set;
-  NewtonResult newton;
+  Minimum minimum;
   Goal goal;
   std::int64_t bytes = 0;  // counted for the set
   SolvedLabel out;
@@ -136,8 +141,8 @@ class Solver {
     task.bytes = expected_bytes(positives);
     bytes_ += task.bytes;
     task.out = SolvedLabel{.label = label};
-    begin(task.set, X_, summary_, positives, local_of_);
-    task.goal = goal_of(task.set, summary_, options_);
+    begin(task.set, X_, positives, local_of_);
+    task.goal = goal_of(task.set, X_, summary_, options_, scratch_.gathered);
     pass_.join(slot, positives);
   }
 
@@ -145,15 +150,15 @@ class Solver {
   std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
     const std::int64_t rows = 6 * std::ssize(positives) + 2 * solver_limits::kGrowth;
     const std::int64_t nnz = std::ssize(X_.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
-    return std::min(compact_bytes(rows, rows * nnz, std::ssize(summary_.frequent)), kCompactBytes);
+    return std::min(rows * nnz * kCopyBytes, kCompactBytes);
   }
 
   template <typename Stop>
   void solve_set(int slot, const Stop& stop) {
     Task& task = tasks_[slot];
-    task.newton = minimise(task.set, X_, options_.C, task.goal, scratch_, stop);
-    task.out.steps += task.newton.steps;
-    task.out.products += task.newton.products;
+    task.minimum =
+        SubspaceSolver(task.set, X_, summary_, options_.C, scratch_).minimise(task.goal, stop);
+    task.out.steps += task.minimum.steps;
     pass_.set_weights(slot, task.set, room(task));
   }
 
@@ -179,17 +184,17 @@ class Solver {
     }
     // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
     // their stand-in, which counts in the other only.
-    const double stand_in = static_cast<double>(task.newton.mean_slack) * task.set.n_outside;
+    const double stand_in = task.minimum.mean_slack * static_cast<double>(task.set.n_outside);
     const double bound =
-        task.newton.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
+        task.minimum.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
     ++task.out.passes;
-    const double stand_in_loss = task.newton.mean_slack * stand_in;
-    task.out.objective = task.newton.objective + options_.C * (loss - stand_in_loss);
+    const double stand_in_loss = task.minimum.mean_slack * stand_in;
+    task.out.objective = task.minimum.objective + options_.C * (loss - stand_in_loss);
     const double allowed = task.goal.gradient_allowed(task.out.objective);
     task.out.gradient = bound == 0 ? 0.0 : bound / allowed;
     // A step is impossible where rounding leaves nothing to gain.
-    const bool stuck = violators.empty() && task.newton.steps == 0;
-    if ((task.out.gradient <= 1 && task.newton.reached && !more) || stuck ||
+    const bool stuck = violators.empty() && task.minimum.steps == 0;
+    if ((task.out.gradient <= 1 && task.minimum.reached && !more) || stuck ||
         task.out.passes >= solver_limits::kPasses) {
       finish(slot);
       return true;
@@ -198,14 +203,14 @@ class Solver {
     added_.clear();
     for (const Violator& v : violators) added_.push_back(v.row);
     std::sort(added_.begin(), added_.end());
-    append(task.set, X_, summary_, added_, local_of_);
+    append(task.set, X_, added_, local_of_);
     pass_.join(slot, added_);
     return false;
   }
 
   void finish(int slot) {
     Task& task = tasks_[slot];
-    const WorkingSet& set = task.set;
+    WorkingSet& set = task.set;
     task.out.set_size = set.size();
     order_.clear();
     for (std::size_t f = 0; f < set.w.size(); ++f) {
@@ -222,6 +227,7 @@ class Solver {
       task.out.weights.push_back(weight.value);
     }
     pass_.close(slot, set);
+    set.parts.clear();  // most of its memory
   }
 
   struct Weight {
@@ -235,7 +241,7 @@ class Solver {
   SolverOptions options_;
   FullPass pass_;
   std::array<Task, kSlots> tasks_;
-  NewtonScratch scratch_;
+  SubspaceScratch scratch_;
   std::int64_t bytes_ = 0;
   std::vector<std::int32_t> local_of_;
   std::vector<std::int32_t> added_;

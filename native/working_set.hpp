@@ -1,8 +1,10 @@
-// The rows that one label's sub-problem is solved on, and one row that stands in for all others.
+// The rows that one label's sub-problem is solved on, and what is known of all others.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -10,37 +12,32 @@
 
 namespace dismec {
 
-/// A label's working set: its positives, then the negatives taken in so far, then the mean of the
-/// negatives outside with their number as its weight. Vectors over features hold the bias last.
+/// A label's working set: its positives, then the negatives taken in so far. Vectors over features
+/// hold the bias last.
 ///
-/// Sets are copied into arrays of their own: the frequent features of a row densely, the others
-/// sparsely and renumbered by first use, so that every vector is as short as the set is and stays
-/// in cache. A set of more than kCompactBytes is read from X in place, with vectors over all
-/// features.
+/// Rows are copied, with features renumbered by first use, so that every vector is as short as the
+/// set is and stays in cache. A set of more than kCompactBytes is read from X in place, with
+/// vectors over all features.
 struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
+  std::int64_t n_outside = 0;  // the other rows, all of them negatives
   std::vector<float> w;
-  std::vector<float> mean;
-  double n_outside = 0;
 
   bool compact = true;
   std::vector<std::int32_t> features;  // compact: local → global
-  std::vector<float> dense;            // compact: rows × n_dense
-  std::int64_t n_dense = 0;
-  std::vector<std::int64_t> start;
-  std::vector<std::int32_t> index;
-  std::vector<float> value;
-  std::vector<double> outside;  // n_outside · mean
+  std::vector<Row> copies;             // compact: they look into `parts`
+  struct Part {
+    std::unique_ptr<float[]> value;
+    std::unique_ptr<std::uint16_t[]> narrow;
+    std::unique_ptr<std::int32_t[]> index;  // where 16 bits do not suffice
+  };
+  std::vector<Part> parts;
+  std::int64_t bytes = 0;  // of the parts
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
   float sign(std::int64_t i) const { return i < n_positive ? 1.0F : -1.0F; }
-  Row row(const Rows& X, std::int64_t i) const {
-    if (!compact) return row_of(X, rows[i]);
-    return {index.data() + start[i],    value.data() + start[i],
-            start[i + 1] - start[i],    1.0F,
-            dense.data() + i * n_dense, n_dense};
-  }
+  Row row(const Rows& X, std::int64_t i) const { return compact ? copies[i] : row_of(X, rows[i]); }
   /// The feature that entry f of a vector is about; not for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
     return compact ? features[f] : static_cast<std::int64_t>(f);
@@ -53,133 +50,105 @@ struct WorkingSet {
 
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
-/// What the copies of a compact set take.
-inline std::int64_t compact_bytes(std::int64_t rows, std::int64_t nnz, std::int64_t n_dense) {
-  return rows * n_dense * 4 + nnz * 8;
-}
+/// What a copied non-zero takes, with sixteen bits for its place.
+inline constexpr std::int64_t kCopyBytes = sizeof(float) + sizeof(std::uint16_t);
 
 /// Turns a compact set into one that reads X in place.
-inline void spread(WorkingSet& set, const Rows& X, std::span<const double> sums) {
+inline void spread(WorkingSet& set, const Rows& X) {
   std::vector<float> w(X.n_features + 1, 0.0F);
-  std::vector<double> outside(sums.begin(), sums.end());
-  for (std::size_t f = 0; f < set.features.size(); ++f) {
-    w[set.features[f]] = set.w[f];
-    outside[set.features[f]] = set.outside[f];
-  }
+  for (std::size_t f = 0; f < set.features.size(); ++f) w[set.features[f]] = set.w[f];
   w.back() = set.w.back();
-  outside.back() = set.outside.back();
   set.w = std::move(w);
-  set.outside = std::move(outside);
   set.features = {};
-  set.dense = {};
-  set.start = {};
-  set.index = {};
-  set.value = {};
+  set.copies = {};
+  set.parts.clear();
+  set.bytes = 0;
   set.compact = false;
 }
 
-/// Copies rows to the end of a compact set and takes them out of `outside`.
-inline void copy_rows(WorkingSet& set, const Rows& X, const Summary& summary,
-                      std::span<const std::int32_t> added, std::vector<std::int32_t>& local_of,
-                      std::int64_t most_nnz) {
-  const float w_bias = set.w.back();
-  const double outside_bias = set.outside.back();
-  set.w.pop_back();
-  set.outside.pop_back();
-  for (std::size_t f = 0; f < set.features.size(); ++f) {
-    local_of[set.features[f]] = static_cast<std::int32_t>(f);
-  }
-  const auto first = static_cast<std::int64_t>(set.start.size()) - 1;
-  // Reserved first: a vector that grows by itself takes twice what it needs.
-  set.dense.reserve((first + std::ssize(added)) * set.n_dense);
-  set.index.reserve(most_nnz);
-  set.value.reserve(most_nnz);
-  set.dense.resize((first + std::ssize(added)) * set.n_dense, 0.0F);
-  std::int64_t end = set.start.back();
-  set.index.resize(most_nnz);
-  set.value.resize(most_nnz);
-  float* dense = set.dense.data() + first * set.n_dense;
+/// Copies rows as one part; `index` is where their places go.
+template <typename Index>
+void copy_rows(WorkingSet& set, const Rows& X, std::span<const std::int32_t> added, Index* index,
+               float* value, std::vector<std::int32_t>& local_of) {
+  auto n_local = static_cast<std::int64_t>(set.features.size());
+  std::int64_t nnz = 0;
+  for (const auto r : added) nnz += X.nnz(r);
+  set.features.resize(std::min(n_local + nnz, X.n_features));
+  std::int32_t* features = set.features.data();
+  std::int32_t* local = local_of.data();
+  for (std::int64_t f = 0; f < n_local; ++f) local[features[f]] = static_cast<std::int32_t>(f);
   for (const auto r : added) {
     const Row x = row_of(X, r);
+    Row copy{value, nullptr, nullptr, x.size, 1.0F};
+    if constexpr (std::is_same_v<Index, std::uint16_t>) {
+      copy.narrow = index;
+    } else {
+      copy.index = index;
+    }
+    set.copies.push_back(copy);
     for (std::int64_t k = 0; k < x.size; ++k) {
       const auto j = x.index[k];
-      const float v = x.value[k] * x.scale * (X.idf.empty() ? 1.0F : X.idf[j]);
-      auto local = local_of[j];
-      if (local < 0) {
-        local = local_of[j] = static_cast<std::int32_t>(set.features.size());
-        set.features.push_back(j);
-        set.w.push_back(0.0F);
-        set.outside.push_back(summary.sums[j]);
+      auto place = local[j];
+      if (place < 0) {
+        place = local[j] = static_cast<std::int32_t>(n_local);
+        features[n_local++] = j;
       }
-      set.outside[local] -= v;
-      if (local < set.n_dense) {
-        dense[local] = v;
-      } else {
-        set.index[end] = local;
-        set.value[end] = v;
-        ++end;
-      }
+      index[k] = static_cast<Index>(place);
+      value[k] = x.value[k] * x.scale;
     }
-    dense += set.n_dense;
-    set.start.push_back(end);
+    if (!X.idf.empty()) {
+      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= X.idf[x.index[k]];
+    }
+    value += x.size;
+    index += x.size;
   }
-  set.index.resize(end);
-  set.value.resize(end);
-  for (const auto f : set.features) local_of[f] = -1;
-  set.w.push_back(w_bias);
-  set.outside.push_back(outside_bias);
+  for (std::int64_t f = 0; f < n_local; ++f) local[features[f]] = -1;
+  set.features.resize(n_local);
 }
 
 /// Adds rows; `local_of` maps global features to local ones and is all −1 before and after.
-inline void append(WorkingSet& set, const Rows& X, const Summary& summary,
-                   std::span<const std::int32_t> added, std::vector<std::int32_t>& local_of) {
-  const auto& sums = summary.sums;
+inline void append(WorkingSet& set, const Rows& X, std::span<const std::int32_t> added,
+                   std::vector<std::int32_t>& local_of) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
-  std::int64_t nnz = static_cast<std::int64_t>(set.index.size());
+  set.n_outside = X.size() - set.size();
+  if (!set.compact) return;
+  std::int64_t nnz = 0;
   for (const auto r : added) nnz += X.nnz(r);
-  if (set.compact && compact_bytes(set.size(), nnz, set.n_dense) > kCompactBytes) {
-    spread(set, X, sums);
+  const std::int64_t most = std::min(std::ssize(set.features) + nnz, X.n_features);
+  const bool narrow = most <= std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
+  const std::int64_t bytes = nnz * (narrow ? kCopyBytes : 8);
+  if (set.bytes + bytes > kCompactBytes) {
+    spread(set, X);
+    return;
   }
-
-  if (set.compact) {
-    copy_rows(set, X, summary, added, local_of, nnz);
+  set.bytes += bytes;
+  auto& part = set.parts.emplace_back();
+  part.value = std::make_unique_for_overwrite<float[]>(nnz);
+  if (narrow) {
+    part.narrow = std::make_unique_for_overwrite<std::uint16_t[]>(nnz);
+    copy_rows(set, X, added, part.narrow.get(), part.value.get(), local_of);
   } else {
-    for (const auto r : added) {
-      const Row x = row_of(X, r);
-      for (std::int64_t k = 0; k < x.size; ++k) {
-        const float idf = X.idf.empty() ? 1.0F : X.idf[x.index[k]];
-        set.outside[x.index[k]] -= x.scale * x.value[k] * idf;
-      }
-    }
+    part.index = std::make_unique_for_overwrite<std::int32_t[]>(nnz);
+    copy_rows(set, X, added, part.index.get(), part.value.get(), local_of);
   }
-  set.outside.back() -= static_cast<double>(X.bias) * static_cast<double>(added.size());
-  set.n_outside = static_cast<double>(X.size() - set.size());
-  set.mean.resize(set.w.size());
-  for (std::size_t j = 0; j < set.mean.size(); ++j) {
-    set.mean[j] = set.n_outside > 0 ? static_cast<float>(set.outside[j] / set.n_outside) : 0.0F;
-  }
+  const float bias = set.w.back();
+  set.w.back() = 0;
+  set.w.resize(set.features.size() + 1, 0.0F);
+  set.w.back() = bias;
 }
 
 /// The set of a label's positives, at the solution that holds where there is no positive at all.
-inline void begin(WorkingSet& set, const Rows& X, const Summary& summary,
-                  std::span<const std::int32_t> positives, std::vector<std::int32_t>& local_of) {
-  // Cleared, not made anew: most labels need as much memory as the one before. A large one's is
-  // given back.
-  constexpr std::size_t kKept = std::size_t{1} << 18;
-  if (set.dense.capacity() + set.index.capacity() > kKept) set = WorkingSet{};
-  for (auto* v : {&set.rows, &set.features, &set.index}) v->clear();
-  for (auto* v : {&set.dense, &set.value}) v->clear();
-  set.outside.clear();
+inline void begin(WorkingSet& set, const Rows& X, std::span<const std::int32_t> positives,
+                  std::vector<std::int32_t>& local_of) {
+  set.rows.clear();
+  set.features.clear();
+  set.copies.clear();
+  set.parts.clear();
+  set.bytes = 0;
   set.compact = true;
-  set.n_positive = static_cast<std::int64_t>(positives.size());
-  set.n_dense = static_cast<std::int64_t>(summary.frequent.size());
-  set.features.assign(summary.frequent.begin(), summary.frequent.end());
-  for (const auto j : set.features) set.outside.push_back(summary.sums[j]);
-  set.outside.push_back(summary.sums.back());
-  set.w.assign(set.outside.size(), 0.0F);
-  set.w.back() = X.bias != 0 ? -1 / X.bias : 0.0F;
-  set.start.assign(1, 0);
-  append(set, X, summary, positives, local_of);
+  set.n_positive = std::ssize(positives);
+  set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
+  append(set, X, positives, local_of);
 }
 
 }  // namespace dismec

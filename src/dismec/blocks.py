@@ -37,9 +37,8 @@ class BlockStats:
         Problems solved: labels with at least one positive, those with the same rows counted once.
     unsolved
         Labels that stopped before the tolerance was reached.
-    passes, steps, products, set_rows
-        Sums over labels: passes over all rows, Newton steps, products with the Hessian, rows in
-        the working sets.
+    passes, steps, set_rows
+        Sums over labels: passes over all rows, steps on working sets, rows in these.
     seconds
         Core-seconds spent.
     """
@@ -48,7 +47,6 @@ class BlockStats:
     unsolved: int
     passes: int
     steps: int
-    products: int
     set_rows: int
     seconds: float
 
@@ -60,7 +58,6 @@ class BlockStats:
             unsolved=sum(int(np.count_nonzero(~(s.gradient <= 1))) for s in solutions),
             passes=sum(int(s.passes.sum(dtype=np.int64)) for s in solutions),
             steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
-            products=sum(int(s.products.sum(dtype=np.int64)) for s in solutions),
             set_rows=sum(int(s.set_size.sum()) for s in solutions),
             seconds=round(seconds, 3),
         )

@@ -5,7 +5,6 @@ For each label, with s_i = +1 for the rows that have it and −1 for all others:
     min_w  f(w) = ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)²
 
     gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
-    generalised Hessian I + 2C·X_IᵀX_I
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
@@ -73,8 +72,8 @@ class Solution:
         f(w) before pruning.
     gradient
         Upper bound of ‖∇f(w)‖ divided by what the stopping rule allows: at most 1 is solved.
-    passes, steps, products
-        Passes over all rows, Newton steps, products with the Hessian.
+    passes, steps
+        Passes over all rows; steps on the working set.
     set_size
         Rows in the working set at the end.
     """
@@ -85,7 +84,6 @@ class Solution:
     gradient: npt.NDArray[np.float64]
     passes: npt.NDArray[np.int32]
     steps: npt.NDArray[np.int32]
-    products: npt.NDArray[np.int32]
     set_size: npt.NDArray[np.int64]
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
