@@ -93,12 +93,12 @@ class Worker {
   }
   Worker(const Worker&) = delete;
 
-  /// Labels that are done, their weights in CSR form, then their statistics as columns.
+  /// Labels that are done, where the weights of each end, and their statistics as columns. The
+  /// weights themselves are for `take`.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> features, passes, steps;
-    std::vector<float> weights;
+    std::vector<std::int32_t> passes, steps;
     std::vector<double> objective, gradient;
     {
       const nb::gil_scoped_release release;
@@ -109,30 +109,46 @@ class Worker {
       }
       // Python sets the byte while this runs.
       const volatile std::uint8_t* flag = cancel_.data();
-      auto solved = solver_.solve(wanted, drain, [flag] { return *flag != 0; });
-      for (auto& label : solved) {
+      solved_ = solver_.solve(wanted, drain, [flag] { return *flag != 0; });
+      for (const auto& label : solved_) {
         done.push_back(label.label);
-        features.insert(features.end(), label.features.begin(), label.features.end());
-        weights.insert(weights.end(), label.weights.begin(), label.weights.end());
-        ends.push_back(static_cast<std::int64_t>(features.size()));
+        ends.push_back(ends.back() + std::ssize(label.features));
         objective.push_back(label.objective);
         gradient.push_back(label.gradient);
         passes.push_back(label.passes);
         steps.push_back(label.steps);
         set_size.push_back(label.set_size);
-        label = SolvedLabel{};
       }
     }
-    return nb::make_tuple(
-        to_numpy(std::move(done)), to_numpy(std::move(ends)), to_numpy(std::move(features)),
-        to_numpy(std::move(weights)), to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
-        to_numpy(std::move(passes)), to_numpy(std::move(steps)), to_numpy(std::move(set_size)));
+    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
+                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
+                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
+                          to_numpy(std::move(set_size)));
+  }
+
+  /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
+  void take(Writable<std::int32_t> features, Writable<float> weights) {
+    std::size_t nnz = 0;
+    for (const auto& label : solved_) nnz += label.features.size();
+    if (features.size() != nnz || weights.size() != nnz) {
+      throw std::invalid_argument("take: the arrays do not have the size of the weights");
+    }
+    const nb::gil_scoped_release release;
+    std::int32_t* feature = features.data();
+    float* weight = weights.data();
+    for (auto& label : solved_) {
+      feature = std::copy(label.features.begin(), label.features.end(), feature);
+      weight = std::copy(label.weights.begin(), label.weights.end(), weight);
+      label = SolvedLabel{};
+    }
+    solved_.clear();
   }
 
  private:
   const Problem& problem_;
   Vector<std::uint8_t> cancel_;
   dismec::Solver solver_;
+  std::vector<SolvedLabel> solved_;
 };
 
 }  // namespace
@@ -147,5 +163,6 @@ void bind_solver(nb::module_& m) {
   nb::class_<Worker>(m, "Worker")
       .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
            "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
-      .def("solve", &Worker::solve, "labels"_a, "drain"_a);
+      .def("solve", &Worker::solve, "labels"_a, "drain"_a)
+      .def("take", &Worker::take, "features"_a, "weights"_a);
 }

@@ -14,6 +14,10 @@ using namespace nb::literals;
 template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+/// A contiguous 1-d array from Python to write into.
+template <typename T>
+using Writable = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 template <typename T>
 std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};

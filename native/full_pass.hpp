@@ -74,7 +74,7 @@ class FullPass {
     for (std::size_t f = 0; f + 1 < set.w.size(); ++f) at(slot, set.feature(f)) = 0;
     for (const auto r : set.rows) in_set_[r] &= ~bit(slot);
     threshold_[slot] = kIdle;
-    violators_[slot].clear();
+    violators_[slot] = {};
   }
 
   std::vector<Violator>& violators(int slot) { return violators_[slot]; }

@@ -50,7 +50,7 @@ inline constexpr int kPasses = 1000;
 // At least this many violators come in after a pass, or as many as the set has rows.
 inline constexpr std::int64_t kGrowth = 256;
 // Labels are begun while the working sets of a thread are expected to take less than this.
-inline constexpr std::int64_t kBytes = std::int64_t{48} << 20;
+inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 }  // namespace solver_limits
 
 /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
@@ -129,7 +129,7 @@ class Solver {
         if (task.label < 0 || !close_or_grow(slot)) continue;
         solved.push_back(std::move(task.out));
         task.label = -1;
-        bytes_ -= task.bytes;
+        count_bytes(task, 0);
       }
     }
   }
@@ -138,19 +138,27 @@ class Solver {
   void start(int slot, std::int64_t label, std::span<const std::int32_t> positives) {
     Task& task = tasks_[slot];
     task.label = label;
-    task.bytes = expected_bytes(positives);
-    bytes_ += task.bytes;
+    count_bytes(task, expected_bytes(positives));
     task.out = SolvedLabel{.label = label};
-    begin(task.set, X_, positives, local_of_);
+    begin(task.set, X_, positives, local_of_, pool_);
     task.goal = goal_of(task.set, X_, summary_, options_, scratch_.gathered);
     pass_.join(slot, positives);
   }
 
-  /// What a label's working set will take; they end up a few times as large as they begin.
+  void count_bytes(Task& task, std::int64_t bytes) {
+    bytes_ += bytes - task.bytes;
+    task.bytes = bytes;
+  }
+
+  /// What a label's working set will take, judging by those before: the negatives that come in may
+  /// be longer or fewer than others.
   std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
-    const std::int64_t rows = 6 * std::ssize(positives) + 2 * solver_limits::kGrowth;
+    const double bytes = usual_ * static_cast<double>(plain_bytes(std::ssize(positives)));
+    return std::min(static_cast<std::int64_t>(bytes), kCompactBytes);
+  }
+  std::int64_t plain_bytes(std::int64_t n_positive) const {
     const std::int64_t nnz = std::ssize(X_.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
-    return std::min(rows * nnz * kCopyBytes, kCompactBytes);
+    return (6 * n_positive + 2 * solver_limits::kGrowth) * nnz * copy_bytes(true);
   }
 
   template <typename Stop>
@@ -203,7 +211,8 @@ class Solver {
     added_.clear();
     for (const Violator& v : violators) added_.push_back(v.row);
     std::sort(added_.begin(), added_.end());
-    append(task.set, X_, added_, local_of_);
+    append(task.set, X_, added_, local_of_, pool_);
+    count_bytes(task, std::max(task.bytes, task.set.bytes));
     pass_.join(slot, added_);
     return false;
   }
@@ -227,7 +236,9 @@ class Solver {
       task.out.weights.push_back(weight.value);
     }
     pass_.close(slot, set);
-    set.parts.clear();  // most of its memory
+    const auto plain = static_cast<double>(plain_bytes(set.n_positive));
+    if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes) / plain - usual_);
+    end(set, pool_);
   }
 
   struct Weight {
@@ -240,9 +251,11 @@ class Solver {
   Positives positives_;
   SolverOptions options_;
   FullPass pass_;
+  ChunkPool pool_;
   std::array<Task, kSlots> tasks_;
   SubspaceScratch scratch_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0;  // of all tasks
+  double usual_ = 1.5;      // bytes of a set, in plain_bytes
   std::vector<std::int32_t> local_of_;
   std::vector<std::int32_t> added_;
   std::vector<Weight> order_;

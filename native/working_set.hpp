@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -11,6 +12,32 @@
 #include "rows.hpp"
 
 namespace dismec {
+
+/// Memory for the copies of one thread's sets, in chunks that go from set to set: nothing is
+/// zeroed, moved or given back in between.
+class ChunkPool {
+ public:
+  static constexpr std::int64_t kChunk = std::int64_t{1} << 16;
+
+  std::byte* take() {
+    if (free_.empty()) {
+      constexpr std::int64_t kAtATime = 16;
+      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(kAtATime * kChunk));
+      for (std::int64_t i = 0; i < kAtATime; ++i) free_.push_back(slabs_.back().get() + i * kChunk);
+    }
+    std::byte* chunk = free_.back();
+    free_.pop_back();
+    return chunk;
+  }
+  void give_back(std::vector<std::byte*>& chunks) {
+    free_.insert(free_.end(), chunks.begin(), chunks.end());
+    chunks.clear();
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  std::vector<std::byte*> free_;
+};
 
 /// A label's working set: its positives, then the negatives taken in so far. Vectors over features
 /// hold the bias last.
@@ -26,14 +53,11 @@ struct WorkingSet {
 
   bool compact = true;
   std::vector<std::int32_t> features;  // compact: local → global
-  std::vector<Row> copies;             // compact: they look into `parts`
-  struct Part {
-    std::unique_ptr<float[]> value;
-    std::unique_ptr<std::uint16_t[]> narrow;
-    std::unique_ptr<std::int32_t[]> index;  // where 16 bits do not suffice
-  };
-  std::vector<Part> parts;
-  std::int64_t bytes = 0;  // of the parts
+  std::vector<Row> copies;             // compact: they look into chunks
+  std::vector<std::byte*> chunks;
+  std::int64_t left = 0;   // non-zeros that still fit into the last chunk
+  bool narrow = true;      // places are of sixteen bits there
+  std::int64_t bytes = 0;  // of all copies
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
   float sign(std::int64_t i) const { return i < n_positive ? 1.0F : -1.0F; }
@@ -50,105 +74,119 @@ struct WorkingSet {
 
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
-/// What a copied non-zero takes, with sixteen bits for its place.
-inline constexpr std::int64_t kCopyBytes = sizeof(float) + sizeof(std::uint16_t);
+/// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
+inline std::int64_t copy_bytes(bool narrow) {
+  return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
+}
 
 /// Turns a compact set into one that reads X in place.
-inline void spread(WorkingSet& set, const Rows& X) {
+inline void spread(WorkingSet& set, const Rows& X, ChunkPool& pool) {
   std::vector<float> w(X.n_features + 1, 0.0F);
   for (std::size_t f = 0; f < set.features.size(); ++f) w[set.features[f]] = set.w[f];
   w.back() = set.w.back();
   set.w = std::move(w);
   set.features = {};
   set.copies = {};
-  set.parts.clear();
+  pool.give_back(set.chunks);
   set.bytes = 0;
   set.compact = false;
 }
 
-/// Copies rows as one part; `index` is where their places go.
+/// Copies a row to `value` and `index`; `local` maps global features to local ones.
 template <typename Index>
-void copy_rows(WorkingSet& set, const Rows& X, std::span<const std::int32_t> added, Index* index,
-               float* value, std::vector<std::int32_t>& local_of) {
-  auto n_local = static_cast<std::int64_t>(set.features.size());
-  std::int64_t nnz = 0;
-  for (const auto r : added) nnz += X.nnz(r);
-  set.features.resize(std::min(n_local + nnz, X.n_features));
-  std::int32_t* features = set.features.data();
-  std::int32_t* local = local_of.data();
-  for (std::int64_t f = 0; f < n_local; ++f) local[features[f]] = static_cast<std::int32_t>(f);
-  for (const auto r : added) {
-    const Row x = row_of(X, r);
-    Row copy{value, nullptr, nullptr, x.size, 1.0F};
-    if constexpr (std::is_same_v<Index, std::uint16_t>) {
-      copy.narrow = index;
-    } else {
-      copy.index = index;
+void copy_row(const Rows& X, const Row& x, float* value, Index* index, std::int32_t* local,
+              std::int32_t* features, std::int32_t& n_local) {
+  for (std::int64_t k = 0; k < x.size; ++k) {
+    const auto j = x.index[k];
+    auto place = local[j];
+    if (place < 0) {
+      features[n_local] = j;
+      place = local[j] = n_local++;
     }
-    set.copies.push_back(copy);
-    for (std::int64_t k = 0; k < x.size; ++k) {
-      const auto j = x.index[k];
-      auto place = local[j];
-      if (place < 0) {
-        place = local[j] = static_cast<std::int32_t>(n_local);
-        features[n_local++] = j;
-      }
-      index[k] = static_cast<Index>(place);
-      value[k] = x.value[k] * x.scale;
-    }
-    if (!X.idf.empty()) {
-      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= X.idf[x.index[k]];
-    }
-    value += x.size;
-    index += x.size;
+    index[k] = static_cast<Index>(place);
+    value[k] = x.value[k] * x.scale;
   }
-  for (std::int64_t f = 0; f < n_local; ++f) local[features[f]] = -1;
-  set.features.resize(n_local);
+  if (!X.idf.empty()) {
+    for (std::int64_t k = 0; k < x.size; ++k) value[k] *= X.idf[x.index[k]];
+  }
 }
 
 /// Adds rows; `local_of` maps global features to local ones and is all −1 before and after.
 inline void append(WorkingSet& set, const Rows& X, std::span<const std::int32_t> added,
-                   std::vector<std::int32_t>& local_of) {
+                   std::vector<std::int32_t>& local_of, ChunkPool& pool) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
   set.n_outside = X.size() - set.size();
   if (!set.compact) return;
   std::int64_t nnz = 0;
-  for (const auto r : added) nnz += X.nnz(r);
-  const std::int64_t most = std::min(std::ssize(set.features) + nnz, X.n_features);
+  std::int64_t longest = 0;
+  for (const auto r : added) {
+    nnz += X.nnz(r);
+    longest = std::max(longest, X.nnz(r));
+  }
+  auto n_local = static_cast<std::int32_t>(set.features.size());
+  const std::int64_t most = std::min(n_local + nnz, X.n_features);
   const bool narrow = most <= std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
-  const std::int64_t bytes = nnz * (narrow ? kCopyBytes : 8);
-  if (set.bytes + bytes > kCompactBytes) {
-    spread(set, X);
+  const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
+  set.bytes += nnz * copy_bytes(narrow);
+  if (set.bytes > kCompactBytes || longest > chunk) {
+    spread(set, X, pool);
     return;
   }
-  set.bytes += bytes;
-  auto& part = set.parts.emplace_back();
-  part.value = std::make_unique_for_overwrite<float[]>(nnz);
-  if (narrow) {
-    part.narrow = std::make_unique_for_overwrite<std::uint16_t[]>(nnz);
-    copy_rows(set, X, added, part.narrow.get(), part.value.get(), local_of);
-  } else {
-    part.index = std::make_unique_for_overwrite<std::int32_t[]>(nnz);
-    copy_rows(set, X, added, part.index.get(), part.value.get(), local_of);
+  set.features.resize(most);
+  std::int32_t* features = set.features.data();
+  std::int32_t* local = local_of.data();
+  for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
+  for (const auto r : added) {
+    const Row x = row_of(X, r);
+    if (set.chunks.empty() || x.size > set.left || narrow != set.narrow) {
+      set.chunks.push_back(pool.take());
+      set.left = chunk;
+      set.narrow = narrow;
+    }
+    // All values first, then all places: whoever walks the rows reads both as streams.
+    auto* values = reinterpret_cast<float*>(set.chunks.back());
+    void* places = values + chunk;
+    const std::int64_t used = chunk - set.left;
+    set.left -= x.size;
+    Row copy{values + used, nullptr, nullptr, x.size, 1.0F};
+    if (narrow) {
+      auto* index = static_cast<std::uint16_t*>(places) + used;
+      copy_row(X, x, values + used, index, local, features, n_local);
+      copy.narrow = index;
+    } else {
+      auto* index = static_cast<std::int32_t*>(places) + used;
+      copy_row(X, x, values + used, index, local, features, n_local);
+      copy.index = index;
+    }
+    set.copies.push_back(copy);
   }
+  for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = -1;
+  set.features.resize(n_local);
   const float bias = set.w.back();
   set.w.back() = 0;
-  set.w.resize(set.features.size() + 1, 0.0F);
+  set.w.resize(n_local + 1, 0.0F);
   set.w.back() = bias;
+}
+
+/// Empties a set, and gives back the memory that only a large one needs.
+inline void end(WorkingSet& set, ChunkPool& pool) {
+  constexpr std::size_t kUsual = 2048;
+  pool.give_back(set.chunks);
+  if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
 /// The set of a label's positives, at the solution that holds where there is no positive at all.
 inline void begin(WorkingSet& set, const Rows& X, std::span<const std::int32_t> positives,
-                  std::vector<std::int32_t>& local_of) {
+                  std::vector<std::int32_t>& local_of, ChunkPool& pool) {
   set.rows.clear();
-  set.features.clear();
-  set.copies.clear();
-  set.parts.clear();
-  set.bytes = 0;
-  set.compact = true;
   set.n_positive = std::ssize(positives);
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
-  append(set, X, positives, local_of);
+  set.compact = true;
+  set.features.clear();
+  set.copies.clear();
+  set.left = 0;
+  set.bytes = 0;
+  append(set, X, positives, local_of, pool);
 }
 
 }  // namespace dismec

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from dismec.blocks import Block, BlockStats
 from dismec.native import available_cpus
-from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker
+from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker, empty_array
 
 __all__ = ["solve_blocks"]
 
@@ -80,9 +80,11 @@ def solve_blocks(
                 continue
             solution, seconds = result
             share = seconds / max(len(solution.labels), 1)
-            for number in np.unique(owner[solution.labels]):
+            owners = owner[solution.labels]
+            numbers = np.unique(owners)
+            for number in numbers:
                 block = opened[int(number)]
-                part = solution[np.flatnonzero(owner[solution.labels] == number)]
+                part = solution if len(numbers) == 1 else solution[np.flatnonzero(owners == number)]
                 n_labels = block.add(part, share * len(part.labels))
                 if progress:
                     progress(n_labels)
@@ -175,11 +177,31 @@ class _OpenBlock:
 
     def close(self) -> Block:
         """The block with its labels in order."""
-        solved = np.concatenate([part.labels for part in self.parts])
-        weights: Any = sp.vstack([part.weights for part in self.parts], format="csr")
-        # The row of each distinct label among the solved ones, then of each label of the block.
-        order = np.argsort(solved)
-        rows = order[np.searchsorted(solved[order], self.distinct)]
         stats = BlockStats.of(self.parts, self.seconds)
-        self.parts.clear()  # they are in `weights` now
-        return Block(self.number, self.labels, weights[rows[self.copy_of]], stats)
+        counts = np.zeros(len(self.distinct), dtype=np.int64)
+        sorter = np.argsort(self.distinct)
+        rows = [
+            sorter[np.searchsorted(self.distinct, part.labels, sorter=sorter)]
+            for part in self.parts
+        ]
+        for part, into in zip(self.parts, rows, strict=True):
+            counts[into] = np.diff(part.weights.indptr)
+        indptr = np.concatenate([[0], np.cumsum(counts[self.copy_of])])
+        indices = empty_array(indptr[-1], np.int32)
+        data = empty_array(indptr[-1], np.float32)
+        # Where each distinct label goes: the labels of the block that are copies of it.
+        order = np.argsort(self.copy_of, kind="stable")
+        goes_to = np.split(order, np.cumsum(self.copies)[:-1])
+        while self.parts:  # what has been copied need not stay
+            part, into = self.parts.pop(), rows.pop()
+            source = part.weights
+            for i, row in enumerate(into):
+                span = slice(source.indptr[i], source.indptr[i + 1])
+                for copy in goes_to[row]:
+                    target = slice(indptr[copy], indptr[copy + 1])
+                    indices[target] = source.indices[span]
+                    data[target] = source.data[span]
+        shape = (len(self.labels), source.shape[1])
+        return Block(
+            self.number, self.labels, sp.csr_array((data, indices, indptr), shape=shape), stats
+        )

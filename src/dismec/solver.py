@@ -17,6 +17,7 @@ parameters.
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -29,7 +30,7 @@ from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
 
-__all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker"]
+__all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,18 @@ class Solution:
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
         """The part of some labels, in the order of `which`."""
         return Solution(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Like np.empty, but a large array's memory goes back to the system as soon as it is dropped.
+
+    What one thread allocates and another frees would else stay with the first one's heap, and a
+    training's weights pass from threads to blocks to files.
+    """
+    n_bytes = int(size) * np.dtype(dtype).itemsize
+    if n_bytes < 1 << 16:
+        return np.empty(size, dtype)
+    return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
 
 
 class Cancel:
@@ -204,6 +217,8 @@ class Worker:
 
         The GIL is released. Once the flag is set the answer is incomplete.
         """
-        done, indptr, features, weights, *statistics = self._native.solve(labels, drain)
+        done, indptr, *statistics = self._native.solve(labels, drain)
+        features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
+        self._native.take(features, weights)
         matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
         return Solution(done, matrix, *statistics)
