@@ -192,13 +192,14 @@ class _OpenBlock:
         # Where each distinct label goes: the labels of the block that are copies of it.
         order = np.argsort(self.copy_of, kind="stable")
         goes_to = np.split(order, np.cumsum(self.copies)[:-1])
+        starts = indptr.tolist()
         while self.parts:  # what has been copied need not stay
-            part, into = self.parts.pop(), rows.pop()
-            source = part.weights
-            for i, row in enumerate(into):
-                span = slice(source.indptr[i], source.indptr[i + 1])
-                for copy in goes_to[row]:
-                    target = slice(indptr[copy], indptr[copy + 1])
+            source, into = self.parts.pop().weights, rows.pop()
+            ends = source.indptr.tolist()
+            for i, row in enumerate(into.tolist()):
+                span = slice(ends[i], ends[i + 1])
+                for copy in goes_to[row].tolist():
+                    target = slice(starts[copy], starts[copy + 1])
                     indices[target] = source.indices[span]
                     data[target] = source.data[span]
         shape = (len(self.labels), source.shape[1])
