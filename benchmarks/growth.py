@@ -36,8 +36,7 @@ def label_seconds(problem: Problem, labels: np.ndarray, threads: int) -> float:
         problem.solve(part, SolverParams())
         return time.perf_counter() - begin
 
-    # More parts than threads, so that no thread is idle for long at the end.
-    parts = np.array_split(labels, max(threads, len(labels) // 75))
+    parts = [labels[i::threads] for i in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(solve, parts)) / len(labels)
 
@@ -45,7 +44,7 @@ def label_seconds(problem: Problem, labels: np.ndarray, threads: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--sample", type=int, nargs="+", default=[1_000, 1_000, 300])
+    parser.add_argument("--sample", type=int, nargs="+", default=[1_000, 1_000, 600])
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "huge_array.hpp"
 #include "lanes.hpp"
 #include "rows.hpp"
 #include "working_set.hpp"
@@ -43,7 +44,7 @@ class FullPass {
   FullPass(const Rows& X, const Summary& summary)
       : X_(X),
         longest_(static_cast<float>(summary.longest)),
-        weights_(X.n_features * kSlots, 0),
+        weights_(X.n_features * kSlots),
         in_set_(X.size(), 0),
         exact_(X.n_features, 0.0F) {
     threshold_.fill(kIdle);
@@ -94,8 +95,8 @@ class FullPass {
 
   template <typename Stop>
   void run(const Stop& stop) {
-    // Far enough for a feature's weights to arrive from the next level of cache.
-    constexpr std::int64_t kAhead = 8;
+    // Far enough for a feature's weights to arrive from memory.
+    constexpr std::int64_t kAhead = 32;
     for (auto& list : violators_) list.clear();
     const Lanes none = broadcast(0.0F);
     LanePair thresholds = split(threshold_);
@@ -172,9 +173,9 @@ class FullPass {
 
   const Rows& X_;
   float longest_;
-  std::vector<std::uint16_t> weights_;  // n_features × kSlots
-  std::vector<std::uint32_t> in_set_;   // a bit a slot: the row is in that label's working set
-  std::vector<float> exact_;            // one label's weights, zero between uses
+  HugeArray<std::uint16_t> weights_;   // n_features × kSlots
+  std::vector<std::uint32_t> in_set_;  // a bit a slot: the row is in that label's working set
+  std::vector<float> exact_;           // one label's weights, zero between uses
   PerSlot bias_ = {};
   PerSlot threshold_;  // kIdle where no label is at work
   std::array<std::int64_t, kSlots> most_ = {};
