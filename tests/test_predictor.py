@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,11 +27,13 @@ def random_csr(rng, n_rows, n_columns, density, values=None):
     return sp.csr_array((mask * drawn).astype(np.float32))
 
 
-def post(indptr, indices, data, n_features, labels=None):
-    """Posting lists of labels that may all be predicted."""
+def pack(indptr, indices, data, n_features, labels=None):
+    """A shard of labels that may all be predicted."""
     labels = np.arange(max(len(indptr) - 1, 0)) if labels is None else labels
     ranks = np.ones(len(labels), np.uint8)
-    return kernels.post(indptr, indices, data, n_features, np.asarray(labels, np.int32), ranks)
+    rows = np.arange(len(labels), dtype=np.int32)
+    ids = np.asarray(labels, np.int32)
+    return kernels.pack([(indptr, indices, data)], 0 * rows, rows, n_features, ids, ranks)
 
 
 def cut(W, size):
@@ -52,11 +55,14 @@ def assert_same(result, expected):
     n_features=st.integers(0, 12),
     k=st.integers(1, 80),
     block_size=st.integers(1, 70),
+    shard_labels=st.sampled_from([7, 32, 1 << 16]),
     ties=st.booleans(),
     normalize=st.booleans(),
     bias=st.sampled_from([0.0, 1.0, -0.5]),
 )
-def test_topk_equals_brute_force(seed, n_labels, n_features, k, block_size, ties, normalize, bias):
+def test_topk_equals_brute_force(
+    seed, n_labels, n_features, k, block_size, shard_labels, ties, normalize, bias
+):
     rng = np.random.default_rng(seed)
     values = [-1, 1, 2] if ties else None
     X = random_csr(rng, 9, n_features, 0.5, values)
@@ -64,7 +70,8 @@ def test_topk_equals_brute_force(seed, n_labels, n_features, k, block_size, ties
     transform = Transform(n_features, normalize, bias)
     order = rng.permutation(n_labels)  # blocks need not hold consecutive labels
     blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
-    predictor = Predictor([(labels, W[labels]) for labels in blocks], n_labels, transform)
+    with mock.patch.object(kernels, "shard_labels", shard_labels):
+        predictor = Predictor([(labels, W[labels]) for labels in blocks], n_labels, transform)
     scores = naive.brute_force_scores(transform.apply(X), W)
     labels, best = predictor.topk(X, k)
     assert labels.dtype == np.int32
@@ -117,8 +124,8 @@ def test_blocks_may_be_merged_in_any_order():
         labels = np.full((20, 5), -1, dtype=np.int32)
         scores = np.full((20, 5), -np.inf, dtype=np.float32)
         for numbers, block in blocks:
-            lists = post(block.indptr.astype(np.int64), block.indices, block.data, 10, numbers)
-            kernels.merge_topk(lists, *rows, labels, scores)
+            shard = pack(block.indptr.astype(np.int64), block.indices, block.data, 10, numbers)
+            kernels.merge_topk(shard, *rows, labels, scores)
         assert_same((labels, scores), expected)
 
 
@@ -235,39 +242,39 @@ def floats(*values):
 def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
     with pytest.raises(ValueError):
-        post(*rows, 3)
-    lists = post(integers(0, 1), integers(2, dtype=np.int32), floats(1), 3)
+        pack(*rows, 3)
+    shard = pack(integers(0, 1), integers(2, dtype=np.int32), floats(1), 3)
     n_rows = max(len(indptr) - 1, 0)
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
-        kernels.merge_topk(lists, *rows, labels, scores)
+        kernels.merge_topk(shard, *rows, labels, scores)
     with pytest.raises(ValueError):
-        kernels.dense_scores(lists, *rows, scores)
+        kernels.dense_scores(shard, *rows, scores)
 
 
 def test_binding_refuses_results_of_the_wrong_shape():
     rows = integers(0, 1), integers(2, dtype=np.int32), floats(1)
-    lists = post(*rows, 3)
-    assert (lists.n_labels, lists.n_features, lists.nnz) == (1, 3, 1)
+    shard = pack(*rows, 3)
+    assert (shard.n_labels, shard.n_features, shard.nnz) == (1, 3, 1)
 
     def merge(label_shape, score_shape):
         labels, scores = np.zeros(label_shape, np.int32), np.zeros(score_shape, np.float32)
-        kernels.merge_topk(lists, *rows, labels, scores)
+        kernels.merge_topk(shard, *rows, labels, scores)
 
     merge((1, 2), (1, 2))
     for shapes in [((1, 0), (1, 0)), ((1, 2), (1, 3)), ((2, 2), (2, 2)), ((1, 2), (2, 2))]:
         with pytest.raises(ValueError):
             merge(*shapes)
-    for wrong in ([-1], [2**31 - 1], [0, 1], []):
+    for wrong in ([-1], [2**31 - 1], [0, 1]):
         with pytest.raises(ValueError):
-            post(*rows, 3, wrong)
+            pack(*rows, 3, wrong)
     two = integers(0, 1, 2), integers(2, 1, dtype=np.int32), floats(1, 1)
     for wrong in ([1, 0], [1, 1]):
         with pytest.raises(ValueError):
-            post(*two, 3, wrong)
+            pack(*two, 3, wrong)
     for n_features in (-1, 2**31, 2**63 - 1):
         with pytest.raises(ValueError):
-            post(*rows, n_features)
+            pack(*rows, n_features)
     for label, shape in [(2, (1, 2)), (0, (2, 2))]:
         with pytest.raises(ValueError):
-            kernels.dense_scores(post(*rows, 3, [label]), *rows, np.zeros(shape, np.float32))
+            kernels.dense_scores(pack(*rows, 3, [label]), *rows, np.zeros(shape, np.float32))

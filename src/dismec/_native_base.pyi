@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ isa: str
 
 def cpu_isas() -> list[str]: ...
 
-class PostingLists:
+shard_labels: int
+
+class Shard:
     @property
     def n_labels(self) -> int: ...
     @property
@@ -15,16 +18,16 @@ class PostingLists:
     @property
     def nnz(self) -> int: ...
 
-def post(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
+def pack(
+    matrices: Sequence[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]],
+    matrix: NDArray[np.int32],
+    row: NDArray[np.int32],
     n_features: int,
     ids: NDArray[np.int32],
     ranks: NDArray[np.uint8],
-) -> PostingLists: ...
+) -> Shard: ...
 def merge_topk(
-    lists: PostingLists,
+    shard: Shard,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
@@ -32,7 +35,7 @@ def merge_topk(
     scores: NDArray[np.float32],
 ) -> None: ...
 def dense_scores(
-    lists: PostingLists,
+    shard: Shard,
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,10 +68,11 @@ class Predictor:
         held = np.concatenate([np.empty(0, np.int32), *numbers])
         if not np.array_equal(np.sort(held), np.arange(n_labels)):
             raise ModelError(f"the blocks do not hold each of {n_labels} labels once")
-        self._blocks = [
-            _post(labels, weights, transform, ~self._untrained[labels])
+        matrices = [
+            _checked(len(labels), weights, transform)
             for labels, (_, weights) in zip(numbers, blocks, strict=True)
         ]
+        self._shards = list(_pack(numbers, matrices, transform, ~self._untrained))
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
         """The k labels with the highest scores for every row, ties to the smaller label.
@@ -110,8 +111,8 @@ class Predictor:
             rows = _arrays(self.transform.apply(_between(X, start, stop)))
             best_labels = np.full((stop - start, places), -1, dtype=np.int32)
             best_scores = np.full((stop - start, places), -np.inf, dtype=np.float32)
-            for lists in self._blocks:
-                kernels.merge_topk(lists, *rows, best_labels, best_scores)
+            for shard in self._shards:
+                kernels.merge_topk(shard, *rows, best_labels, best_scores)
             labels[start:stop, :places] = best_labels
             scores[start:stop, :places] = best_scores
 
@@ -129,32 +130,50 @@ class Predictor:
 
         def score(start: int, stop: int) -> None:
             rows = _arrays(self.transform.apply(_between(X, start, stop)))
-            for lists in self._blocks:
-                kernels.dense_scores(lists, *rows, scores[start:stop])
+            for shard in self._shards:
+                kernels.dense_scores(shard, *rows, scores[start:stop])
 
         _for_chunks(score, X.shape[0], threads)
         scores[:, self._untrained] = -1
         return scores
 
 
-def _post(
-    labels: npt.NDArray[np.int32],
-    weights: Any,
-    transform: Transform,
-    ranks: npt.NDArray[np.bool_],
-) -> Any:
-    """Posting lists of a block."""
+def _checked(n_labels: int, weights: Any, transform: Transform) -> sp.csr_array:
+    """A block's weights, as the kernels take them."""
     n_columns = transform.n_features + 1
-    if weights.shape != (len(labels), n_columns):
+    if weights.shape != (n_labels, n_columns):
         raise ModelError(
-            f"a block of {len(labels)} labels holds {weights.shape[0]} × {weights.shape[1]} "
+            f"a block of {n_labels} labels holds {weights.shape[0]} × {weights.shape[1]} "
             f"weights; expected {n_columns} a label: {transform.n_features} features and the bias"
         )
     try:
-        weights = check_X(weights)
+        return check_X(weights)
     except DataError as error:
         raise ModelError(f"a block's weights: {error}") from None
-    return kernels.post(*_arrays(weights), n_columns, labels, ranks.astype(np.uint8))
+
+
+def _pack(
+    labels: Sequence[npt.NDArray[np.int32]],
+    matrices: Sequence[sp.csr_array],
+    transform: Transform,
+    ranks: npt.NDArray[np.bool_],
+) -> Iterator[Any]:
+    """Shards of consecutive labels, however these lie in blocks."""
+    n_labels = len(ranks)
+    matrix, row = np.empty(n_labels, np.int32), np.empty(n_labels, np.int32)
+    for number, held in enumerate(labels):
+        matrix[held], row[held] = number, np.arange(len(held), dtype=np.int32)
+    for start in range(0, n_labels, kernels.shard_labels):
+        stop = min(start + kernels.shard_labels, n_labels)
+        used, which = np.unique(matrix[start:stop], return_inverse=True)
+        yield kernels.pack(
+            [_arrays(matrices[number]) for number in used],
+            which.astype(np.int32),
+            row[start:stop],
+            transform.n_features + 1,
+            np.arange(start, stop, dtype=np.int32),
+            ranks[start:stop].astype(np.uint8),
+        )
 
 
 def _arrays(
