@@ -36,6 +36,17 @@ def test_readme_commands_and_python_run(tmp_path):
     assert len((tmp_path / "predictions.txt").read_text().splitlines()) == 1000
 
 
+@pytest.mark.slow
+def test_pruning_commands_and_python_run(tmp_path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in examples("docs/pruning.md", "sh"):
+        subprocess.run(
+            ["sh", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path}
+        )
+    script = "\n".join(examples("docs/pruning.md", "python"))
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
 def test_links_in_the_documentation_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -113,6 +113,13 @@ def _data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def _parse_delta(_: click.Context, __: click.Parameter, value: str) -> float | str:
+    try:
+        return "auto" if value == "auto" else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
+
+
 _threads = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all available CPUs]."
 )
@@ -126,11 +133,18 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
 @click.option(
     "--delta",
-    type=float,
-    default=0.01,
+    default="0.01",
     show_default=True,
-    help="Weights with |w| below this are dropped.",
+    callback=_parse_delta,
+    metavar="NUMBER|auto",
+    help="Weights with |w| below this are dropped; auto: as many as P@k allows.",
 )
+@click.option(
+    "--validation",
+    type=_PATH,
+    help="Data to choose --delta auto on [default: a tenth of the rows of DATA].",
+)
+@click.option("--validation-labels", type=_PATH, help="As --labels, for --validation.")
 @click.option(
     "--tol", type=float, default=0.01, show_default=True, help="LIBLINEAR's stopping tolerance."
 )
@@ -148,6 +162,8 @@ def train(
     data: Path,
     model: Path,
     labels: Path | None,
+    validation: Path | None,
+    validation_labels: Path | None,
     threads: int | None,
     overwrite: bool,
     quiet: bool,
@@ -166,7 +182,12 @@ def train(
         chosen = TrainingParams(normalize=not no_normalize, **params)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if (validation or validation_labels) and not (validation and chosen.chooses_delta):
+        raise click.UsageError("--validation goes with --delta auto, --validation-labels with both")
     dataset = load_data(data, labels=labels, threads=threads)
+    judge = None
+    if validation:
+        judge = load_data(validation, labels=validation_labels, threads=threads)
     begin = time.perf_counter()
     try:
         with _progress(quiet, "training") as progress:
@@ -176,6 +197,7 @@ def train(
                 model,
                 chosen,
                 names=dataset.names,
+                validation=judge and judge[:2],
                 threads=threads,
                 overwrite=overwrite,
                 progress=progress,
@@ -184,6 +206,12 @@ def train(
         click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
         raise
     if not quiet:
+        if chosen.chooses_delta:
+            said = trained.params
+            click.echo(
+                f"delta {said['delta']}, chosen {said['delta_auto']}: {said['delta_effect']}",
+                err=True,
+            )
         _say_trained(trained, model, time.perf_counter() - begin)
     _say_unsolved(trained)
 
@@ -359,6 +387,24 @@ def _print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
     for name in dict.fromkeys(key.split("@")[0] for key in result if "@" in key):
         table.add_row(name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks))
     Console().print(table)
+
+
+@main.command()
+@click.argument("model", type=_PATH)
+@click.option("-o", "--output", type=_PATH, required=True, help="The new model directory.")
+@click.option("--delta", type=float, required=True, help="Weights with |w| below this are dropped.")
+@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@_quiet
+def prune(model: Path, output: Path, delta: float, overwrite: bool, quiet: bool) -> None:
+    """Write the model that training with a larger delta would have given."""
+    from dismec.model import open_model
+
+    if output.exists() and model.exists() and output.samefile(model):
+        raise click.UsageError(f"{output} is the model itself: choose another directory")
+    begin = time.perf_counter()
+    open_model(model).pruned(delta).save(output, overwrite=overwrite)
+    if not quiet:
+        _say_trained(open_model(output, check=False), output, time.perf_counter() - begin)
 
 
 @main.command()

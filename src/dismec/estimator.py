@@ -30,7 +30,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     C
         Weight of the losses against the regulariser.
     delta
-        Weights with |w| < delta are dropped; 0 keeps all.
+        Weights with |w| < delta are dropped; 0 keeps all, "auto" chooses it on a tenth of the rows,
+        which are held out for this, or on the `validation` of `fit`.
     tol
         LIBLINEAR's ε in the stopping rule.
     tfidf
@@ -65,7 +66,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         C: float = 1.0,
-        delta: float = 0.01,
+        delta: float | str = 0.01,
         tol: float = 0.01,
         tfidf: bool = False,
         normalize: bool = True,
@@ -80,7 +81,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.bias = bias
         self.n_jobs = n_jobs
 
-    def fit(self, X: Any, y: Any) -> DiSMECClassifier:
+    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
 
         Parameters
@@ -89,6 +90,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (n_rows, n_features) sparse or dense.
         y
             Indicator (n_rows, n_labels), sparse or dense, or (n_rows,) classes.
+        validation
+            Other X and y to choose `delta="auto"` on.
         """
         self._sparse_output = sp.issparse(y)
         if self._sparse_output:
@@ -106,7 +109,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_ = np.arange(Y.shape[1])
         params = TrainingParams(self.C, self.delta, self.tol, self.tfidf, self.normalize, self.bias)
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
-        self.model_ = fit(X, Y, params, names=names, threads=self._threads())
+        if validation is not None and not self.multilabel_:
+            validation = validation[0], self._among_classes(validation[1])
+        self.model_ = fit(X, Y, params, names=names, validation=validation, threads=self._threads())
         return self
 
     def _one_hot(self, y: Any) -> sp.csr_array:
@@ -117,6 +122,13 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = np.arange(len(codes) + 1)
         ones = np.ones(len(codes), dtype=np.uint8)
         return sp.csr_array((ones, codes, rows), shape=(len(codes), len(self.classes_)))
+
+    def _among_classes(self, y: Any) -> sp.csr_array:
+        """A column a class that training has seen; other classes have none."""
+        y = column_or_1d(y)
+        rows, columns = np.nonzero(y[:, None] == self.classes_[None, :])
+        shape = (len(y), len(self.classes_))
+        return sp.csr_array((np.ones(len(rows), np.uint8), (rows, columns)), shape=shape)
 
     def predict_topk(
         self, X: Any, k: int = 5
@@ -183,6 +195,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if missing := keys - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
         self = cls(**{key: model.params[key] for key in keys})
+        if "delta_auto" in model.params:
+            self.delta = "auto"
         about = model.manifest.estimator or {}
         classes = about.get("classes")
         self.model_ = model

@@ -15,9 +15,10 @@ import scipy.sparse as sp
 
 from dismec import metrics, store
 from dismec.blocks import Block
-from dismec.errors import ModelError
+from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr
 from dismec.predictor import Predictor
+from dismec.pruning import prune
 from dismec.store import LabelTable, Manifest
 
 __all__ = ["Model", "open_model"]
@@ -137,6 +138,29 @@ class Model:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return metrics.propensities(self.label_counts, self.manifest.n_rows, A, B)
 
+    def pruned(self, delta: float) -> Model:
+        """The model that training with this larger `delta` would have given, in memory.
+
+        Raises
+        ------
+        DataError
+            If `delta` is below the model's own: what training has dropped does not come back.
+        """
+        own = self.params.get("delta")
+        if not isinstance(own, int | float):
+            raise ModelError("the model does not say at which delta it was pruned")
+        # What is left of any weights at infinity is nothing, but JSON has no word for it.
+        if not own <= delta <= np.finfo(np.float32).max:
+            raise DataError(
+                f"delta is {delta}; expected at least {own}, that of the model: "
+                "weights that have been dropped do not come back"
+            )
+        params = {k: v for k, v in self.params.items() if k not in ("delta_auto", "delta_effect")}
+        manifest = replace(self.manifest, params=params | {"delta": float(delta)}, blocks=())
+        labels = LabelTable(self.label_counts, self.names, self.transform.idf)
+        blocks = [replace(block, weights=prune(block.weights, delta)) for block in self._blocks]
+        return Model(manifest, self.transform, labels, blocks)
+
     def save(
         self,
         path: str | os.PathLike[str],
@@ -144,7 +168,7 @@ class Model:
         estimator: dict[str, Any] | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Write the model to a directory of its own.
+        """Write the model to a directory of its own, with what `estimator` or its manifest says.
 
         Raises
         ------
@@ -155,11 +179,15 @@ class Model:
         store.make_directory(directory)
         with store.locked(directory):
             if store.holds_model(directory) and not overwrite:
-                raise ModelError(f"{directory} holds a model already; overwrite=True replaces it")
+                raise ModelError(
+                    f"{directory} holds a model already: "
+                    "choose another directory, or overwrite it (--overwrite)"
+                )
             store.discard(directory)
             labels = LabelTable(self.label_counts, self.names, self.transform.idf)
             digest = store.write_labels(directory, labels)
-            manifest = replace(self.manifest, labels_sha256=digest, estimator=estimator)
+            about = self.manifest.estimator if estimator is None else estimator
+            manifest = replace(self.manifest, labels_sha256=digest, estimator=about)
             receipts = [store.write_block(directory, block) for block in self._blocks]
             store.commit(directory, manifest.with_blocks(receipts))
 

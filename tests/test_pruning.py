@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import naive
+from conftest import random_problem
+from dismec import (
+    DataError,
+    DiSMECClassifier,
+    ModelError,
+    TrainingParams,
+    generate,
+    open_model,
+    save_data,
+    store,
+    train,
+)
+from dismec.dataset import Dataset
+from dismec.pruning import DEPTHS, GRID, held_out, pick
+from dismec.training import fit
+from test_cli import ok, refused, run
+from test_training import block_files
+
+AUTO = TrainingParams(delta="auto", block_size=50)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return generate(rows=3000, features=3000, labels=120, test_rows=1200, seed=1)
+
+
+def brute_force(X, Y, judge_X, judge_Y):
+    """Train at each delta of the grid, score densely, and follow the rule word by word."""
+    truth = [set(row.nonzero()[0].tolist()) for row in judge_Y.toarray()]
+    losses = []
+    for delta in GRID:
+        scores = fit(X, Y, TrainingParams(delta=delta)).decision_function(judge_X)
+        scores[:, Y.sum(axis=0) == 0] = -np.inf
+        top = np.argsort(-scores, axis=1, kind="stable")[:, :5].tolist()
+        losses.append([-100 * naive.precision_at_k(truth, top, k) for k in DEPTHS])
+    chosen = 0.01
+    for delta, loss in zip(GRID, np.array(losses) - losses[0], strict=True):
+        if max(loss) <= 0.1 + 1e-9:
+            chosen = delta
+        elif len(truth) < 1000:
+            break
+    return chosen
+
+
+def split(data):
+    rows = held_out(data.X.shape[0])
+    others = np.setdiff1d(np.arange(data.X.shape[0]), rows)
+    return data.X[others], data.Y[others], data.X[rows], data.Y[rows]
+
+
+def test_grid_ascends_from_the_usual_delta():
+    assert GRID[0] == TrainingParams().delta
+    assert GRID[-1] == 0.5
+    assert (np.diff(GRID) > 0).all()
+
+
+def test_a_tenth_of_the_rows_is_held_out():
+    for n_rows, size in [(2, 1), (9, 1), (57, 5), (1000, 100), (123_456, 10_000)]:
+        rows = held_out(n_rows)
+        assert len(rows) == len(set(rows)) == size
+        assert rows.min() >= 0
+        assert rows.max() < n_rows
+        np.testing.assert_array_equal(rows, held_out(n_rows))
+
+
+def test_choice_on_held_out_rows_is_that_of_brute_force(data):
+    train_data, _ = data
+    model = fit(train_data.X, train_data.Y, AUTO)
+    assert model.params["delta"] == brute_force(*split(train_data))
+    assert model.params["delta"] > 0.01
+    assert model.params["delta_auto"] == "on 300 held-out rows"
+
+
+def test_choice_on_validation_data_is_that_of_brute_force(data):
+    (X, Y, _), test = data
+    model = fit(X, Y, AUTO, validation=(test.X, test.Y))
+    assert model.params["delta"] == brute_force(X, Y, test.X, test.Y)
+    assert "1200 rows" in model.params["delta_auto"]
+    before = fit(X, Y).evaluate(test.X, test.Y)
+    after = model.evaluate(test.X, test.Y)
+    for k in DEPTHS:
+        assert after[f"P@{k}"] >= before[f"P@{k}"] - 0.1 - 1e-9
+        assert f"P@{k} {after[f'P@{k}']:.2f}" in model.params["delta_effect"]
+        assert f"{before[f'P@{k}']:.2f}" in model.params["delta_effect"]
+
+
+def test_model_is_the_one_of_all_rows_at_the_chosen_delta(data, tmp_path):
+    (X, Y, _), _ = data
+    model = train(X, Y, tmp_path / "auto", AUTO)
+    again = train(X, Y, tmp_path / "again", AUTO, threads=1)
+    assert model.params == again.params
+    given = replace(AUTO, delta=model.params["delta"])
+    train(X, Y, tmp_path / "given", given)
+    expected = block_files(tmp_path / "given")
+    assert block_files(tmp_path / "auto") == block_files(tmp_path / "again") == expected
+
+
+def test_lucky_delta_after_a_loss_counts_only_where_there_are_many_rows():
+    losses = np.full(len(GRID), 5.0)
+    losses[:7] = 0, -0.2, 0.05, 0.1, 0.12, -0.1, 0.03
+    precision = np.column_stack([80 - losses] * 3)
+    assert [pick(precision, rows) for rows in (1, 99, 100, 999, 1000)] == [0, 0, 3, 3, 6]
+    for column in range(3):
+        one_fails = precision.copy()
+        one_fails[2, column] = 79.8
+        assert pick(one_fails, 500) == 1
+    assert pick(np.full((len(GRID), 3), 70.0), 500) == len(GRID) - 1
+
+
+def test_labels_that_only_held_out_rows_have_and_duplicates_do_not_matter():
+    X, Y = random_problem(rows=100, labels=12)
+    rows = held_out(100)
+    Y = Y.toarray()
+    Y[:, 11] = 0
+    Y[rows[0], 11] = 1
+    Y[:, 5] = Y[:, 4]
+    X, Y = sp.vstack([X] * 3, format="csr"), sp.csr_array(np.vstack([Y] * 3))
+    for x, y in [(X, Y), (X[:100], Y[:100])]:
+        assert fit(x, y, AUTO).params["delta"] in GRID
+    assert fit(X[:2], Y[:2], AUTO).params["delta_auto"] == "on 1 held-out rows"
+    narrow = X[:, :50], sp.hstack([Y, sp.csr_array((300, 8), dtype=np.uint8)])
+    assert fit(X, Y, AUTO, validation=narrow).params["delta"] in GRID
+
+
+def test_what_delta_cannot_be_chosen_on_is_refused(tmp_path, problem_data):
+    X, Y = problem_data
+    path = tmp_path / "model"
+    for x, y, params, validation, reason in [
+        (X[:1], Y[:1], AUTO, None, "too few to hold one out"),
+        (X, Y[:, :1], AUTO, None, "order of labels"),
+        (X, Y, TrainingParams(), (X, Y), 'for delta="auto"'),
+        (X, Y, AUTO, (X[:0], Y[:0]), "validation data: there are no rows"),
+        (X, Y, AUTO, (X[:5], Y[:6]), "validation data: X has 5 rows"),
+        (X, Y, AUTO, (sp.hstack([X, X]), Y), "validation data: X has 160 features"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            train(x, y, path, params, validation=validation)
+    assert not path.exists()
+    with pytest.raises(ValueError, match='expected a number or "auto"'):
+        TrainingParams(delta="automatic")
+
+
+def test_one_row_is_enough_with_validation_data(problem_data):
+    X, Y = problem_data
+    assert fit(X[:1], Y[:1], AUTO, validation=(X, Y)).params["delta"] in GRID
+
+
+def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
+    (X, Y, _), test = data
+    path = tmp_path / "model"
+    train(X, Y, path, AUTO)
+    expected = block_files(path)
+    whole = store.read_manifest(path)
+    store.commit(path, whole.with_blocks(whole.blocks[:1]))
+    monkeypatch.setattr("dismec.pruning.choose", None)  # would be called to choose again
+    for params, validation, reason in [
+        (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
+        (replace(AUTO, delta=0.02), None, "delta auto on 300 held-out rows instead of 0.02"),
+        (AUTO, (test.X, test.Y), "delta auto on 300 held-out rows instead of auto on 1200 rows"),
+    ]:
+        with pytest.raises(ModelError, match=reason):
+            train(X, Y, path, params, validation=validation)
+    with pytest.raises(ModelError, match="other data"):
+        train(X[:, ::-1], Y, path, AUTO)
+    assert train(X, Y, path, AUTO).params == whole.params
+    assert block_files(path) == expected
+    with pytest.raises(ModelError, match="finished model of this training"):
+        train(X, Y, path, AUTO)
+    broken = {**whole.params, "delta": 0.001}
+    store.commit(path, replace(whole, params=broken).with_blocks(whole.blocks[:1]))
+    with pytest.raises(ModelError, match=r"0\.001"):
+        train(X, Y, path, AUTO)
+
+
+def test_progress_counts_both_trainings(problem_data):
+    counts = []
+    fit(*problem_data, AUTO, progress=lambda *count: counts.append(count))
+    assert counts[0] == (0, 80)
+    assert counts[-1] == (80, 80)
+    assert (np.diff([done for done, _ in counts]) >= 0).all()
+
+
+@pytest.mark.slow
+def test_killed_training_keeps_the_delta_it_has_chosen(tmp_path):
+    X, Y = random_problem(rows=3000, features=200, labels=480, density=0.2)
+    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
+    path = tmp_path / "model"
+    command = [sys.executable, "-m", "dismec", "train", tmp_path / "data.xmc", "-o", path]
+    command += ["--delta", "auto", "--C", "10", "--block-size", "4", "--quiet"]
+    process = subprocess.Popen(list(map(str, command)))
+    while process.poll() is None and len(list(path.glob("block-*"))) < 2:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    unfinished = store.read_manifest(path)
+    assert 0 < len(unfinished.blocks) < 120
+    begun = unfinished.params
+    # Another number in its place shows that it is not chosen again.
+    other = next(delta for delta in GRID if delta != begun["delta"])
+    store.commit(path, replace(unfinished, params={**begun, "delta": other}, blocks=()))
+    subprocess.run(list(map(str, command)), check=True)
+    assert open_model(path).params == {**begun, "delta": other}
+
+
+def test_pruning_is_training_at_the_larger_delta(tmp_path, problem_data):
+    X, Y = problem_data
+    names = [f"tag {i}" for i in range(40)]
+    params = TrainingParams(tfidf=True, block_size=15)
+    model = train(X, Y, tmp_path / "fine", params, names=names)
+    for delta in (0.01, 0.1, np.float32(0.3), 1e9):
+        params = replace(params, delta=delta)
+        expected = train(X, Y, tmp_path / "coarse", params, names=names, overwrite=True)
+        pruned = model.pruned(delta)
+        pruned.save(tmp_path / "pruned", overwrite=True)
+        assert pruned.params == expected.params
+        found = store.read_manifest(tmp_path / "pruned")
+        for old, new in zip(expected.manifest.blocks, found.blocks, strict=True):
+            assert (old.file, old.sha256) == (new.file, new.sha256)
+        assert found.labels_sha256 == expected.manifest.labels_sha256
+        again = open_model(tmp_path / "pruned")
+        assert again.names == names
+        for one, other in zip(pruned.predict_topk(X), expected.predict_topk(X), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert model.params["delta"] == 0.01
+
+
+def test_pruning_again_and_below_the_own_delta(problem_data):
+    model = fit(*problem_data, AUTO)
+    own = model.params["delta"]
+    assert "delta_auto" not in model.pruned(own).params
+    twice = model.pruned(max(0.2, own)).pruned(0.6)
+    assert twice.weights.data.tobytes() == model.pruned(0.6).weights.data.tobytes()
+    for bad in (0.001, -1, float("nan"), float("inf"), np.nextafter(own, 0)):
+        with pytest.raises(DataError, match="do not come back"):
+            model.pruned(bad)
+    model.manifest = replace(model.manifest, params={})
+    with pytest.raises(ModelError, match="does not say"):
+        model.pruned(0.5)
+
+
+def test_estimator_chooses_and_is_kept_by_pruning(tmp_path, problem_data):
+    X, Y = problem_data
+    clf = DiSMECClassifier(delta="auto").fit(X, Y)
+    clf.save(tmp_path / "auto")
+    loaded = DiSMECClassifier.load(tmp_path / "auto")
+    assert loaded.delta == "auto"
+    assert loaded.model_.params == clf.model_.params
+    y = np.array(["ant", "bee", "cat"])[np.argmax(Y[:, [30, 35, 39]].toarray(), axis=1)]
+    clf = DiSMECClassifier(delta="auto")
+    clf.fit(X, y, validation=(X, np.where(y == "cat", "unknown", y)))
+    assert "300 rows" in clf.model_.params["delta_auto"]
+    clf.save(tmp_path / "classes")
+    ok("prune", tmp_path / "classes", "-o", tmp_path / "pruned", "--delta", "0.6")
+    pruned = DiSMECClassifier.load(tmp_path / "pruned")
+    assert pruned.classes_.tolist() == ["ant", "bee", "cat"]
+    assert pruned.delta == 0.6
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("pruning")
+    for name, part in zip(("train", "test"), data, strict=True):
+        save_data(part, directory / f"{name}.txt")
+    X, Y, _ = data[0]
+    save_data(Dataset(X[:1], Y[:1]), directory / "one.txt")
+    ok("train", directory / "train.txt", "-o", directory / "model")
+    return directory
+
+
+def test_command_line_chooses_and_says_so(files, tmp_path):
+    for name, options in {"a": [], "b": ["--validation", files / "test.txt"]}.items():
+        out = tmp_path / name
+        result = run("train", files / "train.txt", "-o", out, "--delta", "auto", *options)
+        assert result.exit_code == 0
+        params = open_model(out).params
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("delta")]
+        assert line.startswith(f"delta {params['delta']}, chosen on ")
+        assert "P@1 " in line
+        told = json.loads(ok("inspect", out, "--json"))
+        assert {key: told[key] for key in params} == params
+        assert params["delta_auto"] in ok("inspect", out)
+    quiet = run("train", files / "train.txt", "-o", out, "--delta=auto", "--quiet", "--overwrite")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+def test_validation_data_may_be_a_pair_of_matrices(files, tmp_path):
+    pair = [tmp_path / "x.npz", tmp_path / "y.npz"]
+    ok("convert", files / "test.txt", pair[0], "--labels-to", pair[1])
+    options = ["--delta", "auto", "--validation", pair[0], "--validation-labels", pair[1]]
+    ok("train", files / "train.txt", "-o", tmp_path / "model", *options)
+    assert "1200 rows" in open_model(tmp_path / "model").params["delta_auto"]
+
+
+def test_command_line_prunes(files, tmp_path):
+    out = tmp_path / "out"
+    ok("prune", files / "model", "-o", out, "--delta", "0.05")
+    ok("train", files / "train.txt", "-o", tmp_path / "trained", "--delta", "0.05")
+    assert block_files(out) == block_files(tmp_path / "trained")
+    assert "--overwrite" in refused("prune", files / "model", "-o", out, "--delta", "0.1")
+    assert block_files(out) == block_files(tmp_path / "trained")
+    ok("prune", files / "model", "-o", out, "--delta", "0.1", "--overwrite")
+    assert open_model(out).params["delta"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("train train.txt -o new --delta often", "'often' is neither a number nor auto"),
+        ("train train.txt -o new --delta -1", "delta is -1.0"),
+        ("train train.txt -o new --validation test.txt", "--validation goes with --delta auto"),
+        ("train train.txt -o new --delta auto --validation-labels test.txt", "--validation"),
+        ("train train.txt -o new --delta auto --validation nothing.txt", "nothing.txt"),
+        ("train one.txt -o new --delta auto", "too few to hold one out"),
+        ("prune model -o new --delta 0.001", "do not come back"),
+        ("prune model -o new --delta nan", "delta is nan"),
+        ("prune model -o new", "--delta"),
+        ("prune model -o model --delta 0.1 --overwrite", "is the model itself"),
+        ("prune nowhere -o new --delta 0.1", "no such directory"),
+        ("prune model -o train.txt --delta 0.1", "train.txt"),
+    ],
+)
+def test_mistakes_get_one_line_and_exit_code_2(files, monkeypatch, arguments, reason):
+    monkeypatch.chdir(files)
+    before = sorted(Path().iterdir())
+    assert reason in refused(*arguments.split())
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_eurlex_keeps_its_accuracy_with_far_fewer_weights(real_data, tmp_path):
+    place = real_data / "eurlex-4k"
+    found = {}
+    for delta in ("0.01", "auto"):
+        model = tmp_path / delta
+        ok("train", place / "train.txt.gz", "-o", model, "--delta", delta)
+        found[delta] = json.loads(ok("evaluate", model, place / "test.txt.gz", "--json"))
+    assert open_model(tmp_path / "auto").params["delta"] >= 0.03
+    for k in DEPTHS:
+        assert found["auto"][f"P@{k}"] >= found["0.01"][f"P@{k}"] - 0.3
