@@ -186,7 +186,10 @@ class Transform:
             float32 (n_rows, n_features + 1), canonical, in memory of its own. A value is x·scale,
             then ·idf, each product rounded to float32, with scale as in `row_scale`.
         """
-        X = check_X(X, self.n_features)
+        return self.apply_checked(check_X(X, self.n_features))
+
+    def apply_checked(self, X: sp.csr_array) -> sp.csr_array:
+        """Transform rows that have been through `check_X`."""
         n_rows = X.shape[0]
         per_row = np.diff(X.indptr)
         values = X.data * np.repeat(self._row_scale(X), per_row)

@@ -108,7 +108,7 @@ class Predictor:
             return labels, scores
 
         def rank(start: int, stop: int) -> None:
-            rows = _arrays(self.transform.apply(_between(X, start, stop)))
+            rows = _arrays(self.transform.apply_checked(_between(X, start, stop)))
             best_labels = np.full((stop - start, places), -1, dtype=np.int32)
             best_scores = np.full((stop - start, places), -np.inf, dtype=np.float32)
             for shard in self._shards:
@@ -129,7 +129,7 @@ class Predictor:
         scores = np.empty((X.shape[0], self.n_labels), dtype=np.float32)
 
         def score(start: int, stop: int) -> None:
-            rows = _arrays(self.transform.apply(_between(X, start, stop)))
+            rows = _arrays(self.transform.apply_checked(_between(X, start, stop)))
             for shard in self._shards:
                 kernels.dense_scores(shard, *rows, scores[start:stop])
 
@@ -185,6 +185,8 @@ def _arrays(
 
 def _between(rows: sp.csr_array, start: int, stop: int) -> sp.csr_array:
     """Rows start … stop on the memory of the whole; scipy's own slice copies."""
+    if stop - start == rows.shape[0]:
+        return rows
     first, last = rows.indptr[start], rows.indptr[stop]
     return sp.csr_array(
         (
