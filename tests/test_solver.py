@@ -143,6 +143,32 @@ def test_working_sets_too_large_to_copy_are_solved_in_place(tfidf):
     assert naive.objective(rows, s, w, 1.0) <= liblinear_objective(Xt, s, 1.0) * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("longest", [600, 30_000])
+def test_sets_of_very_many_features_are_solved(longest):
+    """More than 65,536 features in a set, and rows too long for the memory that copies are in."""
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(400, 600, 400)
+    lengths[::7] = longest
+    X = sp.csr_array(
+        (
+            rng.random(lengths.sum(), dtype=np.float32),
+            np.concatenate([np.sort(rng.choice(200_000, n, replace=False)) for n in lengths]),
+            np.concatenate([[0], np.cumsum(lengths)]),
+        ),
+        shape=(400, 200_000),
+    )
+    Y = sp.csr_array(rng.random((400, 4)) < [0.01, 0.1, 0.3, 0.6], dtype=np.uint8)
+    solution, Xt = solve(X, Y)
+    rows = Xt.astype(np.float64)
+    for label in range(Y.shape[1]):
+        s = signs(Y, label)
+        w = solution.weights[[label]].toarray().ravel().astype(np.float64)
+        assert solution.objective[label] == pytest.approx(naive.objective(rows, s, w, 1), rel=1e-5)
+        gradient = np.linalg.norm(naive.gradient(rows, s, w, 1.0))
+        assert gradient <= naive.gradient_allowed(rows, s, 1.0, 0.01) * 1.01
+        assert solution.gradient[label] <= 1
+
+
 def test_rows_without_features_and_a_single_row_are_solved():
     X = sp.csr_array(np.array([[0, 0], [0, 0], [1, 2]], dtype=np.float32))
     Y = sp.csr_array(np.array([[1, 0], [0, 0], [0, 1]], dtype=np.uint8))
