@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_problem
@@ -228,6 +228,7 @@ anything = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
 def test_any_body_is_a_query_or_has_a_reason(body):
     with suppress(DataError):

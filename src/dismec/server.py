@@ -81,6 +81,7 @@ def serve(
     """
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
     with _bind(host, port) as listener:
         service = _Service(Path(path), thread_count(threads), limits or Limits(), token)
         config = uvicorn.Config(
