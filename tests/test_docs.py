@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,29 @@ def test_pruning_commands_and_python_run(tmp_path):
         )
     script = "\n".join(examples("docs/pruning.md", "python"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def test_serving_examples_run(tmp_path):
+    setup, serve, *requests = examples("docs/serving.md", "sh")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    env.pop("DISMEC_TOKEN", None)
+    subprocess.run(["sh", "-ec", setup], cwd=tmp_path, check=True, env=env)
+    command = serve.replace("--port 8000", "--port 0").split()
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            address = server.stdout.readline().split()[-1]
+            for request in requests if shutil.which("curl") else []:
+                here = request.replace("http://127.0.0.1:8000", address)
+                subprocess.run(["sh", "-ec", here], check=True, env=env)
+            for script in examples("docs/serving.md", "python"):
+                here = script.replace("http://127.0.0.1:8000", address)
+                subprocess.run([sys.executable, "-c", here], check=True)
+        finally:
+            server.terminate()
+    assert server.returncode == 0
 
 
 def test_links_in_the_documentation_lead_somewhere():

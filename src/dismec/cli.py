@@ -429,6 +429,83 @@ def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("model", type=_PATH)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0: any that is free.",
+)
+@click.option(
+    "--max-body",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="MB a request.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Rows a request.",
+)
+@click.option(
+    "--max-k",
+    type=click.IntRange(1, _MOST_PLACES),
+    default=100,
+    show_default=True,
+    help="Labels a row.",
+)
+@click.option(
+    "--queue",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="Requests that may wait; more get 503.",
+)
+@_threads
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    threads: int | None,
+    max_body: int,
+    max_rows: int,
+    max_k: int,
+    queue: int,
+) -> None:
+    """Answer HTTP requests for predictions of MODEL.
+
+    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
+    finishes what was begun and ends.
+    """
+    import logging
+
+    try:
+        from dismec import server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dismec"):
+            raise
+        raise DismecError(
+            f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    server.serve(
+        model,
+        host=host,
+        port=port,
+        threads=threads,
+        limits=server.Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        token=os.environ.get("DISMEC_TOKEN"),
+        ready=lambda address: click.echo(f"serving {model} on {address}"),
+    )
+
+
+@main.command()
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
 @_data_options

@@ -1,0 +1,453 @@
+"""A real `dismec serve` process, and real requests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import random_problem
+from dismec import DataError, TrainingParams, open_model, train
+from dismec.api import Limits, parse_query
+
+TIMEOUT = 30
+
+
+class Server:
+    """A running server, and a client of it."""
+
+    def __init__(self, process, log):
+        self.process = process
+        self.log = log
+        line = process.stdout.readline()
+        found = re.fullmatch(r"serving .* on http://127\.0\.0\.1:(\d+)\n", line)
+        assert found, line + log.read_text()
+        self.port = int(found[1])
+
+    def connect(self):
+        return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT))
+
+    def ask(self, method, path, body=None, headers=None):
+        """Status, headers and parsed body of an answer."""
+        with self.connect() as connection:
+            return exchange(connection, method, path, body, headers)
+
+    def predict(self, body, **headers):
+        return self.ask("POST", "/predict", json.dumps(body), headers)
+
+    def metric(self, name):
+        text = self.ask("GET", "/metrics")[2]
+        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+    @contextmanager
+    def half_sent(self, body):
+        """A request of which one half has arrived; yields what sends the rest and answers."""
+        data = json.dumps(body).encode()
+        pending = self.metric("dismec_pending_requests")
+        with self.connect() as connection:
+            connection.putrequest("POST", "/predict")
+            connection.putheader("Content-Length", str(len(data)))
+            connection.endheaders(data[: len(data) // 2])
+            wait_until(lambda: self.metric("dismec_pending_requests") == pending + 1)
+
+            def finish():
+                connection.send(data[len(data) // 2 :])
+                return received(connection)
+
+            yield finish
+
+    def memory(self):
+        """Peak resident size in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+def exchange(connection, method, path, body=None, headers=None):
+    connection.request(method, path, body, headers or {})
+    return received(connection)
+
+
+def received(connection):
+    response = connection.getresponse()
+    data = response.read()
+    is_json = response.headers["Content-Type"] == "application/json"
+    return response.status, response.headers, json.loads(data) if is_json else data.decode()
+
+
+def wait_until(holds):
+    end = time.monotonic() + TIMEOUT
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def serving(directory, model, *options, token=None):
+    env = {key: value for key, value in os.environ.items() if key != "DISMEC_TOKEN"}
+    if token is not None:
+        env["DISMEC_TOKEN"] = token
+    command = [sys.executable, "-m", "dismec", "serve", str(model), "--port", "0", *options]
+    log = directory / f"log-{time.monotonic_ns()}"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+        ) as process,
+    ):
+        try:
+            yield Server(process, log)
+        finally:
+            process.kill()
+
+
+def features(X, i):
+    row = slice(X.indptr[i], X.indptr[i + 1])
+    return [list(pair) for pair in zip(X.indices[row].tolist(), X.data[row].tolist(), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A directory with a model that has names, and another one that has none."""
+    directory = tmp_path_factory.mktemp("serving")
+    X, Y = random_problem()
+    train(X, Y, directory / "named", names=[f"tag {i} é" for i in range(Y.shape[1])])
+    train(X, Y, directory / "other", TrainingParams(C=0.1))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with serving(files, files / "named", "--max-rows", "400", "--max-k", "50") as running:
+        yield running
+
+
+def test_predictions_are_those_of_the_library(files, server):
+    X, _ = random_problem()
+    model = open_model(files / "named")
+    labels, scores = model.predict_topk(X, 7)
+    rows = [{"features": features(X, i)[::-1]} for i in range(X.shape[0])]
+    status, _, many = server.predict({"rows": rows, "k": 7})
+    assert status == 200
+    np.testing.assert_array_equal([row["labels"] for row in many["rows"]], labels)
+    np.testing.assert_array_equal(np.float32([row["scores"] for row in many["rows"]]), scores)
+    assert many["rows"][3]["names"] == [model.names[label] for label in labels[3]]
+    for i in (0, 3):
+        assert server.predict({**rows[i], "k": 7})[2] == many["rows"][i]
+    assert server.predict(rows[3])[2]["labels"] == labels[3, :5].tolist()
+
+
+def test_threshold_leaves_out_lower_scores(server):
+    X, _ = random_problem()
+    row = {"features": features(X, 3), "k": 10}
+    every = server.predict(row)[2]
+    some = server.predict({**row, "threshold": every["scores"][3]})[2]
+    assert some == {key: values[:4] for key, values in every.items()}
+    assert server.predict({**row, "threshold": 1e9})[2]["labels"] == []
+    assert server.predict({**row, "threshold": None})[2] == every
+
+
+def test_rows_without_features_and_no_rows_are_answered(files, server):
+    labels, _ = open_model(files / "named").predict_topk(np.zeros((1, 80)), 50)
+    empty = server.predict({"features": [], "k": 50})[2]
+    assert empty["labels"] == [label for label in labels[0].tolist() if label >= 0]
+    assert server.predict({"rows": []})[2] == {"rows": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("", "not JSON"),
+        ('{"features": [[1, 2]]', "not JSON"),
+        (b'{"features": "\xff"}', "not UTF-8"),
+        ("[" * 200_000, "nested too deeply"),
+        ("[]", "not a JSON object"),
+        ("{}", 'either "features"'),
+        ('{"features": [], "rows": []}', 'either "features"'),
+        ('{"features": [], "features": []}', "same key twice"),
+        ('{"features": [], "K": 3}', "unknown key 'K'"),
+        ('{"features": [[1, NaN]]}', "NaN is not JSON"),
+        ('{"features": [[1, -Infinity]]}', "-Infinity is not JSON"),
+        ('{"features": [[1, 1e999]]}', "not a finite float32"),
+        ('{"features": [[1, 1e39]]}', "not a finite float32"),
+        ('{"features": [[1, 1' + 400 * "0" + "]]}", "not a finite float32"),
+        ('{"features": [[1, 1' + 9000 * "0" + "]]}", "not JSON"),
+        ('{"features": [[1, "2"]]}', "not a finite float32"),
+        ('{"features": [[1, true]]}', "not a finite float32"),
+        ('{"features": [[1, null]]}', "not a finite float32"),
+        ('{"features": [[80, 1]]}', "outside 0 … 79"),
+        ('{"features": [[-1, 1]]}', "outside 0 … 79"),
+        ('{"features": [[1.0, 1]]}', "not an integer"),
+        ('{"features": [[true, 1]]}', "not an integer"),
+        ('{"features": [[1, 1], [2, 1], [1, 3]]}', "feature 1 is there twice"),
+        ('{"features": [[1]]}', "not a pair"),
+        ('{"features": [1, 2]}', "not a pair"),
+        ('{"features": {"1": 2}}', "not a list of pairs"),
+        ('{"features": null}', "not a list of pairs"),
+        ('{"rows": {}}', "not a list"),
+        ('{"rows": [{"features": []}, [[1, 2]]]}', "row 1 is not an object"),
+        ('{"rows": [{"features": [], "k": 1}]}', "row 0 has an unknown key 'k'"),
+        ('{"rows": [' + ",".join(["{}"] * 401) + "]}", "at most 400"),
+        ('{"features": [], "k": 0}', "expected 1 to 50"),
+        ('{"features": [], "k": 51}', "expected 1 to 50"),
+        ('{"features": [], "k": 2.0}', "expected 1 to 50"),
+        ('{"features": [], "k": true}', "expected 1 to 50"),
+        ('{"features": [], "k": null}', "expected 1 to 50"),
+        ('{"features": [], "threshold": "0"}', "expected a number"),
+        ('{"features": [], "threshold": 1e999}', "expected a number"),
+    ],
+)
+def test_malformed_bodies_get_400_and_one_line(server, body, reason):
+    status, _, answer = server.ask("POST", "/predict", body)
+    assert status == 400
+    assert answer.keys() == {"error"}
+    assert reason in answer["error"]
+    assert "\n" not in answer["error"]
+    assert len(answer["error"]) < 200
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["features", "rows", "k", "threshold"]), inner)
+    ),
+)
+
+
+@settings(deadline=None)
+@given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
+def test_any_body_is_a_query_or_has_a_reason(body):
+    with suppress(DataError):
+        assert parse_query(body, 80, Limits()).X.shape[1] == 80
+
+
+def test_unknown_paths_and_methods_are_refused_in_json(server):
+    for path in ("/", "/predict/", "/predictions", "/reload", "/..", "/%00"):
+        status, _, answer = server.ask("POST", path, "{}")
+        assert (status, answer) == (404, {"error": "Not Found"})
+    for method, path in [("GET", "/predict"), ("POST", "/health"), ("DELETE", "/model")]:
+        status, headers, answer = server.ask(method, path)
+        assert (status, answer) == (405, {"error": "Method Not Allowed"})
+        assert headers["Allow"]
+
+
+def test_health_and_model_say_what_is_served(files, server):
+    assert server.ask("GET", "/health")[::2] == (200, {"status": "ok"})
+    model = open_model(files / "named")
+    told = server.ask("GET", "/model")[2]
+    assert (told["labels"], told["features"], told["names"]) == (40, 80, True)
+    assert told["params"] == model.params
+    assert told["weights"] == model.weights.nnz
+    assert told["version"]
+
+
+def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
+    description = server.ask("GET", "/openapi.json")[2]
+    assert description["paths"].keys() == {"/predict", "/model", "/metrics", "/health"}
+    text = json.dumps(description)
+    for name in re.findall(r'"#/components/schemas/(\w+)"', text):
+        assert name in description["components"]["schemas"]
+    assert description["components"]["schemas"]["OneRow"]["properties"]["k"]["maximum"] == 50
+    page = server.ask("GET", "/docs")[2]
+    assert "POST /predict" in page
+    assert "//" not in page
+
+
+def test_body_of_100_mb_gets_413_and_is_not_kept(server):
+    server.predict({"features": []})
+    before = server.memory()
+    megabyte = b" " * 1_000_000
+    with server.connect() as connection:
+        connection.request("POST", "/predict", (megabyte for _ in range(100)))
+        assert received(connection)[0] == 413
+        # The connection is still good: the rest of the body was thrown away.
+        assert exchange(connection, "GET", "/health")[0] == 200
+    with server.connect() as connection:
+        connection.putrequest("POST", "/predict")
+        connection.putheader("Content-Length", "100000000")
+        connection.endheaders()
+        status, _, answer = received(connection)
+        assert (status, answer) == (413, {"error": "the body has more than 10000000 bytes"})
+    assert server.memory() - before < 50_000_000
+    at_limit = b'{"features": []}'.ljust(10_000_000)
+    assert server.ask("POST", "/predict", at_limit)[0] == 200
+    assert server.ask("POST", "/predict", at_limit + b" ")[0] == 413
+
+
+def test_body_that_is_cut_off_harms_nobody(server):
+    with server.half_sent({"features": []}):
+        pass
+    wait_until(lambda: server.metric("dismec_pending_requests") == 0)
+    assert server.predict({"features": []})[0] == 200
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_metrics_count_requests_rows_and_time(server):
+    answered = 'dismec_requests_total{path="/predict",status="200"}'
+    refused = 'dismec_requests_total{path="/predict",status="400"}'
+    server.predict({"features": []})
+    server.predict({"features": 0})
+    before = {name: server.metric(name) for name in (answered, refused)}
+    rows = server.metric("dismec_rows_predicted_total")
+    server.predict({"rows": [{"features": []}] * 3})
+    server.predict({"features": 0})
+    assert server.metric(answered) == before[answered] + 1
+    assert server.metric(refused) == before[refused] + 1
+    assert server.metric("dismec_rows_predicted_total") == rows + 3
+    server.ask("GET", "/no/such/path")
+    status, headers, text = server.ask("GET", "/metrics")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'path="other",status="404"' in text
+    assert "/no/such" not in text
+    buckets = re.findall(r'seconds_bucket\{path="/predict",le="([^"]+)"\} (\d+)', text)
+    counts = [int(count) for _, count in buckets]
+    assert buckets[-1][0] == "+Inf"
+    assert counts == sorted(counts)
+    assert counts[-1] == server.metric('dismec_request_seconds_count{path="/predict"}')
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]*",?)+\})? [\d.]+', line), line
+
+
+def test_full_queue_gets_503_until_there_is_a_place(files):
+    row = {"features": [[1, 1.0]]}
+    with (
+        serving(files, files / "named", "--threads", "1", "--queue", "1") as server,
+        server.half_sent(row) as finish_first,
+        server.half_sent(row) as finish_second,
+    ):
+        status, headers, answer = server.predict(row)
+        assert (status, answer) == (503, {"error": "the queue is full"})
+        assert int(headers["Retry-After"]) >= 1
+        assert server.ask("GET", "/health")[0] == 200
+        assert finish_first()[0] == 200
+        assert server.predict(row)[0] == 200
+        assert finish_second()[0] == 200
+
+
+def test_token_guards_all_but_health_and_lets_reload(files):
+    with serving(files, files / "named", token="a secret") as server:
+        guarded = [
+            ("POST", "/predict"),
+            ("POST", "/reload"),
+            ("GET", "/model"),
+            ("GET", "/metrics"),
+        ]
+        for method, path in guarded:
+            for given_token in (None, "Bearer", "Bearer a secre", "Basic a secret", "Bearer é"):
+                headers = {} if given_token is None else {"Authorization": given_token}
+                status, answered, answer = server.ask(method, path, '{"features": []}', headers)
+                assert status == 401
+                assert "token" in answer["error"]
+                assert answered["WWW-Authenticate"] == "Bearer"
+            headers = {"Authorization": "Bearer a secret"}
+            assert server.ask(method, path, '{"features": []}', headers)[0] == 200
+        assert server.ask("GET", "/health")[0] == 200
+        assert "/reload" in server.ask("GET", "/openapi.json")[2]["paths"]
+        assert "secret" not in server.log.read_text()
+
+
+def test_sigterm_finishes_what_is_in_flight(files):
+    with serving(files, files / "named") as server:
+        with server.half_sent({"features": [[1, 1.0]]}) as finish:
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: refuses_connections(server.port))
+            status, _, answer = finish()
+        assert status == 200
+        assert len(answer["labels"]) == 5
+        assert server.process.wait(TIMEOUT) == 0
+        assert server.process.stdout.read() == ""
+        assert server.log.read_text() == ""
+
+
+def refuses_connections(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_reload_switches_models_without_losing_a_request(files, tmp_path):
+    row = {"features": [[1, 1.0], [5, 2.0]]}
+    link = tmp_path / "current"
+
+    def point_to(target):
+        (tmp_path / "next").symlink_to(target)
+        (tmp_path / "next").replace(link)
+
+    point_to(files / "named")
+    with serving(tmp_path, link) as server:
+        named = server.predict(row)[2]
+        point_to(files / "other")
+        answers, stop = [], threading.Event()
+
+        def ask_on():
+            with server.connect() as connection:
+                while not stop.is_set():
+                    answers.append(exchange(connection, "POST", "/predict", json.dumps(row)))
+
+        clients = [threading.Thread(target=ask_on) for _ in range(4)]
+        for client in clients:
+            client.start()
+        try:
+            for reloads in (1, 2):
+                server.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: server.metric('dismec_reloads_total{result="ok"}') == reloads)  # noqa: B023
+            (tmp_path / "broken").mkdir()
+            point_to(tmp_path / "broken")
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: server.metric('dismec_reloads_total{result="failed"}') == 1)
+        finally:
+            stop.set()
+            for client in clients:
+                client.join()
+        other = server.predict(row)[2]
+        assert "names" in named
+        assert "names" not in other
+        assert {status for status, _, _ in answers} == {200}
+        assert [a for _, _, a in answers if a not in (named, other)] == []
+        log = server.log.read_text().splitlines()
+        assert len(log) == 3
+        assert "old model stays" in log[2]
+        assert str(tmp_path / "broken") in log[2]
+
+
+def refused(*arguments, code="pass", **env):
+    """The one line with which `dismec serve` gives up; `code` runs before it."""
+    script = f"import sys; {code}; from dismec.cli import main; main(sys.argv[1:])"
+    out = subprocess.run(
+        [sys.executable, "-c", script, "serve", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env={**os.environ, **env},
+    )
+    assert (out.returncode, out.stdout) == (2, "")
+    assert out.stderr.count("\n") == 1, out.stderr
+    return out.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_missing_extra_is_told_with_the_command(files, package):
+    line = refused(files / "named", code=f"sys.modules['{package}'] = None")
+    assert package in line
+    assert "pip install 'dismec[server]'" in line
+
+
+def test_what_cannot_be_served_is_told_in_one_line(files, server):
+    assert "no such directory" in refused(files / "nothing", "--port", 0)
+    in_use = refused(files / "named", "--port", server.port)
+    assert f"127.0.0.1:{server.port}" in in_use
+    assert "DISMEC_TOKEN" in refused(files / "named", "--port", 0, DISMEC_TOKEN=" ")
