@@ -13,7 +13,7 @@
 
 namespace dismec {
 
-/// Numbers, at first 0, in huge pages where the system has them and there are enough to fill one:
+/// Numbers, at first 0, in huge pages where the system has them and there are enough to fill some:
 /// else most of what a look-up costs is to find its page.
 template <typename T>
 class HugeArray {
@@ -21,7 +21,7 @@ class HugeArray {
   explicit HugeArray(std::int64_t size) {
     constexpr std::size_t kPage = std::size_t{1} << 21;
     const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T);
-    const std::size_t unit = wanted >= kPage ? kPage : 64;
+    const std::size_t unit = wanted >= 4 * kPage ? kPage : 64;
     const std::size_t bytes = (wanted / unit + 1) * unit;
     data_.reset(static_cast<T*>(std::aligned_alloc(unit, bytes)));
     if (data_ == nullptr) throw std::bad_alloc();
