@@ -110,7 +110,7 @@ class Solver {
       for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
         if (tasks_[slot].label >= 0) continue;
         const auto rows = positives_.of(labels[next]);
-        if (bytes_ > 0 && bytes_ + expected_bytes(rows) > solver_limits::kBytes) break;
+        if (running_ > 0 && bytes_ + expected_bytes(rows) > solver_limits::kBytes) break;
         if (rows.empty()) {
           solved.push_back(SolvedLabel{.label = labels[next]});
           --slot;  // it is still free
@@ -119,7 +119,7 @@ class Solver {
         }
         ++next;
       }
-      if (bytes_ == 0 || stop() || (next == std::ssize(labels) && !drain)) return solved;
+      if (running_ == 0 || stop() || (next == std::ssize(labels) && !drain)) return solved;
       for (int slot = 0; slot < kSlots; ++slot) {
         if (tasks_[slot].label >= 0) solve_set(slot, stop);
       }
@@ -129,6 +129,7 @@ class Solver {
         if (task.label < 0 || !close_or_grow(slot)) continue;
         solved.push_back(std::move(task.out));
         task.label = -1;
+        --running_;
         count_bytes(task, 0);
       }
     }
@@ -138,6 +139,7 @@ class Solver {
   void start(int slot, std::int64_t label, std::span<const std::int32_t> positives) {
     Task& task = tasks_[slot];
     task.label = label;
+    ++running_;
     count_bytes(task, expected_bytes(positives));
     task.out = SolvedLabel{.label = label};
     begin(task.set, X_, positives, local_of_, pool_);
@@ -254,7 +256,8 @@ class Solver {
   ChunkPool pool_;
   std::array<Task, kSlots> tasks_;
   SubspaceScratch scratch_;
-  std::int64_t bytes_ = 0;  // of all tasks
+  int running_ = 0;         // tasks
+  std::int64_t bytes_ = 0;  // of all of them
   double usual_ = 1.5;      // bytes of a set, in plain_bytes
   std::vector<std::int32_t> local_of_;
   std::vector<std::int32_t> added_;

@@ -182,6 +182,15 @@ def test_rows_without_features_and_a_single_row_are_solved():
     assert np.isfinite(solution.objective).all()
 
 
+def test_rows_without_any_feature_are_solved_however_many_labels_there_are():
+    """Their working sets take no memory, and are counted all the same."""
+    X = sp.csr_array((40, 5), dtype=np.float32)
+    Y = sp.csr_array(np.random.default_rng(0).random((40, 300)) < 0.3, dtype=np.uint8)
+    solution, _ = solve(X, Y)
+    np.testing.assert_array_equal(solution.labels, np.arange(300))
+    assert (solution.passes > 0).all()
+
+
 def test_tolerance_beyond_single_precision_is_reported_not_hidden(problem_data):
     X, Y = problem_data
     solution, _ = solve(X, Y, tol=1e-9)
