@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dismec.training import Progress
 
 __all__ = ["main"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _PATH = click.Path(path_type=Path)
 _MOST_PLACES = 2**31 - 1
@@ -428,44 +430,20 @@ def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
         click.echo(f"{key:{width}}  {text}")
 
 
+def _number(name: str, least: int, most: int | None, default: int, text: str) -> Callable[[_F], _F]:
+    """An option that is a whole number from `least` to `most`."""
+    kind = click.IntRange(least, most)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
 @main.command()
 @click.argument("model", type=_PATH)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="0: any that is free.",
-)
-@click.option(
-    "--max-body",
-    type=click.IntRange(1, 1000),
-    default=10,
-    show_default=True,
-    help="MB a request.",
-)
-@click.option(
-    "--max-rows",
-    type=click.IntRange(1),
-    default=1000,
-    show_default=True,
-    help="Rows a request.",
-)
-@click.option(
-    "--max-k",
-    type=click.IntRange(1, _MOST_PLACES),
-    default=100,
-    show_default=True,
-    help="Labels a row.",
-)
-@click.option(
-    "--queue",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="Requests that may wait; more get 503.",
-)
+@_number("--port", 0, 65535, 8000, "0: any that is free.")
+@_number("--max-body", 1, 1000, 10, "MB a request.")
+@_number("--max-rows", 1, None, 1000, "Rows a request.")
+@_number("--max-k", 1, _MOST_PLACES, 100, "Labels a row.")
+@_number("--queue", 0, None, 100, "Requests that may wait; more get 503.")
 @_threads
 def serve(
     model: Path,
