@@ -1,9 +1,13 @@
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "bindings.hpp"
@@ -14,6 +18,8 @@ namespace {
 /// A writable, contiguous 2-d array from Python.
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const std::uint32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Codes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 std::span<T> span_of(const Matrix<T>& matrix) {
@@ -25,25 +31,135 @@ dismec::Csr csr_of(const Vector<std::int64_t>& indptr, const Vector<std::int32_t
   return {view(indptr), view(indices), view(data)};
 }
 
+// -- shards --------------------------------------------------------------------------------------
+
+/// A shard and the labels that its classifiers stand for, on the memory of Python's arrays.
+class Handle {
+ public:
+  /// Calls `use` with the shard as the type of its weights.
+  template <typename Use>
+  auto visit(Use&& use) const {
+    if (weights_.dtype() == nb::dtype<float>()) return use(shard<float>());
+    if (weights_.dtype() == nb::dtype<std::uint8_t>()) return use(shard<dismec::Mini>());
+    if (weights_.dtype() == nb::dlpack::dtype{2, 16, 1}) return use(shard<dismec::Half>());
+    throw std::invalid_argument("weights must be float32, float16 or uint8");
+  }
+
+  Handle(Vector<std::int32_t> labels, Vector<std::int32_t> label_starts, Vector<float> scales,
+         Vector<float> bias, Starts starts, Vector<std::uint16_t> places, Codes weights)
+      : labels_(std::move(labels)),
+        label_starts_(std::move(label_starts)),
+        scales_(std::move(scales)),
+        bias_(std::move(bias)),
+        starts_(std::move(starts)),
+        places_(std::move(places)),
+        weights_(std::move(weights)) {
+    if (scales_.size() != bias_.size() || std::ssize(view(scales_)) > dismec::kShardRows)
+      throw std::invalid_argument("scales and bias must have an entry for each classifier");
+    if (starts_.shape(0) < 1) throw std::invalid_argument("starts are missing");
+    dismec::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
+    bounds_ = visit([](const auto& shard) { return dismec::bounds_of(shard); });
+  }
+
+  dismec::Labels labels() const { return {view(label_starts_), view(labels_)}; }
+  const dismec::Bounds& bounds() const { return bounds_; }
+  std::int64_t n_features() const { return static_cast<std::int64_t>(starts_.shape(0)) - 1; }
+
+ private:
+  template <typename Code>
+  dismec::Shard<Code> shard() const {
+    const auto* starts = reinterpret_cast<const dismec::Start*>(starts_.data());
+    return {view(scales_),
+            view(bias_),
+            {starts, starts_.shape(0)},
+            view(places_),
+            {static_cast<const Code*>(weights_.data()), weights_.size()}};
+  }
+
+  Vector<std::int32_t> labels_, label_starts_;
+  Vector<float> scales_, bias_;
+  Starts starts_;
+  Vector<std::uint16_t> places_;
+  Codes weights_;
+  dismec::Bounds bounds_;
+};
+
+// -- packing -------------------------------------------------------------------------------------
+
 using Arrays = std::tuple<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>>;
 
-dismec::Shard pack(const std::vector<Arrays>& matrices, const Vector<std::int32_t>& matrix,
-                   const Vector<std::int32_t>& row, std::int64_t n_features,
-                   const Vector<std::int32_t>& ids, const Vector<std::uint8_t>& ranks) {
-  if (n_features < 0 || n_features > std::numeric_limits<std::int32_t>::max())
-    throw std::invalid_argument("n_features out of range");
-  if (matrix.size() != row.size())
-    throw std::invalid_argument("matrix and row must have an entry for each label");
-  nb::gil_scoped_release release;
-  std::vector<dismec::Csr> views;
-  for (const auto& [indptr, indices, data] : matrices)
-    views.push_back(csr_of(indptr, indices, data));
+/// Label-major matrices, and where in them the weights of each label are.
+struct Weights {
+  std::vector<dismec::Csr> matrices;
   std::vector<dismec::Source> sources;
-  for (std::size_t i = 0; i < row.size(); ++i) sources.push_back({matrix.data()[i], row.data()[i]});
-  return dismec::pack(views, sources, n_features, view(ids), view(ranks));
+
+  Weights(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
+          const Vector<std::int32_t>& row, std::int64_t n_features) {
+    if (n_features < 0 || n_features >= std::numeric_limits<std::int32_t>::max())
+      throw std::invalid_argument("n_features out of range");
+    if (matrix.size() != row.size())
+      throw std::invalid_argument("matrix and row must have an entry for each label");
+    for (const auto& [indptr, indices, data] : arrays) {
+      matrices.push_back(csr_of(indptr, indices, data));
+      dismec::check_rows(matrices.back(), n_features + 1);
+    }
+    for (std::size_t i = 0; i < row.size(); ++i)
+      sources.push_back({matrix.data()[i], row.data()[i]});
+    dismec::check_sources(matrices, sources);
+  }
+};
+
+nb::object leaders(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
+                   const Vector<std::int32_t>& row, std::int64_t n_features) {
+  std::vector<std::int64_t> result;
+  {
+    nb::gil_scoped_release release;
+    const Weights weights(arrays, matrix, row, n_features);
+    result = dismec::leaders(weights.matrices, weights.sources);
+  }
+  return owned<std::int64_t>(std::move(result));
 }
 
-void merge_topk(const dismec::Shard& shard, const Vector<std::int64_t>& indptr,
+template <typename Code, typename Element>
+nb::tuple pack_as(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
+                  const Vector<std::int32_t>& row, std::int64_t n_features) {
+  dismec::Packed<Code> shard;
+  {
+    nb::gil_scoped_release release;
+    const Weights weights(arrays, matrix, row, n_features);
+    shard = dismec::pack<Code>(weights.matrices, weights.sources, n_features);
+  }
+  return nb::make_tuple(owned<float>(std::move(shard.scales)), owned<float>(std::move(shard.bias)),
+                        owned<std::uint32_t>(std::move(shard.starts), 2),
+                        owned<std::uint16_t>(std::move(shard.places)),
+                        owned<Element>(std::move(shard.weights)));
+}
+
+nb::tuple pack(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
+               const Vector<std::int32_t>& row, std::int64_t n_features,
+               const std::string& precision) {
+  if (precision == "float32") return pack_as<float, float>(arrays, matrix, row, n_features);
+  if (precision == "float16")
+    return pack_as<dismec::Half, std::uint16_t>(arrays, matrix, row, n_features);
+  if (precision == "int8")
+    return pack_as<dismec::Mini, std::uint8_t>(arrays, matrix, row, n_features);
+  throw std::invalid_argument("precision must be float32, float16 or int8");
+}
+
+nb::tuple unpack(const Handle& handle) {
+  dismec::Unpacked rows;
+  {
+    nb::gil_scoped_release release;
+    rows = handle.visit([](const auto& shard) { return dismec::unpack(shard); });
+  }
+  return nb::make_tuple(owned<std::int64_t>(std::move(rows.starts)),
+                        owned<std::int32_t>(std::move(rows.columns)),
+                        owned<float>(std::move(rows.values)));
+}
+
+// -- scoring -------------------------------------------------------------------------------------
+
+void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
                 const Vector<std::int32_t>& indices, const Vector<float>& data,
                 const Matrix<std::int32_t>& labels, const Matrix<float>& scores) {
   const dismec::Csr rows = csr_of(indptr, indices, data);
@@ -53,33 +169,43 @@ void merge_topk(const dismec::Shard& shard, const Vector<std::int64_t>& indptr,
       scores.shape(0) != labels.shape(0))
     throw std::invalid_argument("labels and scores must be rows x k");
   nb::gil_scoped_release release;
-  dismec::check_rows(rows, shard.n_features);
-  dismec::merge_topk(shard, rows, k, span_of(labels), span_of(scores));
+  dismec::check_rows(rows, handle.n_features() + 1);
+  handle.visit([&](const auto& shard) {
+    dismec::merge_topk(shard, handle.labels(), handle.bounds(), rows, k, span_of(labels),
+                       span_of(scores));
+  });
 }
 
-void dense_scores(const dismec::Shard& shard, const Vector<std::int64_t>& indptr,
+void dense_scores(const Handle& handle, const Vector<std::int64_t>& indptr,
                   const Vector<std::int32_t>& indices, const Vector<float>& data,
                   const Matrix<float>& out) {
   const dismec::Csr rows = csr_of(indptr, indices, data);
   const auto n_labels = static_cast<std::int64_t>(out.shape(1));
   if (out.shape(0) + 1 != indptr.size())
     throw std::invalid_argument("out must have as many rows as indptr names");
-  if (!shard.ids.empty() && shard.ids.back() >= n_labels)
+  const auto all = handle.labels().labels;
+  if (!all.empty() && *std::max_element(all.begin(), all.end()) >= n_labels)
     throw std::invalid_argument("labels of the shard out of range");
   nb::gil_scoped_release release;
-  dismec::check_rows(rows, shard.n_features);
-  dismec::dense_scores(shard, rows, n_labels, span_of(out));
+  dismec::check_rows(rows, handle.n_features() + 1);
+  handle.visit([&](const auto& shard) {
+    dismec::dense_scores(shard, handle.labels(), rows, n_labels, span_of(out));
+  });
 }
 
 }  // namespace
 
 void bind_topk(nb::module_& m) {
-  nb::class_<dismec::Shard>(m, "Shard")
-      .def_ro("n_labels", &dismec::Shard::n_labels)
-      .def_ro("n_features", &dismec::Shard::n_features)
-      .def_prop_ro("nnz", &dismec::Shard::n_weights);
-  m.attr("shard_labels") = dismec::kShardLabels;
-  m.def("pack", &pack, "matrices"_a, "matrix"_a, "row"_a, "n_features"_a, "ids"_a, "ranks"_a);
+  nb::class_<Handle>(m, "Shard")
+      .def(nb::init<Vector<std::int32_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
+                    Starts, Vector<std::uint16_t>, Codes>(),
+           "labels"_a.noconvert(), "label_starts"_a.noconvert(), "scales"_a.noconvert(),
+           "bias"_a.noconvert(), "starts"_a.noconvert(), "places"_a.noconvert(),
+           "weights"_a.noconvert());
+  m.attr("shard_rows") = dismec::kShardRows;
+  m.def("leaders", &leaders, "matrices"_a, "matrix"_a, "row"_a, "n_features"_a);
+  m.def("pack", &pack, "matrices"_a, "matrix"_a, "row"_a, "n_features"_a, "precision"_a);
+  m.def("unpack", &unpack, "shard"_a);
   m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "labels"_a.noconvert(), "scores"_a.noconvert());
   m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,

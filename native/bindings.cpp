@@ -36,4 +36,5 @@ NB_MODULE(DISMEC_MODULE, m) {
   bind_solver(m);
   bind_topk(m);
   bind_text(m);
+  bind_transform(m);
 }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,6 +25,17 @@ std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
 
+/// A vector as a NumPy array that owns it, of T where the vector's elements are made of T.
+template <typename T, typename Element>
+nb::object owned(std::vector<Element>&& vector, std::size_t columns = 0) {
+  auto* kept = new std::vector<Element>(std::move(vector));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Element>*>(p); });
+  auto* data = reinterpret_cast<T*>(kept->data());
+  const std::size_t shape[2] = {kept->size(), columns};
+  return nb::ndarray<nb::numpy, T>(data, columns ? 2 : 1, shape, owner).cast();
+}
+
 void bind_solver(nb::module_& m);
 void bind_topk(nb::module_& m);
 void bind_text(nb::module_& m);
+void bind_transform(nb::module_& m);

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+
+from dismec import train
 
 
 def data_directory() -> Path | None:
@@ -40,3 +43,19 @@ def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
 @pytest.fixture(scope="session")
 def problem_data():
     return random_problem()
+
+
+def weight_files(path):
+    """The files of a model that hold weights, with what is in them."""
+    files = [*path.glob("shard-*"), *path.glob("block-*")]
+    assert files
+    return {p.name: p.read_bytes() for p in files}
+
+
+def train_unfinished(*args, **kwargs):
+    """Train until every block is written, and no further."""
+    with (
+        mock.patch("dismec.store.finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(*args, **kwargs)

@@ -251,7 +251,7 @@ def test_every_instruction_set_solves_to_the_same_precision(files, tmp_path):
         out = tmp_path / isa
         assert dismec("train", files / "data.txt", "-o", out, "--delta", 0, env=env).returncode == 0
         weights = open_model(out).weights
-        assert open_model(out).manifest.blocks[0].isa == isa
+        assert open_model(out).manifest.isa == isa
         assert abs(weights - expected).max() < 0.03
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform, check_X
+from dismec.features import Transform, check_rows, check_X
 
 X = sp.csr_array(np.array([[3, 0, 4], [0, 0, 0], [0, -2, 0]], dtype=np.float32))
 
@@ -78,15 +78,16 @@ def test_apply_is_the_row_scale_times_the_row_bit_for_bit():
     np.testing.assert_array_equal(transform.apply(rows).toarray()[:, :-1], expected)
 
 
-def test_a_row_is_transformed_alike_alone_and_among_others(monkeypatch):
+def test_a_row_is_transformed_alike_alone_and_among_others():
     rows = random_rows(30, 20, density=0.3)
     transform = Transform.fit(rows, tfidf=True)
     together = transform.apply(rows)
     alone = sp.vstack([transform.apply(rows[[i]]) for i in range(30)], format="csr")
-    monkeypatch.setattr("dismec.features._SQUARES_AT_ONCE", 7)
-    in_pieces = transform.apply(rows)
-    for result in (alone, in_pieces):
-        np.testing.assert_array_equal(result.toarray(), together.toarray())
+    np.testing.assert_array_equal(alone.toarray(), together.toarray())
+    middle = transform.apply_between(check_rows(rows, 20), 7, 19)
+    np.testing.assert_array_equal(middle.data, together[7:19].data)
+    np.testing.assert_array_equal(middle.indices, together[7:19].indices)
+    np.testing.assert_array_equal(middle.indptr, together[7:19].indptr)
 
 
 def test_huge_and_tiny_values_do_not_overflow():

@@ -15,6 +15,7 @@ from dismec.errors import DataError, ModelError
 from dismec.features import Transform
 from dismec.native import kernels
 from dismec.predictor import Predictor
+from dismec.shards import PRECISIONS, gather, pack
 
 
 def random_csr(rng, n_rows, n_columns, density, values=None):
@@ -27,13 +28,16 @@ def random_csr(rng, n_rows, n_columns, density, values=None):
     return sp.csr_array((mask * drawn).astype(np.float32))
 
 
-def pack(indptr, indices, data, n_features, labels=None):
-    """A shard of labels that may all be predicted."""
-    labels = np.arange(max(len(indptr) - 1, 0)) if labels is None else labels
-    ranks = np.ones(len(labels), np.uint8)
-    rows = np.arange(len(labels), dtype=np.int32)
-    ids = np.asarray(labels, np.int32)
-    return kernels.pack([(indptr, indices, data)], 0 * rows, rows, n_features, ids, ranks)
+def predictor_of(blocks, n_labels, transform, precision="float32"):
+    """A predictor of weights that come in blocks."""
+    blocks = [(np.asarray(labels, np.int64), W) for labels, W in blocks]
+    return Predictor(list(pack(blocks, transform.n_features, precision)), n_labels, transform)
+
+
+def stored(W, precision):
+    """The weights that a model of them has."""
+    labels = np.arange(W.shape[0])
+    return gather(list(pack([(labels, W)], W.shape[1] - 1, precision)), *W.shape - np.array([0, 1]))
 
 
 def cut(W, size):
@@ -55,13 +59,14 @@ def assert_same(result, expected):
     n_features=st.integers(0, 12),
     k=st.integers(1, 80),
     block_size=st.integers(1, 70),
-    shard_labels=st.sampled_from([7, 32, 1 << 16]),
+    shard_rows=st.sampled_from([7, 32, 1 << 16]),
     ties=st.booleans(),
     normalize=st.booleans(),
     bias=st.sampled_from([0.0, 1.0, -0.5]),
+    precision=st.sampled_from(list(PRECISIONS)),
 )
 def test_topk_equals_brute_force(
-    seed, n_labels, n_features, k, block_size, shard_labels, ties, normalize, bias
+    seed, n_labels, n_features, k, block_size, shard_rows, ties, normalize, bias, precision
 ):
     rng = np.random.default_rng(seed)
     values = [-1, 1, 2] if ties else None
@@ -70,9 +75,13 @@ def test_topk_equals_brute_force(
     transform = Transform(n_features, normalize, bias)
     order = rng.permutation(n_labels)  # blocks need not hold consecutive labels
     blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
-    with mock.patch.object(kernels, "shard_labels", shard_labels):
-        predictor = Predictor([(labels, W[labels]) for labels in blocks], n_labels, transform)
-    scores = naive.brute_force_scores(transform.apply(X), W)
+    if ties:
+        W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels have the same weights
+    with mock.patch.object(kernels, "shard_rows", shard_rows):
+        predictor = predictor_of(
+            [(labels, W[labels]) for labels in blocks], n_labels, transform, precision
+        )
+    scores = naive.brute_force_scores(transform.apply(X), stored(W, precision))
     labels, best = predictor.topk(X, k)
     assert labels.dtype == np.int32
     assert best.dtype == np.float32
@@ -85,11 +94,12 @@ def test_topk_equals_brute_force(
     reason="elsewhere scipy may be built with fused multiply-add",
 )
 @pytest.mark.parametrize("density", [0.02, 0.25, 0.9])
-def test_scores_are_bit_equal_to_the_sparse_product(density):
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_scores_are_bit_equal_to_the_sparse_product(density, precision):
     rng = np.random.default_rng(5)
     X, W = random_csr(rng, 60, 300, 0.2), random_csr(rng, 500, 301, density)
-    predictor = Predictor(cut(W, 128), 500, Transform(300))
-    scores = (predictor.transform.apply(X) @ W.T).toarray()
+    predictor = predictor_of(cut(W, 128), 500, Transform(300), precision)
+    scores = (predictor.transform.apply(X) @ stored(W, precision).T).toarray()
     np.testing.assert_array_equal(predictor.decision_function(X), scores)
     for k in (1, 5, 499, 500, 501):
         assert_same(predictor.topk(X, k), naive.topk(scores, k))
@@ -98,11 +108,11 @@ def test_scores_are_bit_equal_to_the_sparse_product(density):
 def test_threads_chunks_and_blocks_do_not_change_the_result(monkeypatch):
     rng = np.random.default_rng(6)
     X, W = random_csr(rng, 101, 50, 0.3), random_csr(rng, 230, 51, 0.3, [-1, 1])
-    expected = Predictor([(range(230), W)], 230, Transform(50)).topk(X, 7, threads=1)
+    expected = predictor_of([(range(230), W)], 230, Transform(50)).topk(X, 7, threads=1)
     for size in (1, 17, 100):
         blocks = cut(W, size)
         rng.shuffle(blocks)
-        predictor = Predictor(blocks, 230, Transform(50))
+        predictor = predictor_of(blocks, 230, Transform(50))
         for threads in (None, 1, 2, 5):
             for rows in (1, 13, 256):
                 monkeypatch.setattr("dismec.predictor._MIN_CHUNK_ROWS", 1)
@@ -113,7 +123,7 @@ def test_threads_chunks_and_blocks_do_not_change_the_result(monkeypatch):
                 )
 
 
-def test_blocks_may_be_merged_in_any_order():
+def test_shards_may_be_merged_in_any_order():
     rng = np.random.default_rng(7)
     X, W = random_csr(rng, 20, 10, 0.5, [-1, 1]), random_csr(rng, 64, 10, 0.5, [-1, 1])
     rows = X.indptr.astype(np.int64), X.indices, X.data
@@ -124,22 +134,22 @@ def test_blocks_may_be_merged_in_any_order():
         labels = np.full((20, 5), -1, dtype=np.int32)
         scores = np.full((20, 5), -np.inf, dtype=np.float32)
         for numbers, block in blocks:
-            shard = pack(block.indptr.astype(np.int64), block.indices, block.data, 10, numbers)
-            kernels.merge_topk(shard, *rows, labels, scores)
+            for shard in pack([(numbers, block)], 9, "float32"):
+                kernels.merge_topk(shard.native, *rows, labels, scores)
         assert_same((labels, scores), expected)
 
 
 def test_labels_without_weights_compete_with_score_0():
     W = sp.csr_array(np.array([[-1, 0], [0, 0], [-2, 0], [0, 0]], dtype=np.float32))
-    labels, scores = Predictor([(range(4), W)], 4, Transform(1)).topk([[1.0]], 3)
+    labels, scores = predictor_of([(range(4), W)], 4, Transform(1)).topk([[1.0]], 3)
     np.testing.assert_array_equal(labels, [[1, 3, 0]])
     np.testing.assert_array_equal(scores, [[0, 0, -1]])
 
 
 def test_untrained_labels_are_never_predicted():
     W = sp.csr_array(np.array([[-1, 0], [0, 0], [-2, 0], [0, 0]], dtype=np.float32))
-    untrained = np.array([False, True, False, True])
-    predictor = Predictor(cut(W, 3), 4, Transform(1), untrained)
+    seen = np.array([0, 2])
+    predictor = predictor_of([(seen, W[seen])], 4, Transform(1))
     labels, scores = predictor.topk([[1.0]], 4)
     np.testing.assert_array_equal(labels, [[0, 2, -1, -1]])
     np.testing.assert_array_equal(scores, [[-1, -2, -np.inf, -np.inf]])
@@ -148,63 +158,56 @@ def test_untrained_labels_are_never_predicted():
 
 def test_ties_go_to_the_smaller_label():
     W = sp.csr_array(np.ones((40, 2), dtype=np.float32))
-    labels, scores = Predictor(cut(W, 7), 40, Transform(1)).topk([[1.0], [0.0]], 4)
+    labels, scores = predictor_of(cut(W, 7), 40, Transform(1)).topk([[1.0], [0.0]], 4)
     np.testing.assert_array_equal(labels, [[0, 1, 2, 3]] * 2)
     np.testing.assert_array_equal(scores, [[2.0] * 4, [1.0] * 4])
 
 
 def test_places_beyond_the_labels_are_empty_and_cost_nothing():
     W = sp.csr_array(np.array([[1, 0], [2, 0]], dtype=np.float32))
-    labels, scores = Predictor([(range(2), W)], 2, Transform(1)).topk([[1.0]], 1000)
+    labels, scores = predictor_of([(range(2), W)], 2, Transform(1)).topk([[1.0]], 1000)
     np.testing.assert_array_equal(labels[0], [1, 0] + [-1] * 998)
     np.testing.assert_array_equal(scores[0], [2, 1] + [-np.inf] * 998)
 
 
 def test_a_label_with_score_minus_infinity_still_beats_an_empty_place():
     W = sp.csr_array(np.full((2, 3), -3e38, dtype=np.float32))
-    labels, scores = Predictor([(range(2), W)], 2, Transform(2)).topk([[1.0, 1.0]], 3)
+    labels, scores = predictor_of([(range(2), W)], 2, Transform(2)).topk([[1.0, 1.0]], 3)
     np.testing.assert_array_equal(labels, [[0, 1, -1]])
     assert (scores == -np.inf).all()
 
 
 def test_no_rows_and_no_labels_are_fine():
     W = sp.csr_array(np.ones((3, 2), dtype=np.float32))
-    labels, scores = Predictor([(range(3), W)], 3, Transform(1)).topk(np.empty((0, 1)), 2)
+    labels, scores = predictor_of([(range(3), W)], 3, Transform(1)).topk(np.empty((0, 1)), 2)
     assert labels.shape == scores.shape == (0, 2)
-    labels, scores = Predictor([], 0, Transform(1)).topk([[1.0]], 2)
+    labels, scores = predictor_of([], 0, Transform(1)).topk([[1.0]], 2)
     np.testing.assert_array_equal(labels, [[-1, -1]])
-    assert Predictor([], 0, Transform(1)).decision_function([[1.0]]).shape == (1, 0)
+    assert predictor_of([], 0, Transform(1)).decision_function([[1.0]]).shape == (1, 0)
 
 
 def test_one_row_starts_no_thread(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
     W = sp.csr_array(np.ones((3, 2), dtype=np.float32))
-    Predictor([(range(3), W)], 3, Transform(1)).topk([[1.0]], 2)
+    predictor_of([(range(3), W)], 3, Transform(1)).topk([[1.0]], 2)
 
 
-@pytest.mark.parametrize(
-    ("starts", "n_labels"),
-    [([0, 5, 10], 20), ([0, 5, 15], 20), ([0, 3], 8), ([5], 10), ([0, 0], 5)],
-)
-def test_blocks_that_are_not_all_labels_are_refused(starts, n_labels):
-    block = sp.csr_array(np.ones((5, 2), dtype=np.float32))
-    with pytest.raises(ModelError, match=f"each of {n_labels} labels once"):
-        Predictor([(range(i, i + 5), block) for i in starts], n_labels, Transform(1))
-
-
-def test_weights_that_do_not_fit_are_refused():
-    W = np.ones((2, 3), dtype=np.float32)
-    with pytest.raises(
-        ModelError, match="block of 2 labels holds 2 × 3 weights; expected 5 a label"
-    ):
-        Predictor([(range(2), sp.csr_array(W))], 2, Transform(4))
-    W[1, 2] = np.nan
-    with pytest.raises(ModelError, match="a block's weights: row 1, feature 2: nan"):
-        Predictor([(range(2), sp.csr_array(W))], 2, Transform(2))
+def test_shards_that_do_not_fit_the_model_are_refused():
+    W = sp.csr_array(np.ones((3, 3), np.float32))
+    (one,) = pack([(np.arange(3), W)], 2, "float16")
+    for shards, n_labels, n_features, reason in [
+        ([one, one], 3, 2, "label 0 is in the shards 2 times"),
+        ([one], 2, 2, "label 2 of 2 labels"),
+        ([one], 3, 4, "a shard is of 2 features, not 4"),
+    ]:
+        with pytest.raises(ModelError, match=reason):
+            Predictor(shards, n_labels, Transform(n_features))
 
 
 def test_wrong_arguments_are_refused():
-    predictor = Predictor([(range(2), sp.csr_array(np.ones((2, 3), np.float32)))], 2, Transform(2))
+    predictor = predictor_of(
+        [(range(2), sp.csr_array(np.ones((2, 3), np.float32)))], 2, Transform(2)
+    )
     with pytest.raises(DataError, match="k is 0; expected at least 1"):
         predictor.topk([[1.0, 1.0]], 0)
     with pytest.raises(DataError, match="threads is 0; expected at least 1"):
@@ -213,6 +216,33 @@ def test_wrong_arguments_are_refused():
         predictor.topk([[1.0, 1.0, 1.0]])
     with pytest.raises(DataError, match="row 300, feature 1: nan"):
         predictor.topk(np.vstack([np.ones((300, 2)), [[1.0, np.nan]]]))
+
+
+def test_labels_with_the_same_weights_tie_in_the_order_of_their_numbers():
+    rng = np.random.default_rng(8)
+    for _ in range(20):
+        distinct = random_csr(rng, 5, 6, 0.6, [-1, 1])
+        W = distinct[rng.integers(0, 5, 60)]
+        X = random_csr(rng, 7, 5, 0.6, [-1, 1])
+        predictor = predictor_of([(range(60), W)], 60, Transform(5, normalize=False))
+        scores = naive.brute_force_scores(predictor.transform.apply(X), W)
+        for k in (1, 7, 60, 61):
+            assert_same(predictor.topk(X, k), naive.topk(scores, k))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_more_labels_than_a_shard_holds(precision):
+    rng = np.random.default_rng(9)
+    n_labels = 140_000
+    W = sp.random_array((n_labels, 40), density=0.03, rng=rng, dtype=np.float32, format="csr")
+    dense = sp.csr_array(rng.standard_normal((n_labels, 3)).astype(np.float32))
+    W = sp.hstack([dense, W], format="csr")
+    X = sp.random_array((5, 42), density=0.4, rng=rng, dtype=np.float32, format="csr")
+    predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(42), precision)
+    assert len(predictor._shards) == 3
+    scores = (predictor.transform.apply(X) @ stored(W, precision).T).toarray()
+    np.testing.assert_array_equal(predictor.decision_function(X), scores)
+    assert_same(predictor.topk(X, 9), naive.topk(scores, 9))
 
 
 # --- what the binding refuses, whatever Python code is above it
@@ -241,10 +271,12 @@ def floats(*values):
 )
 def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
-    with pytest.raises(ValueError):
-        pack(*rows, 3)
-    shard = pack(integers(0, 1), integers(2, dtype=np.int32), floats(1), 3)
-    n_rows = max(len(indptr) - 1, 0)
+    number = np.arange(max(len(indptr) - 1, 0), dtype=np.int32)
+    for refuse in (kernels.leaders, lambda *args: kernels.pack(*args, "float32")):
+        with pytest.raises(ValueError):
+            refuse([rows], 0 * number, number, 2)
+    shard = shard_of_one().native
+    n_rows = len(number)
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
         kernels.merge_topk(shard, *rows, labels, scores)
@@ -252,10 +284,14 @@ def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
         kernels.dense_scores(shard, *rows, scores)
 
 
+def shard_of_one(label=0):
+    W = sp.csr_array(np.array([[0, 1, 2]], np.float32))
+    return next(pack([(np.array([label]), W)], 2, "float32"))
+
+
 def test_binding_refuses_results_of_the_wrong_shape():
     rows = integers(0, 1), integers(2, dtype=np.int32), floats(1)
-    shard = pack(*rows, 3)
-    assert (shard.n_labels, shard.n_features, shard.nnz) == (1, 3, 1)
+    shard = shard_of_one().native
 
     def merge(label_shape, score_shape):
         labels, scores = np.zeros(label_shape, np.int32), np.zeros(score_shape, np.float32)
@@ -265,16 +301,27 @@ def test_binding_refuses_results_of_the_wrong_shape():
     for shapes in [((1, 0), (1, 0)), ((1, 2), (1, 3)), ((2, 2), (2, 2)), ((1, 2), (2, 2))]:
         with pytest.raises(ValueError):
             merge(*shapes)
-    for wrong in ([-1], [2**31 - 1], [0, 1]):
-        with pytest.raises(ValueError):
-            pack(*rows, 3, wrong)
-    two = integers(0, 1, 2), integers(2, 1, dtype=np.int32), floats(1, 1)
-    for wrong in ([1, 0], [1, 1]):
-        with pytest.raises(ValueError):
-            pack(*two, 3, wrong)
-    for n_features in (-1, 2**31, 2**63 - 1):
-        with pytest.raises(ValueError):
-            pack(*rows, n_features)
     for label, shape in [(2, (1, 2)), (0, (2, 2))]:
+        shard = shard_of_one(label).native
         with pytest.raises(ValueError):
-            kernels.dense_scores(pack(*rows, 3, [label]), *rows, np.zeros(shape, np.float32))
+            kernels.dense_scores(shard, *rows, np.zeros(shape, np.float32))
+
+
+def test_binding_refuses_what_is_not_there_to_pack():
+    rows = integers(0, 1), integers(1, dtype=np.int32), floats(1)
+    one, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    kernels.pack([rows], one, one, 2, "float32")
+    for matrix, row, n_features, precision in [
+        (one + 1, one, 2, "float32"),
+        (one - 1, one, 2, "float32"),
+        (one, one + 1, 2, "float32"),
+        (one, none, 2, "float32"),
+        (one, one, -1, "float32"),
+        (one, one, 2**31 - 1, "float32"),
+        (one, one, 2, "float64"),
+    ]:
+        with pytest.raises(ValueError):
+            kernels.pack([rows], matrix, row, n_features, precision)
+    many = np.zeros(2**16 + 1, np.int32)
+    with pytest.raises(ValueError, match="too many labels"):
+        kernels.pack([rows], many, many, 2, "float32")

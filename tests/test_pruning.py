@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 import naive
-from conftest import random_problem
+from conftest import random_problem, train_unfinished, weight_files
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -30,7 +30,6 @@ from dismec.dataset import Dataset
 from dismec.pruning import DEPTHS, GRID, held_out, pick
 from dismec.training import fit
 from test_cli import ok, refused, run
-from test_training import block_files
 
 AUTO = TrainingParams(delta="auto", block_size=50)
 
@@ -107,8 +106,8 @@ def test_model_is_the_one_of_all_rows_at_the_chosen_delta(data, tmp_path):
     assert model.params == again.params
     given = replace(AUTO, delta=model.params["delta"])
     train(X, Y, tmp_path / "given", given)
-    expected = block_files(tmp_path / "given")
-    assert block_files(tmp_path / "auto") == block_files(tmp_path / "again") == expected
+    expected = weight_files(tmp_path / "given")
+    assert weight_files(tmp_path / "auto") == weight_files(tmp_path / "again") == expected
 
 
 def test_lucky_delta_after_a_loss_counts_only_where_there_are_many_rows():
@@ -164,8 +163,9 @@ def test_one_row_is_enough_with_validation_data(problem_data):
 def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
     (X, Y, _), test = data
     path = tmp_path / "model"
-    train(X, Y, path, AUTO)
-    expected = block_files(path)
+    train(X, Y, tmp_path / "whole", AUTO)
+    expected = weight_files(tmp_path / "whole")
+    train_unfinished(X, Y, path, AUTO)
     whole = store.read_manifest(path)
     store.commit(path, whole.with_blocks(whole.blocks[:1]))
     monkeypatch.setattr("dismec.pruning.choose", None)  # would be called to choose again
@@ -179,7 +179,7 @@ def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
     with pytest.raises(ModelError, match="other data"):
         train(X[:, ::-1], Y, path, AUTO)
     assert train(X, Y, path, AUTO).params == whole.params
-    assert block_files(path) == expected
+    assert weight_files(path) == expected
     with pytest.raises(ModelError, match="finished model of this training"):
         train(X, Y, path, AUTO)
     broken = {**whole.params, "delta": 0.001}
@@ -317,9 +317,9 @@ def test_command_line_prunes(files, tmp_path):
     out = tmp_path / "out"
     ok("prune", files / "model", "-o", out, "--delta", "0.05")
     ok("train", files / "train.txt", "-o", tmp_path / "trained", "--delta", "0.05")
-    assert block_files(out) == block_files(tmp_path / "trained")
+    assert weight_files(out) == weight_files(tmp_path / "trained")
     assert "--overwrite" in refused("prune", files / "model", "-o", out, "--delta", "0.1")
-    assert block_files(out) == block_files(tmp_path / "trained")
+    assert weight_files(out) == weight_files(tmp_path / "trained")
     ok("prune", files / "model", "-o", out, "--delta", "0.1", "--overwrite")
     assert open_model(out).params["delta"] == 0.1
 
@@ -335,7 +335,6 @@ def test_command_line_prunes(files, tmp_path):
         ("train one.txt -o new --delta auto", "too few to hold one out"),
         ("prune model -o new --delta 0.001", "do not come back"),
         ("prune model -o new --delta nan", "delta is nan"),
-        ("prune model -o new", "--delta"),
         ("prune model -o model --delta 0.1 --overwrite", "is the model itself"),
         ("prune nowhere -o new --delta 0.1", "no such directory"),
         ("prune model -o train.txt --delta 0.1", "train.txt"),

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from conftest import random_problem
+from conftest import random_problem, train_unfinished, weight_files
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, store, train
 from dismec.dataset import Dataset
 from dismec.training import fit
@@ -20,41 +21,63 @@ from dismec.training import fit
 PARAMS = TrainingParams(block_size=10)
 
 
-def block_files(path):
-    return {p.name: p.read_bytes() for p in path.glob("block-*")}
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     X, Y = random_problem()
     path = tmp_path_factory.mktemp("reference") / "model"
     train(X, Y, path, PARAMS, threads=1)
-    return block_files(path)
+    return weight_files(path)
 
 
 def test_threads_do_not_change_a_byte(tmp_path, reference, problem_data):
     train(*problem_data, tmp_path / "model", PARAMS, threads=3)
-    assert block_files(tmp_path / "model") == reference
+    assert weight_files(tmp_path / "model") == reference
 
 
-def test_block_size_does_not_change_weights(tmp_path, problem_data):
-    X, Y = problem_data
-    a = train(X, Y, tmp_path / "a", TrainingParams(block_size=7)).weights
-    b = train(X, Y, tmp_path / "b", TrainingParams(block_size=1000)).weights
-    assert a.indptr.tobytes() == b.indptr.tobytes()
-    assert a.indices.tobytes() == b.indices.tobytes()
-    assert a.data.tobytes() == b.data.tobytes()
+def test_block_size_does_not_change_a_byte(tmp_path, reference, problem_data):
+    for size in (7, 1000):
+        path = tmp_path / str(size)
+        train(*problem_data, path, TrainingParams(block_size=size))
+        assert weight_files(path) == reference
+
+
+def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_data):
+    path = tmp_path / "model"
+    train_unfinished(*problem_data, path, PARAMS)
+    assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
+    with pytest.raises(ModelError, match=r"not finished \(40 of 40 labels\)"):
+        open_model(path)
+    with mock.patch("dismec.training.solve_blocks", return_value=iter(())):
+        train(*problem_data, path, PARAMS)
+    assert weight_files(path) == reference
+
+
+@pytest.mark.parametrize("killed", ["dismec.store.commit", "dismec.store.tidy"])
+def test_a_run_that_is_killed_while_it_ends_loses_nothing(
+    tmp_path, reference, problem_data, killed
+):
+    path = tmp_path / "model"
+    train_unfinished(*problem_data, path, PARAMS)
+    manifest = store.read_manifest(path)
+    counts = store.read_labels(path, manifest).counts
+    with mock.patch(killed, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        store.finish(path, manifest, "float16", counts)
+    if store.read_manifest(path).complete:
+        assert open_model(path).n_labels == 40  # with files that are no longer named
+    else:
+        train(*problem_data, path, PARAMS)
+        assert weight_files(path) == reference
 
 
 def test_fit_in_memory_is_the_same_model(problem_data, tmp_path, reference):
     fit(*problem_data, PARAMS).save(tmp_path / "model")
-    assert block_files(tmp_path / "model") == reference
+    assert weight_files(tmp_path / "model") == reference
 
 
 def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
     X, Y = random_problem(rows=3000, features=200, labels=200, density=0.15)
     path = tmp_path / "model"
-    expected = block_files(train_into(tmp_path / "reference", X, Y))
+    expected = weight_files(train_into(tmp_path / "reference", X, Y))
 
     def interrupt(done, total):
         if store.holds_model(path) and len(store.read_manifest(path).blocks) >= 2:
@@ -70,7 +93,7 @@ def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
     train(X, Y, path, PARAMS, progress=lambda done, total: counts.append(done))
     assert counts[0] == 10 * kept
     assert counts[-1] == 200
-    assert block_files(path) == expected
+    assert weight_files(path) == expected
 
 
 def train_into(path, X, Y):
@@ -80,18 +103,18 @@ def train_into(path, X, Y):
 
 def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_data, reference):
     path = tmp_path / "model"
-    train(*problem_data, path, PARAMS)
+    train_unfinished(*problem_data, path, PARAMS)
     manifest = store.read_manifest(path)
     store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
     (path / manifest.blocks[0].file).write_bytes(b"damaged")
     (path / manifest.blocks[1].file).unlink()
     train(*problem_data, path, PARAMS)
-    assert block_files(path) == reference
+    assert weight_files(path) == reference
 
 
 def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, reference):
     path = tmp_path / "model"
-    train(*problem_data, path, PARAMS)
+    train_unfinished(*problem_data, path, PARAMS)
     manifest = store.read_manifest(path)
     store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
     (path / ".block-000003.safetensors.0123456789ab.tmp").write_bytes(b"half")
@@ -109,7 +132,7 @@ def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, pro
     X, Y = problem_data
     path = tmp_path / "model"
     train(X, Y, path, PARAMS)
-    before = block_files(path)
+    before = weight_files(path)
     with pytest.raises(ModelError, match="finished model of this training"):
         train(X, Y, path, PARAMS)
     with pytest.raises(ModelError, match=r"C 1\.0 instead of 2\.0"):
@@ -120,13 +143,10 @@ def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, pro
         train(X, Y, path, PARAMS, names=[str(i) for i in range(40)])
     with pytest.raises(DataError):
         train(X, Y[:10], path, PARAMS, overwrite=True)
-    assert block_files(path) == before
+    assert weight_files(path) == before
     model = train(X, Y, path, TrainingParams(C=2.0, block_size=25), overwrite=True)
     assert model.params["C"] == 2.0
-    assert sorted(block_files(path)) == [
-        "block-000000.safetensors",
-        "block-000001.safetensors",
-    ]
+    assert weight_files(path) != before
 
 
 def test_two_trainings_do_not_share_a_directory(tmp_path, problem_data):
@@ -167,6 +187,7 @@ def test_unusable_data_is_refused(tmp_path, problem_data):
         {"block_size": 0},
         {"block_size": 2.5},
         {"tfidf": "no"},
+        {"precision": "float64"},
     ):
         with pytest.raises(ValueError, match="expected"):
             TrainingParams(**bad)
@@ -197,13 +218,15 @@ def test_parameters_may_be_numpy_numbers(tmp_path, problem_data):
 
 def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, problem_data):
     path = tmp_path / "model"
-    whole = train(*problem_data, path, PARAMS).manifest
-    first, second, *_ = whole.blocks
+    whole = train(*problem_data, tmp_path / "whole", PARAMS).manifest
+    train_unfinished(*problem_data, path, PARAMS)
+    unfinished = store.read_manifest(path)
+    first, second, *_ = unfinished.blocks
     lies = [replace(first, n_labels=9), replace(second, number=7)]
-    store.commit(path, replace(whole, transform={"bias": 7}).with_blocks(lies))
+    store.commit(path, replace(unfinished, transform={"bias": 7}).with_blocks(lies))
     again = train(*problem_data, path, PARAMS).manifest
     assert again.transform == whole.transform
-    assert [r.sha256 for r in again.blocks] == [r.sha256 for r in whole.blocks]
+    assert again.shards == whole.shards
 
 
 def test_stored_zeros_and_other_formats_of_the_labels_are_the_same_labels(problem_data):
@@ -237,7 +260,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
         assert process.wait() in (0, -signal.SIGKILL)
         complete = store.holds_model(path) and store.read_manifest(path).complete
     assert kills >= 5
-    assert block_files(path) == block_files(tmp_path / "reference")
+    assert weight_files(path) == weight_files(tmp_path / "reference")
 
 
 def any_block(path):

@@ -8,24 +8,41 @@ isa: str
 
 def cpu_isas() -> list[str]: ...
 
-shard_labels: int
+shard_rows: int
 
 class Shard:
-    @property
-    def n_labels(self) -> int: ...
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def nnz(self) -> int: ...
+    def __init__(
+        self,
+        labels: NDArray[np.int32],
+        label_starts: NDArray[np.int32],
+        scales: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        starts: NDArray[np.uint32],
+        places: NDArray[np.uint16],
+        weights: NDArray[Any],
+    ) -> None: ...
 
+_Matrices = Sequence[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]]
+
+def leaders(
+    matrices: _Matrices, matrix: NDArray[np.int32], row: NDArray[np.int32], n_features: int
+) -> NDArray[np.int64]: ...
 def pack(
-    matrices: Sequence[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]],
+    matrices: _Matrices,
     matrix: NDArray[np.int32],
     row: NDArray[np.int32],
     n_features: int,
-    ids: NDArray[np.int32],
-    ranks: NDArray[np.uint8],
-) -> Shard: ...
+    precision: str,
+) -> tuple[
+    NDArray[np.float32],
+    NDArray[np.float32],
+    NDArray[np.uint32],
+    NDArray[np.uint16],
+    NDArray[Any],
+]: ...
+def unpack(
+    shard: Shard,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
 def merge_topk(
     shard: Shard,
     indptr: NDArray[np.int64],
@@ -68,6 +85,24 @@ class Worker:
     def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...
     def take(self, features: NDArray[np.int32], weights: NDArray[np.float32]) -> None: ...
 
+def row_scale(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    idf: NDArray[np.float32] | None,
+    n_features: int,
+) -> NDArray[np.float32]: ...
+def apply(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    idf: NDArray[np.float32] | None,
+    normalize: bool,
+    bias: float,
+    n_features: int,
+    begin: int,
+    end: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int
 ) -> tuple[

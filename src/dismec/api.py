@@ -107,7 +107,7 @@ def describe(model: Model, version: str) -> dict[str, Any]:
         "labels": model.n_labels,
         "features": model.n_features,
         "names": model.names is not None,
-        "weights": sum(receipt.nnz for receipt in manifest.blocks),
+        "weights": model.nnz,
         "params": model.params,
         "training_rows": manifest.n_rows,
         "training_data": manifest.data,

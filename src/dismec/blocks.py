@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import scipy.sparse as sp
 
 from dismec.solver import Solution
 
-__all__ = ["Block", "BlockStats", "Receipt", "cut"]
+__all__ = ["Block", "BlockStats", "cut"]
 
 
 def cut(groups: npt.NDArray[np.int64], block_size: int) -> list[npt.NDArray[np.int64]]:
@@ -62,6 +63,12 @@ class BlockStats:
             seconds=round(seconds, 3),
         )
 
+    @classmethod
+    def total(cls, stats: Sequence[BlockStats]) -> BlockStats:
+        """Sums over blocks."""
+        sums = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(cls)}
+        return cls(**sums | {"seconds": round(sums["seconds"], 3)})
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -82,20 +89,10 @@ class Block:
     weights: sp.csr_array
     stats: BlockStats | None = None
 
-
-@dataclass(frozen=True)
-class Receipt:
-    """What the manifest says of a block that has been written."""
-
-    file: str
-    number: int
-    n_labels: int
-    nnz: int
-    bytes: int
-    sha256: str
-    isa: str
-    stats: BlockStats | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
+    def trained(self, counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], sp.csr_array]:
+        """The labels that had training rows, by the `counts` of all labels, and their weights."""
+        has_rows = counts[self.labels] > 0
+        if has_rows.all():
+            return self.labels, self.weights
+        rows: Any = self.weights
+        return self.labels[has_rows], rows[np.flatnonzero(has_rows)]

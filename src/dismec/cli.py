@@ -122,6 +122,16 @@ def _parse_delta(_: click.Context, __: click.Parameter, value: str) -> float | s
         raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
 
 
+def _precision(default: str | None, **more: Any) -> Callable[[_F], _F]:
+    return click.option(
+        "--precision",
+        type=click.Choice(["float16", "float32", "int8"]),
+        default=default,
+        help="How weights are stored; int8: eight bits each.",
+        **more,
+    )
+
+
 _threads = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all available CPUs]."
 )
@@ -156,6 +166,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     "--bias", type=float, default=1.0, show_default=True, help="Value of the bias feature; 0: none."
 )
 @click.option("--block-size", type=int, default=1000, show_default=True, help="Labels a block.")
+@_precision("float16", show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @_data_options
 @_threads
@@ -219,17 +230,17 @@ def train(
 
 
 def _say_trained(model: Model, path: Path, seconds: float) -> None:
-    blocks = model.manifest.blocks
-    weights, size = sum(r.nnz for r in blocks), sum(r.bytes for r in blocks)
+    size = sum(receipt.bytes for receipt in model.manifest.files)
     click.echo(
-        f"{path}: {model.n_labels:,} labels, {weights:,} weights, {size / 1e6:,.1f} MB "
-        f"in {len(blocks)} blocks; {seconds:.1f} s",
+        f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
+        f"{size / 1e6:,.1f} MB; {seconds:.1f} s",
         err=True,
     )
 
 
 def _say_unsolved(model: Model) -> None:
-    unsolved = sum(r.stats.unsolved for r in model.manifest.blocks if r.stats)
+    stats = model.manifest.stats
+    unsolved = stats.unsolved if stats else 0
     if unsolved:
         click.echo(
             f"dismec: {unsolved:,} of {model.n_labels:,} labels stopped before the tolerance was "
@@ -319,7 +330,7 @@ def predict(model: Path, data: Path, k: int, output: Path | None, threads: int |
     from dismec.model import open_model
     from dismec.predictions import print_text, write_predictions
 
-    opened = open_model(model)
+    opened = open_model(model, check=True)
     rows = load_features(data, threads=threads)
     if output is None or output.suffix != ".npz":
         k = min(k, max(opened.n_labels, 1))  # empty places are not written
@@ -370,7 +381,7 @@ def evaluate(
     from dismec.dataset import load_data
     from dismec.model import open_model
 
-    opened = open_model(model)
+    opened = open_model(model, check=True)
     dataset = load_data(data, labels=labels, threads=threads)
     result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
@@ -394,17 +405,29 @@ def _print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
 @main.command()
 @click.argument("model", type=_PATH)
 @click.option("-o", "--output", type=_PATH, required=True, help="The new model directory.")
-@click.option("--delta", type=float, required=True, help="Weights with |w| below this are dropped.")
+@click.option("--delta", type=float, help="Weights with |w| below this are dropped.")
+@_precision(None)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @_quiet
-def prune(model: Path, output: Path, delta: float, overwrite: bool, quiet: bool) -> None:
-    """Write the model that training with a larger delta would have given."""
+def prune(
+    model: Path,
+    output: Path,
+    delta: float | None,
+    precision: str | None,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    """Write a smaller model, as training with a larger delta or another precision would give it.
+
+    A model of an older format is written in the one of today.
+    """
     from dismec.model import open_model
 
     if output.exists() and model.exists() and output.samefile(model):
         raise click.UsageError(f"{output} is the model itself: choose another directory")
     begin = time.perf_counter()
-    open_model(model).pruned(delta).save(output, overwrite=overwrite)
+    opened = open_model(model, check=True)
+    opened.pruned(delta, precision=precision).save(output, overwrite=overwrite)
     if not quiet:
         _say_trained(open_model(output, check=False), output, time.perf_counter() - begin)
 

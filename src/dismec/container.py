@@ -14,16 +14,16 @@ import math
 import mmap
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 
 __all__ = [
     "ContainerError",
+    "Names",
     "open_arrays",
     "pack_names",
     "unpack_names",
@@ -191,17 +191,46 @@ def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
     return np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets
 
 
-def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> list[str]:
+class Names(Sequence[str]):
+    """Names that become text when they are asked for: of millions, few ever are."""
+
+    def __init__(self, utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> None:
+        self._utf8, self._offsets = utf8, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        return self._utf8[self._offsets[place] : self._offsets[place + 1]].tobytes().decode()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> Names:
     """The inverse of `pack_names`; ``ContainerError`` for arrays that it cannot have made."""
     if offsets.ndim != 1 or (utf8.dtype, offsets.dtype) != (np.uint8, np.int64):
         raise ContainerError("the label names are not UTF-8 and its offsets")
-    text, bounds = utf8.tobytes(), offsets.tolist()
-    if bounds[:1] != [0] or bounds[-1] != len(text) or np.any(offsets[1:] < offsets[:-1]):
+    bounds = [*offsets[:1], *offsets[-1:]]
+    if bounds != [0, utf8.size] or utf8.ndim != 1 or np.any(offsets[1:] < offsets[:-1]):
         raise ContainerError("the label names are out of order")
     try:
-        return [text[begin:end].decode() for begin, end in pairwise(bounds)]
+        utf8.tobytes().decode()
     except UnicodeDecodeError as error:
         raise ContainerError("the label names are not UTF-8") from error
+    inner = offsets[offsets < utf8.size]
+    if np.any(utf8[inner] & 0xC0 == 0x80):  # the middle of a character
+        raise ContainerError("the label names are not UTF-8")
+    return Names(utf8, offsets)
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:

@@ -333,7 +333,7 @@ def _load_xmc(path: Path) -> Dataset:
     names = None
     if "names.utf8" in arrays:
         try:
-            names = unpack_names(arrays["names.utf8"], arrays["names.offsets"])
+            names = list(unpack_names(arrays["names.utf8"], arrays["names.offsets"]))
         except ContainerError as error:
             raise DataError(f"{path}: {error}") from error
     x = (arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])

@@ -4,19 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
+from dismec.native import kernels
 
-__all__ = ["Transform", "check_X", "check_csr"]
+__all__ = ["Rows", "Transform", "check_X", "check_csr", "check_rows"]
 
 Floats = npt.NDArray[np.float32]
 
-_SQUARES_AT_ONCE = 1 << 22  # non-zeros whose float64 squares are held in memory together
+
+class Rows(NamedTuple):
+    """The arrays of a CSR matrix as `check_X` gives it, typed as the kernels take them."""
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int32]
+    data: Floats
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.indptr) - 1
+
+
+def check_rows(X: Any, n_features: int) -> Rows:
+    """As `check_X`; rows that need no conversion are looked at once, in native code.
+
+    What scipy does to check and build a matrix takes longer than to score a row.
+    """
+    if (
+        getattr(X, "format", None) == "csr"
+        and X.dtype == np.float32
+        and X.indices.dtype == np.int32
+        and X.shape[1] <= n_features
+        and len(X.indptr) == X.shape[0] + 1
+        and len(X.indices) == len(X.data)
+        and X.data.flags.c_contiguous
+        and X.indices.flags.c_contiguous
+    ):
+        rows = Rows(X.indptr.astype(np.int64), X.indices, X.data)
+        if kernels.check_rows(rows.indptr, rows.indices, X.shape[1]) is None and (
+            kernels.first_non_finite(rows.data) < 0
+        ):
+            return rows
+    X = check_X(X, n_features)
+    return Rows(X.indptr.astype(np.int64, copy=False), X.indices, X.data)
 
 
 def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
@@ -170,7 +206,10 @@ class Transform:
 
     def row_scale(self, X: Any) -> Floats:
         """1/‖x∘idf‖₂ per row, computed in float64; 1 for rows of zeros, and without `normalize`."""
-        return self._row_scale(check_X(X, self.n_features))
+        rows = check_rows(X, self.n_features)
+        if not self.normalize:
+            return np.ones(rows.n_rows, dtype=np.float32)
+        return kernels.row_scale(*rows, self.idf, self.n_features)
 
     def apply(self, X: Any) -> sp.csr_array:
         """Transform rows.
@@ -186,30 +225,21 @@ class Transform:
             float32 (n_rows, n_features + 1), canonical, in memory of its own. A value is x·scale,
             then ·idf, each product rounded to float32, with scale as in `row_scale`.
         """
-        return self.apply_checked(check_X(X, self.n_features))
+        rows = check_rows(X, self.n_features)
+        indptr, indices, data = self.apply_between(rows, 0, rows.n_rows)
+        return _csr(data, indices, indptr, (rows.n_rows, self.n_features + 1), canonical=True)
 
-    def apply_checked(self, X: sp.csr_array) -> sp.csr_array:
-        """Transform rows that have been through `check_X`."""
-        n_rows = X.shape[0]
-        per_row = np.diff(X.indptr)
-        values = X.data * np.repeat(self._row_scale(X), per_row)
-        if self.idf is not None:
-            with np.errstate(over="ignore"):
-                values *= self.idf[X.indices]
-            if not np.isfinite(values).all():  # only without normalize: else |value| ≤ 1
-                row = np.searchsorted(X.indptr, np.argmin(np.isfinite(values)), side="right") - 1
+    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `check_rows`, transformed."""
+        result = Rows(
+            *kernels.apply(*rows, self.idf, self.normalize, self.bias, self.n_features, begin, end)
+        )
+        if self.idf is not None and not self.normalize:  # else |value| ≤ 1
+            entry = kernels.first_non_finite(result.data)
+            if entry >= 0:
+                row = begin + int(np.searchsorted(result.indptr, entry, side="right")) - 1
                 raise DataError(f"row {row}: a value times its idf is too large for float32")
-        shape = (n_rows, self.n_features + 1)
-        if self.bias == 0:
-            return _csr(values, X.indices.copy(), X.indptr.copy(), shape, canonical=True)
-        indptr = X.indptr + np.arange(n_rows + 1, dtype=np.int64)
-        is_bias = np.zeros(values.size + n_rows, dtype=np.bool_)
-        is_bias[indptr[1:] - 1] = True
-        columns = np.full(is_bias.size, self.n_features, dtype=np.int32)
-        columns[~is_bias] = X.indices
-        data = np.full(is_bias.size, self.bias, dtype=np.float32)
-        data[~is_bias] = values
-        return _csr(data, columns, indptr, shape, canonical=True)
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold; ``tfidf`` says that there is an `idf`, to be stored as an array."""
@@ -252,44 +282,6 @@ class Transform:
             return cls(d["n_features"], d["normalize"], float(d["bias"]), factors)
         except DataError as error:
             raise ModelError(f"transform: {error}") from None
-
-    def _row_scale(self, X: sp.csr_array) -> Floats:
-        scale = np.ones(X.shape[0], dtype=np.float32)
-        if not self.normalize:
-            return scale
-        for start, stop in _row_ranges(X.indptr, _SQUARES_AT_ONCE):
-            norms = np.sqrt(self._squared_norms(X, start, stop))
-            has_norm = norms > 0
-            # Norms below float32's normal numbers have no finite float32 inverse.
-            inverse = np.minimum(1.0 / norms[has_norm], np.finfo(np.float32).max)
-            scale[start:stop][has_norm] = inverse
-        return scale
-
-    def _squared_norms(self, X: sp.csr_array, start: int, stop: int) -> npt.NDArray[np.float64]:
-        # float64 holds the square of any float32.
-        entries = slice(X.indptr[start], X.indptr[stop])
-        squares = X.data[entries].astype(np.float64)
-        if self.idf is not None:
-            squares *= self.idf[X.indices[entries]]
-        squares *= squares
-        starts = X.indptr[start : stop + 1] - X.indptr[start]
-        filled = starts[1:] > starts[:-1]  # reduceat gives an empty row its successor's first value
-        sums = np.zeros(stop - start)
-        if filled.any():
-            sums[filled] = np.add.reduceat(squares, starts[:-1][filled])
-        return sums
-
-
-def _row_ranges(indptr: npt.NDArray[Any], nnz: int) -> list[tuple[int, int]]:
-    """Consecutive ranges of rows, of about `nnz` non-zeros each and at least one row."""
-    n_rows = len(indptr) - 1
-    ranges, start = [], 0
-    while start < n_rows:
-        stop = int(np.searchsorted(indptr, int(indptr[start]) + nnz, side="right")) - 1
-        stop = min(max(stop, start + 1), n_rows)
-        ranges.append((start, stop))
-        start = stop
-    return ranges
 
 
 def _csr(

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec import metrics, store
-from dismec.blocks import Block
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr
+from dismec.manifest import Manifest
 from dismec.predictor import Predictor
 from dismec.pruning import prune
-from dismec.store import LabelTable, Manifest
+from dismec.shards import Shard, gather
+from dismec.store import LabelTable
 
 __all__ = ["Model", "open_model"]
 
@@ -32,7 +33,7 @@ class Model:
     Attributes
     ----------
     manifest
-        What the model is: shape, parameters, blocks.
+        What the model is: shape, parameters, files.
     transform
         What is done to a row before it is scored.
     label_counts
@@ -46,13 +47,13 @@ class Model:
         manifest: Manifest,
         transform: Transform,
         labels: LabelTable,
-        blocks: Sequence[Block],
+        shards: Sequence[Shard],
     ) -> None:
         self.manifest = manifest
         self.transform = transform
         self.label_counts = labels.counts
         self.names = labels.names
-        self._blocks = list(blocks)
+        self._shards = list(shards)
 
     @property
     def n_labels(self) -> int:
@@ -71,11 +72,21 @@ class Model:
 
     @property
     def weights(self) -> sp.csr_array:
-        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew."""
-        none: Any = sp.csr_array((0, self.n_features + 1), dtype=np.float32)
-        stacked: Any = sp.vstack([none, *(block.weights for block in self._blocks)], format="csr")
-        labels = np.concatenate([np.empty(0, np.int64), *(block.labels for block in self._blocks)])
-        return cast(sp.csr_array, stacked[np.argsort(labels)])
+        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew.
+
+        They are those that predictions are made with, rounded to the model's precision.
+        """
+        return gather(self._shards, self.n_labels, self.n_features)
+
+    @property
+    def precision(self) -> str:
+        """How weights are stored: "float16", "float32" or "int8"."""
+        return self._shards[0].precision if self._shards else str(self.params.get("precision"))
+
+    @property
+    def nnz(self) -> int:
+        """Number of weights that are stored; labels with the same weights share them."""
+        return sum(shard.nnz for shard in self._shards)
 
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
@@ -138,28 +149,37 @@ class Model:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return metrics.propensities(self.label_counts, self.manifest.n_rows, A, B)
 
-    def pruned(self, delta: float) -> Model:
-        """The model that training with this larger `delta` would have given, in memory.
+    def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
+        """A smaller model, in memory: without the weights below `delta`, at another precision.
+
+        It is what training with these values would have given, but for weights that rounding has
+        moved across `delta`. What is None stays as it is.
 
         Raises
         ------
         DataError
             If `delta` is below the model's own: what training has dropped does not come back.
         """
-        own = self.params.get("delta")
-        if not isinstance(own, int | float):
-            raise ModelError("the model does not say at which delta it was pruned")
-        # What is left of any weights at infinity is nothing, but JSON has no word for it.
-        if not own <= delta <= np.finfo(np.float32).max:
-            raise DataError(
-                f"delta is {delta}; expected at least {own}, that of the model: "
-                "weights that have been dropped do not come back"
-            )
-        params = {k: v for k, v in self.params.items() if k not in ("delta_auto", "delta_effect")}
-        manifest = replace(self.manifest, params=params | {"delta": float(delta)}, blocks=())
+        params = dict(self.params)
+        if delta is not None:
+            own = params.get("delta")
+            if not isinstance(own, int | float):
+                raise ModelError("the model does not say at which delta it was pruned")
+            # What is left of any weights at infinity is nothing, but JSON has no word for it.
+            if not own <= delta <= np.finfo(np.float32).max:
+                raise DataError(
+                    f"delta is {delta}; expected at least {own}, that of the model: "
+                    "weights that have been dropped do not come back"
+                )
+            params = {k: v for k, v in params.items() if k not in ("delta_auto", "delta_effect")}
+            params["delta"] = float(delta)
+        params["precision"] = precision or self.precision
+        shards = [
+            shard.repacked(prune(shard.unpack(), delta or 0), params["precision"])
+            for shard in self._shards
+        ]
         labels = LabelTable(self.label_counts, self.names, self.transform.idf)
-        blocks = [replace(block, weights=prune(block.weights, delta)) for block in self._blocks]
-        return Model(manifest, self.transform, labels, blocks)
+        return Model(replace(self.manifest, params=params), self.transform, labels, shards)
 
     def save(
         self,
@@ -188,23 +208,31 @@ class Model:
             digest = store.write_labels(directory, labels)
             about = self.manifest.estimator if estimator is None else estimator
             manifest = replace(self.manifest, labels_sha256=digest, estimator=about)
-            receipts = [store.write_block(directory, block) for block in self._blocks]
-            store.commit(directory, manifest.with_blocks(receipts))
+            receipts = [store.write_shard(directory, i, s) for i, s in enumerate(self._shards)]
+            store.commit(directory, manifest.finished(receipts))
 
     @cached_property
     def _predictor(self) -> Predictor:
-        blocks = [(block.labels, block.weights) for block in self._blocks]
-        return Predictor(blocks, self.n_labels, self.transform, untrained=self.label_counts == 0)
+        return Predictor(self._shards, self.n_labels, self.transform)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
 
 
-def open_model(path: str | os.PathLike[str], *, check: bool = True) -> Model:
+def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:
     """Open a model directory.
 
-    Every file is read and checked against the manifest. Without `check` only sizes are compared,
-    and weights are read when they are needed: for files that are known to be sound.
+    Nothing is read but what is needed to find the weights: they come from the files when they are
+    used, and processes that open the same model share them.
+
+    Parameters
+    ----------
+    path
+        The directory.
+    check
+        Whether to read every file and compare it with its SHA-256. By default only if the model is
+        small enough for this to take no time (64 MB); a larger one is opened at once, and damage
+        that can be noticed is noticed when its weights are used.
 
     Raises
     ------
@@ -218,9 +246,8 @@ def open_model(path: str | os.PathLike[str], *, check: bool = True) -> Model:
             f"{directory}: training is not finished ({manifest.labels_done} of "
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
-    labels = store.read_labels(directory, manifest)
-    blocks = [store.read_block(directory, manifest, r, check=check) for r in manifest.blocks]
-    held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
-    if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
-        raise ModelError(f"{directory}: the blocks do not hold every label once")
-    return Model(manifest, Transform.from_dict(manifest.transform, labels.idf), labels, blocks)
+    shards = store.read_shards(directory, manifest, check=check)
+    labels = store.read_labels(directory, manifest, check=check)
+    if sum(len(shard.labels) for shard in shards) != np.count_nonzero(labels.counts):
+        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
+    return Model(manifest, Transform.from_dict(manifest.transform, labels.idf), labels, shards)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ Labels = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]
 
 
-def print_text(top: Labels, scores: Scores, names: list[str] | None, out: TextIO) -> None:
+def print_text(top: Labels, scores: Scores, names: Sequence[str] | None, out: TextIO) -> None:
     """A line a row: ``label:score label:score``, best first.
 
     A name takes the place of the label's number; blanks in it become underscores, so that a line
@@ -31,7 +31,7 @@ def print_text(top: Labels, scores: Scores, names: list[str] | None, out: TextIO
 
 
 def write_predictions(
-    top: Labels, scores: Scores, names: list[str] | None, path: str | Path
+    top: Labels, scores: Scores, names: Sequence[str] | None, path: str | Path
 ) -> None:
     """Write predictions in the format of the file's ending, atomically.
 
@@ -55,7 +55,7 @@ def write_predictions(
 
 
 def _rows(
-    top: Labels, scores: Scores, names: list[str] | None
+    top: Labels, scores: Scores, names: Sequence[str] | None
 ) -> Iterator[list[tuple[Any, float]]]:
     for labels, values in zip(top, scores, strict=True):
         shortest = (float(np.format_float_positional(v)) if np.isfinite(v) else v for v in values)

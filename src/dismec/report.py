@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dismec import store
+from dismec.blocks import BlockStats
 from dismec.dataset import load_data
 
 __all__ = ["describe_data", "describe_model"]
@@ -42,20 +43,25 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     directory = Path(path)
     manifest = store.read_manifest(directory)
     labels = store.read_labels(directory, manifest)
-    for receipt in manifest.blocks:
-        store.read_block(directory, manifest, receipt)
-    weights = sum(r.nnz for r in manifest.blocks)
+    if manifest.complete:
+        store.read_shards(directory, manifest, check=True)
+    else:
+        for receipt in manifest.blocks:
+            store.read_block(directory, manifest, receipt)
+    weights, size = (sum(getattr(r, key) for r in manifest.files) for key in ("nnz", "bytes"))
     done = manifest.labels_done
-    stats = [r.stats for r in manifest.blocks if r.stats]
-    solved = max(sum(s.solved for s in stats), 1)
+    made = manifest.finished(())  # with sums over its blocks, should it have any
+    stats = made.stats or BlockStats.total(())
+    solved = max(stats.solved, 1)
     return {
         "labels": manifest.n_labels,
         "features": manifest.n_features,
         "complete": manifest.complete,
         "labels done": done,
-        "blocks": len(manifest.blocks),
+        "files": len(manifest.files),
         "weights": weights,
-        "bytes": sum(r.bytes for r in manifest.blocks),
+        "bytes": size,
+        "bytes a weight": round(size / max(weights, 1), 2),
         "weights a label": round(weights / max(done, 1), 1),
         "share of weights kept": round(weights / max(done * (manifest.n_features + 1), 1), 6),
         "label names": labels.names is not None,
@@ -63,10 +69,10 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "training data": manifest.data,
         **manifest.params,
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),
-        "labels not solved": sum(s.unsolved for s in stats),
-        "passes a label": round(sum(s.passes for s in stats) / solved, 2),
-        "working set a label": round(sum(s.set_rows for s in stats) / solved, 1),
-        "core-seconds": round(sum(s.seconds for s in stats), 2),
-        "kernels": ", ".join(sorted({r.isa for r in manifest.blocks})),
+        "labels not solved": stats.unsolved,
+        "passes a label": round(stats.passes / solved, 2),
+        "working set a label": round(stats.set_rows / solved, 1),
+        "core-seconds": round(stats.seconds, 2),
+        "kernels": made.isa,
         "dismec": manifest.dismec,
     }

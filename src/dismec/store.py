@@ -2,9 +2,9 @@
 
 ``docs/model-format.md`` specifies it. In short: ``manifest.json`` says what the model is and names
 the files that belong to it with their SHA-256; ``labels.safetensors`` holds what is known of each
-label; ``block-*.safetensors`` hold the weights. A file is written under a temporary name, flushed
-and renamed before the manifest names it, so that at any moment the directory is a model, finished
-or not, whose every named file is whole.
+label; ``shard-*.safetensors`` hold the weights, and ``block-*.safetensors`` do while they are being
+learned. A file is written under a temporary name, flushed and renamed before the manifest names it,
+so that at any moment the directory is a model, finished or not, whose every named file is whole.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.blocks import Block, BlockStats, Receipt
+from dismec.blocks import Block
 from dismec.container import (
     ContainerError,
     open_arrays,
@@ -33,31 +32,34 @@ from dismec.container import (
     write_arrays,
 )
 from dismec.errors import ModelError
+from dismec.manifest import FORMAT_VERSION, BlockReceipt, Manifest, ShardReceipt
 from dismec.native import kernels
+from dismec.shards import PRECISIONS, Shard, pack
 
 __all__ = [
-    "FORMAT_VERSION",
     "LabelTable",
-    "Manifest",
     "commit",
     "discard",
+    "finish",
     "holds_model",
     "locked",
     "make_directory",
     "read_block",
     "read_labels",
     "read_manifest",
+    "read_shards",
     "tidy",
     "write_block",
     "write_labels",
+    "write_shard",
 ]
 
-FORMAT_VERSION = 1
 _FORMAT = "dismec-model"
 _MANIFEST = "manifest.json"
 _LABELS = "labels.safetensors"
 _LOCK = ".lock"
 _MAX_MANIFEST = 1 << 30
+_QUICK_BYTES = 1 << 26  # files up to this size are checked in no time
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,71 +77,8 @@ class LabelTable:
     """
 
     counts: npt.NDArray[np.int64]
-    names: list[str] | None = None
+    names: Sequence[str] | None = None
     idf: npt.NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What ``manifest.json`` says; a value that is replaced as a whole.
-
-    Attributes
-    ----------
-    n_rows, n_features, n_labels
-        Shape of the training data; `n_features` without the bias.
-    params
-        The training parameters, as JSON holds them.
-    transform
-        The feature transform's scalars.
-    data
-        Fingerprint of the training data.
-    dismec
-        Version of the package that began the training.
-    labels_sha256
-        Of ``labels.safetensors``.
-    estimator
-        What `DiSMECClassifier` needs to be itself again, if it wrote the model.
-    blocks
-        Receipts in the order of their numbers.
-    """
-
-    n_rows: int
-    n_features: int
-    n_labels: int
-    params: dict[str, Any]
-    transform: dict[str, Any]
-    data: str
-    dismec: str
-    labels_sha256: str = ""
-    estimator: dict[str, Any] | None = None
-    blocks: tuple[Receipt, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether every label is in a block."""
-        return self.labels_done == self.n_labels
-
-    @property
-    def labels_done(self) -> int:
-        """Number of labels in blocks."""
-        return sum(receipt.n_labels for receipt in self.blocks)
-
-    def with_blocks(self, receipts: Iterable[Receipt]) -> Manifest:
-        """The same manifest with these blocks instead of its own."""
-        return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))
-
-    def differences(self, other: Manifest) -> list[str]:
-        """What tells the training of `other` from this one's, for a person."""
-        found = []
-        if self.data != other.data:
-            found.append("other data")
-        for key in sorted(self.params.keys() | other.params.keys()):
-            mine, its = self.params.get(key), other.params.get(key)
-            if mine != its:
-                found.append(f"{key} {mine} instead of {its}")
-        if self.dismec != other.dismec:
-            found.append(f"by dismec {self.dismec}")
-        return found
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -157,7 +96,7 @@ def write_labels(directory: Path, table: LabelTable) -> str:
     return _sha256(path)
 
 
-def write_block(directory: Path, block: Block) -> Receipt:
+def write_block(directory: Path, block: Block) -> BlockReceipt:
     """Write a block's file and return its receipt; the manifest does not name it yet."""
     weights = block.weights
     file = f"block-{block.number:06d}.safetensors"
@@ -175,7 +114,7 @@ def write_block(directory: Path, block: Block) -> Receipt:
     }
     path = directory / file
     write_arrays(path, arrays, metadata)
-    return Receipt(
+    return BlockReceipt(
         file=file,
         number=block.number,
         n_labels=len(block.labels),
@@ -185,6 +124,37 @@ def write_block(directory: Path, block: Block) -> Receipt:
         isa=kernels.isa,
         stats=block.stats,
     )
+
+
+def write_shard(directory: Path, number: int, shard: Shard) -> ShardReceipt:
+    """Write a shard's file and return its receipt; the manifest does not name it yet."""
+    file = f"shard-{number:06d}.safetensors"
+    metadata = {"format": _FORMAT, "version": str(FORMAT_VERSION), "precision": shard.precision}
+    path = directory / file
+    write_arrays(path, shard.arrays, metadata)
+    return ShardReceipt(
+        file=file,
+        n_labels=len(shard.labels),
+        nnz=shard.nnz,
+        bytes=path.stat().st_size,
+        sha256=_sha256(path),
+        precision=shard.precision,
+    )
+
+
+def finish(
+    directory: Path, manifest: Manifest, precision: str, counts: npt.NDArray[np.int64]
+) -> Manifest:
+    """Turn the blocks of a training that is through into the shards of a model.
+
+    `counts` are the training rows of each label. One shard is in memory at a time.
+    """
+    blocks = [read_block(directory, manifest, r, check=False) for r in manifest.blocks]
+    shards = pack([block.trained(counts) for block in blocks], manifest.n_features, precision)
+    done = manifest.finished(write_shard(directory, i, shard) for i, shard in enumerate(shards))
+    commit(directory, done)
+    tidy(directory, done)
+    return done
 
 
 def make_directory(directory: Path) -> None:
@@ -216,18 +186,8 @@ def holds_model(directory: Path) -> bool:
 
 def commit(directory: Path, manifest: Manifest) -> None:
     """Make the directory the model that `manifest` says."""
-    content = {"format": _FORMAT, "version": FORMAT_VERSION, "complete": manifest.complete}
-    content |= {key: value for key, value in vars(manifest).items() if key != "blocks"}
-    # A line a block, each made once: with thousands of blocks there are thousands of commits.
-    blocks = ",\n  ".join(map(_receipt_line, manifest.blocks))
-    about = json.dumps(content, indent=1).removesuffix("\n}")
     with whole_file(directory / _MANIFEST) as file:
-        file.write(f'{about},\n "blocks": [\n  {blocks}\n ]\n}}\n'.encode())
-
-
-@lru_cache(maxsize=1 << 16)
-def _receipt_line(receipt: Receipt) -> str:
-    return json.dumps(receipt.to_dict())
+        file.write(manifest.to_json().encode())
 
 
 def discard(directory: Path) -> None:
@@ -240,7 +200,7 @@ def discard(directory: Path) -> None:
 
 def tidy(directory: Path, manifest: Manifest) -> None:
     """Remove what killed writers have left: files of the model that its manifest does not name."""
-    named = {_MANIFEST, _LABELS, _LOCK, *(receipt.file for receipt in manifest.blocks)}
+    named = {_MANIFEST, _LABELS, _LOCK, *(receipt.file for receipt in manifest.files)}
     for path in list(directory.iterdir()):
         if _is_own(path.name) and path.name not in named:
             path.unlink(missing_ok=True)
@@ -249,7 +209,7 @@ def tidy(directory: Path, manifest: Manifest) -> None:
 def _is_own(name: str) -> bool:
     return (
         name in (_MANIFEST, _LABELS, _LOCK)
-        or (name.startswith("block-") and name.endswith(".safetensors"))
+        or (name.startswith(("block-", "shard-")) and name.endswith(".safetensors"))
         or (name.startswith(".") and name.endswith(".tmp"))
     )
 
@@ -297,92 +257,18 @@ def read_manifest(directory: Path) -> Manifest:
         raise ModelError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ModelError(f"{path}: not sound JSON; the file is damaged") from None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ModelError(f"{path}: not the manifest of a dismec model")
-    version = content.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise ModelError(f"{path}: format version {version!r} is not a number from 1")
-    if version > FORMAT_VERSION:
-        raise ModelError(
-            f"{path}: format version {version} is newer than this dismec reads "
-            f"({FORMAT_VERSION}); upgrade dismec"
-        )
     try:
-        manifest = _parse_manifest(content)
-        _check_sizes(manifest)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ModelError(f"{path}: {reason}") from None
-    return manifest
+        return Manifest.from_json(content)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
-def _parse_manifest(content: Mapping[str, Any]) -> Manifest:
-    values: dict[str, Any] = {}
-    for key, kind in {
-        "n_rows": int,
-        "n_features": int,
-        "n_labels": int,
-        "params": dict,
-        "transform": dict,
-        "data": str,
-        "labels_sha256": str,
-        "dismec": str,
-        "blocks": list,
-    }.items():
-        value: Any = content[key]
-        if type(value) is not kind:
-            raise ValueError(f"{key!r} is not of type {kind.__name__}")
-        if isinstance(value, int) and not 0 <= value < 2**31:
-            raise ValueError(f"{key!r} is {value}, which is out of range")
-        values[key] = value
-    values["estimator"] = content.get("estimator")
-    if not isinstance(values["estimator"], dict | None):
-        raise ValueError("'estimator' is not of type dict")
-    values["blocks"] = tuple(map(_parse_receipt, values["blocks"]))
-    return Manifest(**values)
-
-
-def _parse_receipt(entry: Any) -> Receipt:
-    if not isinstance(entry, dict):
-        raise ValueError("a block is not described by an object")
-    kinds = {"file": str, "number": int, "n_labels": int, "nnz": int, "bytes": int, "sha256": str}
-    for key, kind in {**kinds, "isa": str}.items():
-        if type(entry[key]) is not kind:
-            raise ValueError(f"a block's {key!r} is not of type {kind.__name__}")
-    if Path(entry["file"]).name != entry["file"]:
-        raise ValueError(f"block file {entry['file']!r} is not in the model directory")
-    stats = entry.get("stats")
-    known = {f.name for f in fields(BlockStats)}
-    if stats is not None and not (
-        isinstance(stats, dict)
-        and stats.keys() == known
-        and all(type(value) in (int, float) for value in stats.values())
-    ):
-        raise ValueError("a block's statistics are not the ones of this format")
-    own = {key: entry[key] for key in (*kinds, "isa")}
-    return Receipt(**own, stats=None if stats is None else BlockStats(**stats))
-
-
-def _check_sizes(manifest: Manifest) -> None:
-    scored = manifest.transform.get("n_features", manifest.n_features)
-    if scored != manifest.n_features:
-        raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
-    numbers = [receipt.number for receipt in manifest.blocks]
-    if numbers != sorted(set(numbers)):
-        raise ValueError("blocks are not in the order of their numbers")
-    for receipt in manifest.blocks:
-        if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_features + 1):
-            raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
-    if manifest.labels_done > manifest.n_labels:
-        raise ValueError(
-            f"blocks hold {manifest.labels_done} labels, there are {manifest.n_labels}"
-        )
-
-
-def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
+def read_labels(directory: Path, manifest: Manifest, *, check: bool | None = True) -> LabelTable:
     """What is known of the labels, checked against the manifest."""
     path = directory / _LABELS
-    arrays, _ = _open_checked(path, manifest.labels_sha256)
+    if check is None:
+        check = path.exists() and path.stat().st_size <= _QUICK_BYTES
+    arrays, _ = _open_checked(path, manifest.labels_sha256 if check else None)
     n_labels, n_features = manifest.n_labels, manifest.n_features
     counts, idf = arrays.get("counts"), arrays.get("idf")
     if counts is None or counts.shape != (n_labels,) or counts.dtype != np.int64:
@@ -403,7 +289,7 @@ def read_labels(directory: Path, manifest: Manifest) -> LabelTable:
 
 
 def read_block(
-    directory: Path, manifest: Manifest, receipt: Receipt, *, check: bool = True
+    directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
 ) -> Block:
     """A block, memory-mapped and checked; without `check` only its sizes are.
 
@@ -445,6 +331,64 @@ def read_block(
         raise ModelError(f"{path}: the labels are not in order")
     _check_rows(path, indptr, indices, weights, shape[1])
     return block
+
+
+def read_shards(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
+    """The weights of a finished model, memory-mapped.
+
+    With `check` every file is read and compared with its SHA-256, by default if that takes no time.
+    Otherwise only sizes are compared.
+
+    Raises
+    ------
+    ModelError
+        If a file is missing, cut off, altered, or not what the manifest says.
+    """
+    if manifest.shards is None:  # of format version 1
+        counts = read_labels(directory, manifest).counts
+        blocks = [
+            read_block(directory, manifest, r, check=check is not False) for r in manifest.blocks
+        ]
+        held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
+        if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
+            raise ModelError(f"{directory}: the blocks do not hold every label once")
+        trained = [block.trained(counts) for block in blocks]
+        return list(pack(trained, manifest.n_features, "float32"))
+    if check is None:
+        check = sum(receipt.bytes for receipt in manifest.shards) <= _QUICK_BYTES
+    shards = [_read_shard(directory / r.file, manifest, r, check) for r in manifest.shards]
+    _check_held(directory, manifest, shards)
+    return shards
+
+
+def _read_shard(path: Path, manifest: Manifest, receipt: ShardReceipt, check: bool) -> Shard:
+    arrays, _ = _open_checked(path, receipt.sha256 if check else None, receipt.bytes)
+    try:
+        shard = Shard(**arrays)
+    except TypeError:
+        raise ModelError(f"{path}: the arrays are not those of a shard") from None
+    sizes_fit = (
+        shard.starts.shape == (manifest.n_features + 1, 2)
+        and shard.labels.shape == (receipt.n_labels,)
+        and shard.weights.dtype == PRECISIONS.get(receipt.precision)
+        and shard.weights.ndim == 1
+        and len(shard.weights) >= 16
+    )
+    if not sizes_fit:
+        raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
+    return shard
+
+
+def _check_held(directory: Path, manifest: Manifest, shards: Sequence[Shard]) -> None:
+    """That no label is in two shards."""
+    held = np.zeros(manifest.n_labels, np.bool_)
+    for shard, receipt in zip(shards, manifest.shards or (), strict=True):
+        labels = shard.labels
+        if len(labels) and not 0 <= labels.min() <= labels.max() < manifest.n_labels:
+            raise ModelError(f"{directory / receipt.file}: a label is out of range")
+        held[labels] = True
+    if np.count_nonzero(held) != sum(len(shard.labels) for shard in shards):
+        raise ModelError(f"{directory}: a label is in its shards twice")
 
 
 def _check_rows(

@@ -16,15 +16,17 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec import pruning, store
-from dismec.blocks import Block, Receipt, cut
+from dismec.blocks import Block, BlockStats, cut
 from dismec.dataset import check_names, fingerprint, indicator
 from dismec.engine import solve_blocks
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr, check_X
+from dismec.manifest import BlockReceipt, Manifest
 from dismec.model import Model, open_model
-from dismec.native import thread_count
+from dismec.native import kernels, thread_count
+from dismec.shards import check_precision, pack
 from dismec.solver import Problem, SolverParams
-from dismec.store import LabelTable, Manifest
+from dismec.store import LabelTable
 
 __all__ = ["TrainingParams", "fit", "train"]
 
@@ -64,7 +66,9 @@ class TrainingParams:
     bias
         Value of the bias feature; 0 for none.
     block_size
-        Labels in a block of the model. Does not change any weight.
+        Labels in a block of the training. Does not change the model.
+    precision
+        How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
 
     Raises
     ------
@@ -79,6 +83,7 @@ class TrainingParams:
     normalize: bool = True
     bias: float = 1.0
     block_size: int = 1000
+    precision: str = "float16"
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -95,6 +100,10 @@ class TrainingParams:
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
         self.solver  # noqa: B018  its own checks
         cut(np.empty(0, np.int64), self.block_size)
+        try:
+            check_precision(self.precision)
+        except DataError as error:
+            raise ValueError(str(error)) from None
         # The solver computes in float32.
         least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
         if not least <= self.C <= most:
@@ -179,6 +188,7 @@ def train(
         ):
             manifest = manifest.with_blocks([*manifest.blocks, receipt])
             store.commit(directory, manifest)
+        store.finish(directory, manifest, job.params.precision, job.labels.counts)
     return open_model(directory, check=False)
 
 
@@ -197,11 +207,12 @@ def fit(
     job = _Job.prepare(X, Y, params or TrainingParams(), names, validation)
     if job.trial:
         job, progress = job.with_chosen_delta(threads, progress)
-    blocks = sorted(
-        job.run(job.blocks, lambda block: block, threads, progress),
-        key=lambda block: block.number,
-    )
-    return Model(job.manifest, job.transform, job.labels, blocks)
+    blocks = list(job.run(job.blocks, lambda block: block, threads, progress))
+    trained = [block.trained(job.labels.counts) for block in blocks]
+    shards = list(pack(trained, job.problem.n_features, job.params.precision))
+    stats = BlockStats.total([block.stats for block in blocks if block.stats])
+    manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
+    return Model(manifest, job.transform, job.labels, shards)
 
 
 class _Trial(NamedTuple):
@@ -421,7 +432,7 @@ def _begin(directory: Path, job: _Job, earlier: Manifest | None) -> Manifest:
     return manifest
 
 
-def _whole(directory: Path, manifest: Manifest, receipt: Receipt, blocks: Blocks) -> bool:
+def _whole(directory: Path, manifest: Manifest, receipt: BlockReceipt, blocks: Blocks) -> bool:
     """Whether an earlier run has left the block that this one would write."""
     try:
         block = store.read_block(directory, manifest, receipt)
