@@ -172,7 +172,11 @@ def test_damaged_arrays_never_lead_out_of_their_memory(precision, density):
         with np.errstate(all="ignore"):
             damaged = replace(shard, **arrays)
             predictor = Predictor([damaged], 100, Transform(50))
-            for use in (predictor.topk, predictor.decision_function, lambda _, d=damaged: d.unpack()):
+            for use in (
+                predictor.topk,
+                predictor.decision_function,
+                lambda _, d=damaged: d.unpack(),
+            ):
                 try:
                     use(X)
                 except ModelError:

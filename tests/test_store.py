@@ -2,23 +2,34 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import dismec
-from conftest import random_problem
+from conftest import random_problem, train_unfinished, weight_files
 from dismec import ModelError, TrainingParams, open_model, store, train
+from dismec.container import write_arrays
+from dismec.manifest import FORMAT_VERSION
+from dismec.native import kernels
+from dismec.shards import Shard
+
+SHARDS = ["shard-000000.safetensors", "shard-000001.safetensors"]
+BLOCKS = [f"block-00000{i}.safetensors" for i in range(3)]
+PARAMS = TrainingParams(block_size=15, tfidf=True)
+NAMES = [f"Straße {i}" for i in range(40)]
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    X, Y = random_problem()
     path = tmp_path_factory.mktemp("models") / "model"
-    names = [f"Straße {i}" for i in range(Y.shape[1])]
-    train(X, Y, path, TrainingParams(block_size=15, tfidf=True), names=names)
+    with mock.patch.object(kernels, "shard_rows", 38):
+        train(*random_problem(), path, PARAMS, names=NAMES)
     return path
 
 
@@ -27,16 +38,22 @@ def model(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "model")
 
 
+@pytest.fixture
+def unfinished(tmp_path):
+    train_unfinished(*random_problem(), tmp_path / "unfinished", PARAMS, names=NAMES)
+    return tmp_path / "unfinished"
+
+
 def edit(path, change):
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def refused(path):
+def refused(path, check=None):
     """The reason, which must be one line."""
     with pytest.raises(ModelError) as caught:
-        open_model(path)
+        open_model(path, check=check)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -50,54 +67,108 @@ def test_model_comes_back_as_it_was(trained):
     np.testing.assert_array_equal(model.label_counts, np.asarray(Y.sum(axis=0)).ravel())
     assert model.transform.idf is not None
     assert model.manifest.complete
-    assert [(r.number, r.n_labels) for r in model.manifest.blocks] == [(0, 15), (1, 15), (2, 10)]
+    assert [(r.file, r.n_labels) for r in model.manifest.shards] == [
+        (SHARDS[0], 38),
+        (SHARDS[1], 2),
+    ]
+    assert model.manifest.stats.solved == 40
 
 
 def test_files_are_read_by_the_safetensors_library(trained):
-    model = open_model(trained)
-    arrays = load_file(trained / model.manifest.blocks[1].file)
-    assert set(arrays) == {"labels", "indptr", "indices", "weights"}
-    np.testing.assert_array_equal(arrays["weights"], model.weights[15:30].data)
+    arrays = load_file(trained / SHARDS[0])
+    assert set(arrays) == {f.name for f in fields(Shard)}
+    np.testing.assert_array_equal(arrays["labels"], np.arange(38))
+    assert arrays["weights"].dtype == np.float16
 
 
-def test_manifest_of_no_and_of_many_blocks_is_plain_json(trained, tmp_path):
-    manifest = store.read_manifest(trained)
-    assert len(manifest.blocks) == 3
+def test_manifest_of_no_and_of_many_blocks_is_plain_json(unfinished, tmp_path):
+    manifest = store.read_manifest(unfinished)
+    assert [(r.number, r.n_labels) for r in manifest.blocks] == [(0, 15), (1, 15), (2, 10)]
     for blocks in ((), manifest.blocks[:1], manifest.blocks):
         store.commit(tmp_path, manifest.with_blocks(blocks))
         assert store.read_manifest(tmp_path) == manifest.with_blocks(blocks)
         content = json.loads((tmp_path / "manifest.json").read_text())
         assert [b["number"] for b in content["blocks"]] == [b.number for b in blocks]
+        assert content["shards"] is None
 
 
-def test_saved_copy_has_the_same_block_files(trained, tmp_path):
+def test_saved_copy_has_the_same_weight_files(trained, tmp_path):
     open_model(trained).save(tmp_path / "copy")
-    for receipt in open_model(tmp_path / "copy").manifest.blocks:
-        original = (trained / receipt.file).read_bytes()
-        assert (tmp_path / "copy" / receipt.file).read_bytes() == original
+    assert weight_files(tmp_path / "copy") == weight_files(trained)
+    copy, original = (store.read_manifest(p) for p in (tmp_path / "copy", trained))
+    assert copy == original
 
 
-def test_missing_block_is_refused(model):
-    (model / "block-000001.safetensors").unlink()
-    assert "block-000001.safetensors: missing" in refused(model)
+@pytest.mark.parametrize("check", [None, True, False])
+def test_missing_shard_is_refused(model, check):
+    (model / SHARDS[1]).unlink()
+    assert f"{SHARDS[1]}: missing" in refused(model, check)
 
 
-@pytest.mark.parametrize("name", ["block-000001.safetensors", "labels.safetensors"])
-def test_every_flipped_bit_is_refused(model, name):
+@pytest.mark.parametrize("check", [None, True])
+@pytest.mark.parametrize("name", [SHARDS[1], "labels.safetensors"])
+def test_every_flipped_bit_is_refused(model, name, check):
     whole = (model / name).read_bytes()
     for place in np.linspace(0, len(whole) - 1, 25).astype(int):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << (place % 8)
         (model / name).write_bytes(flipped)
-        assert f"{name}: altered" in refused(model)
+        assert f"{name}: altered" in refused(model, check)
 
 
-@pytest.mark.parametrize("name", ["block-000001.safetensors", "labels.safetensors"])
-def test_every_cut_is_refused(model, name):
+@pytest.mark.parametrize("check", [None, True, False])
+@pytest.mark.parametrize("name", [SHARDS[1], "labels.safetensors"])
+def test_every_cut_is_refused(model, name, check):
     whole = (model / name).read_bytes()
     for size in np.linspace(0, len(whole) - 1, 25).astype(int):
         (model / name).write_bytes(whole[:size])
-        assert name in refused(model)
+        assert name in refused(model, check)
+
+
+def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, monkeypatch):
+    monkeypatch.setattr("dismec.store._QUICK_BYTES", 100)
+    monkeypatch.setattr("dismec.store._sha256", lambda _: pytest.fail("a file was read"))
+    X, _ = random_problem()
+    expected = open_model(model).predict_topk(X)
+    arrays = dict(load_file(model / SHARDS[0]))
+    starts = arrays["starts"].copy()
+    starts[5:] = 2**31
+    write_arrays(model / SHARDS[0], {**arrays, "starts": starts}, {"precision": "float16"})
+    edit(model, lambda m: m["shards"][0].update(bytes=(model / SHARDS[0]).stat().st_size))
+    with pytest.raises(ModelError, match="the model is damaged"):
+        open_model(model).predict_topk(X)
+    assert expected[0].shape == (300, 5)
+
+
+def test_model_of_version_1_is_read_and_converted(tmp_path):
+    expected = np.load(GOLDEN / "model-v1.npz")
+    old = open_model(GOLDEN / "model-v1")
+    assert old.precision == "float32"
+    assert old.names[4] == "Straße 4"
+    old.pruned().save(tmp_path / "new")
+    for model in (old, open_model(tmp_path / "new")):
+        np.testing.assert_array_equal(model.weights.toarray(), expected["weights"])
+        labels, scores = model.predict_topk(expected["X"], 4)
+        np.testing.assert_array_equal(labels, expected["labels"])
+        np.testing.assert_array_equal(scores, expected["scores"])
+    new = store.read_manifest(tmp_path / "new")
+    assert (new.version, new.blocks, len(new.shards)) == (2, (), 1)
+    assert new.stats.solved == 7
+    np.testing.assert_array_equal(load_file(tmp_path / "new" / SHARDS[0])["label_starts"][-1], 8)
+
+
+def test_damaged_model_of_version_1_is_refused(tmp_path):
+    model = shutil.copytree(GOLDEN / "model-v1", tmp_path / "model")
+    whole = (model / BLOCKS[1]).read_bytes()
+    for place in np.linspace(0, len(whole) - 1, 25).astype(int):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place % 8)
+        (model / BLOCKS[1]).write_bytes(flipped)
+        assert f"{BLOCKS[1]}: altered" in refused(model)
+    (model / BLOCKS[1]).unlink()
+    assert f"{BLOCKS[1]}: missing" in refused(model)
+    edit(model, lambda m: m["blocks"].pop())
+    assert "not finished (5 of 9 labels)" in refused(model)
 
 
 def test_every_cut_manifest_is_refused(model):
@@ -108,42 +179,72 @@ def test_every_cut_manifest_is_refused(model):
 
 
 def test_newer_format_is_refused(model):
-    edit(model, lambda m: m.update(version=store.FORMAT_VERSION + 1))
+    edit(model, lambda m: m.update(version=FORMAT_VERSION + 1))
     assert "newer than this dismec reads" in refused(model)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m["blocks"][1].update(nnz=m["blocks"][1]["nnz"] + 1), "sizes that the manifest"),
-        (lambda m: m["blocks"][1].update(bytes=5), "the manifest says 5"),
-        (lambda m: m["blocks"][1].update(nnz=10**12), "cannot hold"),
-        (lambda m: m["blocks"][1].update(number=0), "order of their numbers"),
-        (lambda m: m["blocks"][1].update(file="../../secret"), "not in the model directory"),
-        (lambda m: m["blocks"].pop(), "not finished (30 of 40 labels)"),
+        (lambda m: m["shards"][0].update(n_labels=37), "sizes that the manifest"),
+        (lambda m: m["shards"][1].update(precision="float32"), "sizes that the manifest"),
+        (lambda m: m["shards"][1].update(precision="float64"), "sizes that the manifest"),
+        (lambda m: m["shards"][1].update(precision=7), "'precision' is not of type str"),
+        (lambda m: m["shards"][1].update(bytes=5), "the manifest says 5"),
+        (lambda m: m["shards"][1].update(nnz=10**12), "cannot hold"),
+        (lambda m: m["shards"][1].update(file="../../secret"), "not in the model directory"),
+        (lambda m: m["shards"][1].pop("sha256"), "'sha256' is missing"),
+        (lambda m: m["shards"].pop(), "do not hold every label that had rows"),
+        (lambda m: m["shards"].append(m["shards"][1]), "shards hold 42 labels, there are 40"),
+        (lambda m: m["shards"].__setitem__(0, m["shards"][1]), "a label is in its shards twice"),
+        (lambda m: m.update(shards=None), "not finished (0 of 40 labels)"),
+        (lambda m: m.update(shards=7), "'shards' is not of type list"),
+        (lambda m: m.update(shards=[3]), "not described by an object"),
         (lambda m: m.update(n_labels=10**12), "out of range"),
-        (lambda m: m.update(n_labels=39), "blocks hold 40 labels, there are 39"),
+        (lambda m: m.update(n_labels=39), "shards hold 40 labels, there are 39"),
+        (lambda m: m.update(n_labels=41), "the label counts do not fit 41 labels"),
         (lambda m: m.update(n_labels="40"), "not of type int"),
         (lambda m: m.update(n_features=79), "n_features is 79, but 80 in the transform"),
         (lambda m: m.update(n_rows=7), "the label counts do not fit 7 rows"),
-        (
-            lambda m: m["blocks"][0].update(stats=dict.fromkeys(m["blocks"][0]["stats"], "x")),
-            "stat",
-        ),
-        (
-            lambda m: m["blocks"][1].update({**m["blocks"][0], "number": 1}),
-            "not block 1",
-        ),
+        (lambda m: m.update(stats=dict.fromkeys(m["stats"], "x")), "statistics"),
+        (lambda m: m.update(stats={"solved": 1}), "statistics"),
         (lambda m: m.update(format="other"), "not the manifest of a dismec model"),
         (lambda m: m.pop("transform"), "'transform' is missing"),
         (lambda m: m["transform"].update(bias="one"), "bias"),
-        (lambda m: m.update(blocks=[3]), "not described by an object"),
-        (lambda m: m["blocks"][0].update(stats={"solved": 1}), "statistics"),
     ],
 )
 def test_manifest_that_lies_is_refused(model, change, reason):
     edit(model, change)
     assert reason in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m["blocks"][1].update(number=0), "order of their numbers"),
+        (lambda m: m["blocks"][1].update(file="../../secret"), "not in the model directory"),
+        (lambda m: m["blocks"][0].update(stats={"solved": 1}), "statistics"),
+        (lambda m: m.update(n_labels=39), "blocks hold 40 labels, there are 39"),
+        (lambda m: m.update(blocks=[3]), "not described by an object"),
+        (lambda m: m.update(blocks={}), "'blocks' is not of type list"),
+    ],
+)
+def test_manifest_that_lies_about_blocks_is_refused(unfinished, change, reason):
+    edit(unfinished, change)
+    assert reason in refused(unfinished)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r: replace(r, nnz=r.nnz + 1), "sizes that the manifest"),
+        (lambda r: replace(r, number=1), "not block 1"),
+    ],
+)
+def test_block_that_is_not_what_the_manifest_says_is_refused(unfinished, change, reason):
+    manifest = store.read_manifest(unfinished)
+    with pytest.raises(ModelError, match=reason):
+        store.read_block(unfinished, manifest, change(manifest.blocks[0]))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 50, "[" * 100_000])
@@ -193,11 +294,11 @@ def test_public_names_are_exactly_these():
         _ = dismec.nothing
 
 
-def test_blocks_that_hold_a_label_twice_are_refused(model):
+def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
     # A block that repeats another's labels, with a manifest that says so truthfully.
-    directory = model
-    manifest = store.read_manifest(directory)
-    first = store.read_block(directory, manifest, manifest.blocks[0])
-    again = store.write_block(directory, replace(first, number=1))
-    store.commit(directory, manifest.with_blocks([manifest.blocks[0], again, manifest.blocks[2]]))
-    assert "do not hold every label once" in refused(directory)
+    manifest = store.read_manifest(unfinished)
+    first = store.read_block(unfinished, manifest, manifest.blocks[0])
+    again = store.write_block(unfinished, replace(first, number=1))
+    blocks = [manifest.blocks[0], again, manifest.blocks[2]]
+    store.commit(unfinished, replace(manifest, version=1).with_blocks(blocks))
+    assert "do not hold every label once" in refused(unfinished)
