@@ -40,6 +40,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Scale rows to Euclidean norm 1.
     bias
         Value of the bias feature; 0 for none.
+    precision
+        How weights are stored: "float16", "float32", or "int8" for eight bits each.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
 
@@ -71,6 +73,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tfidf: bool = False,
         normalize: bool = True,
         bias: float = 1.0,
+        precision: str = "float16",
         n_jobs: int | None = None,
     ) -> None:
         self.C = C
@@ -79,6 +82,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.tfidf = tfidf
         self.normalize = normalize
         self.bias = bias
+        self.precision = precision
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
@@ -107,7 +111,15 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Y = y if self.multilabel_ else self._one_hot(y)
         if self.multilabel_:
             self.classes_ = np.arange(Y.shape[1])
-        params = TrainingParams(self.C, self.delta, self.tol, self.tfidf, self.normalize, self.bias)
+        params = TrainingParams(
+            self.C,
+            self.delta,
+            self.tol,
+            self.tfidf,
+            self.normalize,
+            self.bias,
+            precision=self.precision,
+        )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
             validation = validation[0], self._among_classes(validation[1])
@@ -194,7 +206,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         keys = {"C", "delta", "tol", "tfidf", "normalize", "bias"}
         if missing := keys - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
-        self = cls(**{key: model.params[key] for key in keys})
+        self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
         if "delta_auto" in model.params:
             self.delta = "auto"
         about = model.manifest.estimator or {}
