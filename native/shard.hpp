@@ -29,9 +29,6 @@ namespace dismec {
 inline constexpr std::int64_t kShardRows = std::int64_t{1} << 16;
 inline constexpr std::int64_t kGroup = 16;  // classifiers that share a word of bits
 
-/// A feature has bits where it has more weights than this, in a shard of so many words of bits.
-inline constexpr std::int64_t most_listed(std::int64_t n_words) { return 4 * n_words; }
-
 /// Compressed sparse rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
 struct Csr {
   std::span<const std::int64_t> starts;
@@ -151,11 +148,10 @@ struct Shard {
     const Start begin = starts[feature], end = starts[feature + 1];
     const std::int64_t count = std::int64_t{end.weight} - begin.weight;
     const std::int64_t n_places = std::int64_t{end.place} - begin.place;
-    const bool dense = count > most_listed(n_words());
-    if (count < 0 || n_places != (dense ? n_words() : count) || end.place > places.size() ||
+    if (count < 0 || n_places != std::min(count, n_words()) || end.place > places.size() ||
         end.weight + static_cast<std::size_t>(kGroup) > weights.size())
       throw std::invalid_argument("the weights of a feature are out of range");
-    return {weights.subspan(begin.weight, count), places.data() + begin.place, dense};
+    return {weights.subspan(begin.weight, count), places.data() + begin.place, count > n_words()};
   }
 };
 
@@ -267,7 +263,7 @@ inline Packed<Code> pack(std::span<const Csr> matrices, std::span<const Source> 
   std::int64_t weights = 0, places = 0;
   for (std::int64_t f = 0; f < n_features; ++f) {
     weights += count[f];
-    places += count[f] > most_listed(n_words) ? n_words : count[f];
+    places += std::min(count[f], n_words);
     if (weights > std::numeric_limits<std::uint32_t>::max())
       throw std::invalid_argument("too many weights in a shard");
     shard.starts.push_back(
@@ -281,7 +277,7 @@ inline Packed<Code> pack(std::span<const Csr> matrices, std::span<const Source> 
     const Start begin = shard.starts[feature], end = shard.starts[feature + 1];
     const std::int64_t at = done[feature]++;
     shard.weights[begin.weight + at] = code;
-    if (end.weight - begin.weight > most_listed(n_words)) {
+    if (end.weight - begin.weight > n_words) {
       shard.places[begin.place + row / kGroup] |= static_cast<std::uint16_t>(1U << (row % kGroup));
     } else {
       shard.places[begin.place + at] = static_cast<std::uint16_t>(row);
