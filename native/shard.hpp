@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 

@@ -270,7 +270,9 @@ class _Service:
 
 def _open(path: Path) -> Model:
     """The model, ready to predict: nobody waits for its weights to be laid out."""
-    model = open_model(path.resolve())  # one directory throughout, if a link is moved meanwhile
+    model = open_model(
+        path.resolve(), check=True
+    )  # one directory throughout, if a link is moved meanwhile
     model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
     return model
 
