@@ -5,6 +5,10 @@
 #include <stdexcept>
 #include <utility>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "bindings.hpp"
 #include "solver.hpp"
 
@@ -151,9 +155,17 @@ class Worker {
   std::vector<SolvedLabel> solved_;
 };
 
+/// Gives back to the system what threads have freed and the C library keeps for them.
+void release_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 void bind_solver(nb::module_& m) {
+  m.def("release_memory", &release_memory);
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float, Vector<std::int64_t>,

@@ -18,7 +18,7 @@ namespace {
 /// A writable, contiguous 2-d array from Python.
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Starts = nb::ndarray<const std::uint32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Codes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
@@ -56,13 +56,13 @@ class Handle {
         weights_(std::move(weights)) {
     if (scales_.size() != bias_.size() || std::ssize(view(scales_)) > dismec::kShardRows)
       throw std::invalid_argument("scales and bias must have an entry for each classifier");
-    if (starts_.shape(0) < 1) throw std::invalid_argument("starts are missing");
+    if (starts_.shape(0) < 1 || (starts_.shape(1) != 2 && starts_.shape(1) != 4))
+      throw std::invalid_argument("starts must be two or four for each feature, and the ends");
     dismec::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
-    bounds_ = visit([](const auto& shard) { return dismec::bounds_of(shard); });
+    visit([](const auto&) {});  // refuses weights of another type
   }
 
   dismec::Labels labels() const { return {view(label_starts_), view(labels_)}; }
-  const dismec::Bounds& bounds() const { return bounds_; }
   std::int64_t n_features() const { return static_cast<std::int64_t>(starts_.shape(0)) - 1; }
 
  private:
@@ -71,9 +71,10 @@ class Handle {
     const auto* starts = reinterpret_cast<const dismec::Start*>(starts_.data());
     return {view(scales_),
             view(bias_),
-            {starts, starts_.shape(0)},
+            {starts, starts_.size() / 2},
             view(places_),
-            {static_cast<const Code*>(weights_.data()), weights_.size()}};
+            {static_cast<const Code*>(weights_.data()), weights_.size()},
+            starts_.shape(1) == 4};
   }
 
   Vector<std::int32_t> labels_, label_starts_;
@@ -81,70 +82,9 @@ class Handle {
   Starts starts_;
   Vector<std::uint16_t> places_;
   Codes weights_;
-  dismec::Bounds bounds_;
 };
 
-// -- packing -------------------------------------------------------------------------------------
-
-using Arrays = std::tuple<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>>;
-
-/// Label-major matrices, and where in them the weights of each label are.
-struct Weights {
-  std::vector<dismec::Csr> matrices;
-  std::vector<dismec::Source> sources;
-
-  Weights(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
-          const Vector<std::int32_t>& row, std::int64_t n_features) {
-    if (n_features < 0 || n_features >= std::numeric_limits<std::int32_t>::max())
-      throw std::invalid_argument("n_features out of range");
-    if (matrix.size() != row.size())
-      throw std::invalid_argument("matrix and row must have an entry for each label");
-    for (const auto& [indptr, indices, data] : arrays) {
-      matrices.push_back(csr_of(indptr, indices, data));
-      dismec::check_rows(matrices.back(), n_features + 1);
-    }
-    for (std::size_t i = 0; i < row.size(); ++i)
-      sources.push_back({matrix.data()[i], row.data()[i]});
-    dismec::check_sources(matrices, sources);
-  }
-};
-
-nb::object leaders(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
-                   const Vector<std::int32_t>& row, std::int64_t n_features) {
-  std::vector<std::int64_t> result;
-  {
-    nb::gil_scoped_release release;
-    const Weights weights(arrays, matrix, row, n_features);
-    result = dismec::leaders(weights.matrices, weights.sources);
-  }
-  return owned<std::int64_t>(std::move(result));
-}
-
-template <typename Code, typename Element>
-nb::tuple pack_as(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
-                  const Vector<std::int32_t>& row, std::int64_t n_features) {
-  dismec::Packed<Code> shard;
-  {
-    nb::gil_scoped_release release;
-    const Weights weights(arrays, matrix, row, n_features);
-    shard = dismec::pack<Code>(weights.matrices, weights.sources, n_features);
-  }
-  return nb::make_tuple(owned<float>(std::move(shard.scales)), owned<float>(std::move(shard.bias)),
-                        owned<std::uint32_t>(std::move(shard.starts), 2),
-                        owned<std::uint16_t>(std::move(shard.places)),
-                        owned<Element>(std::move(shard.weights)));
-}
-
-nb::tuple pack(const std::vector<Arrays>& arrays, const Vector<std::int32_t>& matrix,
-               const Vector<std::int32_t>& row, std::int64_t n_features,
-               const std::string& precision) {
-  if (precision == "float32") return pack_as<float, float>(arrays, matrix, row, n_features);
-  if (precision == "float16")
-    return pack_as<dismec::Half, std::uint16_t>(arrays, matrix, row, n_features);
-  if (precision == "int8")
-    return pack_as<dismec::Mini, std::uint8_t>(arrays, matrix, row, n_features);
-  throw std::invalid_argument("precision must be float32, float16 or int8");
-}
+// -- unpacking -----------------------------------------------------------------------------------
 
 nb::tuple unpack(const Handle& handle) {
   dismec::Unpacked rows;
@@ -161,18 +101,19 @@ nb::tuple unpack(const Handle& handle) {
 
 void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
                 const Vector<std::int32_t>& indices, const Vector<float>& data,
-                const Matrix<std::int32_t>& labels, const Matrix<float>& scores) {
+                const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+                std::int64_t lookup) {
   const dismec::Csr rows = csr_of(indptr, indices, data);
   const std::size_t k = labels.shape(1);
   if (k < 1) throw std::invalid_argument("k must be at least 1");
   if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
       scores.shape(0) != labels.shape(0))
     throw std::invalid_argument("labels and scores must be rows x k");
+  if (lookup < 0 || lookup > dismec::kShardRows) throw std::invalid_argument("lookup out of range");
   nb::gil_scoped_release release;
   dismec::check_rows(rows, handle.n_features() + 1);
   handle.visit([&](const auto& shard) {
-    dismec::merge_topk(shard, handle.labels(), handle.bounds(), rows, k, span_of(labels),
-                       span_of(scores));
+    dismec::merge_topk(shard, handle.labels(), rows, k, lookup, span_of(labels), span_of(scores));
   });
 }
 
@@ -203,11 +144,10 @@ void bind_topk(nb::module_& m) {
            "bias"_a.noconvert(), "starts"_a.noconvert(), "places"_a.noconvert(),
            "weights"_a.noconvert());
   m.attr("shard_rows") = dismec::kShardRows;
-  m.def("leaders", &leaders, "matrices"_a, "matrix"_a, "row"_a, "n_features"_a);
-  m.def("pack", &pack, "matrices"_a, "matrix"_a, "row"_a, "n_features"_a, "precision"_a);
+  m.attr("split_rows") = dismec::kSplitRows;
   m.def("unpack", &unpack, "shard"_a);
   m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
-        "labels"_a.noconvert(), "scores"_a.noconvert());
+        "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = dismec::kLookup);
   m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "out"_a.noconvert());
 }

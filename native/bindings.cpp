@@ -34,6 +34,7 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
+  bind_packing(m);
   bind_solver(m);
   bind_topk(m);
   bind_text(m);

@@ -31,10 +31,12 @@ nb::object owned(std::vector<Element>&& vector, std::size_t columns = 0) {
   auto* kept = new std::vector<Element>(std::move(vector));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Element>*>(p); });
   auto* data = reinterpret_cast<T*>(kept->data());
-  const std::size_t shape[2] = {kept->size(), columns};
+  const std::size_t size = kept->size() * sizeof(Element) / sizeof(T);
+  const std::size_t shape[2] = {columns ? size / columns : size, columns};
   return nb::ndarray<nb::numpy, T>(data, columns ? 2 : 1, shape, owner).cast();
 }
 
+void bind_packing(nb::module_& m);
 void bind_solver(nb::module_& m);
 void bind_topk(nb::module_& m);
 void bind_text(nb::module_& m);

@@ -4,6 +4,9 @@
 // those that have a weight for it or, where these are more than one in sixteen, has a bit for each,
 // which takes less room and can be walked sixteen classifiers at a time.
 //
+// In a large shard the weights of a feature are split by their sign into two such parts. Most of
+// them are negative, and bounded.hpp tells how to find the best labels without reading those.
+//
 // A stored weight is a code times its classifier's scale, a power of two: as the scaling of a sum
 // of products by a power of two is exact, it is done once for the sum. The bias is kept apart, in
 // float32: it is the largest term of nearly every score.
@@ -17,8 +20,6 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #if defined(__AVX2__)
@@ -28,7 +29,9 @@
 namespace dismec {
 
 inline constexpr std::int64_t kShardRows = std::int64_t{1} << 16;
-inline constexpr std::int64_t kGroup = 16;  // classifiers that share a word of bits
+inline constexpr std::int64_t kGroup = 16;           // classifiers that share a word of bits
+inline constexpr std::int64_t kSplitRows = 1 << 14;  // a larger shard is split
+inline constexpr std::int64_t kRankWords = 32;       // words of a split shard that share a rank
 
 /// Compressed sparse rows: entries starts[i] … starts[i + 1] belong to row i, columns ascending.
 struct Csr {
@@ -147,35 +150,57 @@ struct Start {
   std::uint32_t weight, place;
 };
 
+/// How many parts the weights of a feature are in. With two, the first has those above 0.
+inline std::int64_t parts_of(bool split) { return split ? 2 : 1; }
+
+/// How the weights of a part are placed: as a list, or as bits where that takes less room.
+struct Layout {
+  std::int64_t n_words;  // of bits
+  std::int64_t n_ranks;  // behind them: how many bits are set before each kRankWords-th word
+
+  Layout(std::int64_t n_rows, bool split)
+      : n_words((n_rows + kGroup - 1) / kGroup),
+        n_ranks(split ? (n_words + kRankWords - 1) / kRankWords : 0) {}
+
+  bool dense(std::int64_t count) const { return count > n_words; }
+  std::int64_t n_places(std::int64_t count) const {
+    return dense(count) ? n_words + n_ranks : count;
+  }
+};
+
 /// Views of a shard's arrays. They may come straight from a damaged file: `list` checks what it
 /// hands out, and whatever `places` holds stays within kShardRows.
 template <typename Code>
 struct Shard {
   std::span<const float> scales;
   std::span<const float> bias;
-  std::span<const Start> starts;          // of each feature, and the ends
+  std::span<const Start> starts;          // of each part of each feature, and as many ends
   std::span<const std::uint16_t> places;  // classifiers, or words of bits
   std::span<const Code> weights;          // kGroup more than there are, so that whole vectors load
+  bool split;
 
   std::int64_t n_rows() const { return std::ssize(scales); }
-  std::int64_t n_words() const { return (n_rows() + kGroup - 1) / kGroup; }
-  std::int64_t n_features() const { return std::ssize(starts) - 1; }
-  std::int64_t n_weights() const { return starts.back().weight; }
+  std::int64_t n_words() const { return layout().n_words; }
+  std::int64_t n_parts() const { return parts_of(split); }
+  std::int64_t n_features() const { return std::ssize(starts) / n_parts() - 1; }
+  Layout layout() const { return {n_rows(), split}; }
 
-  /// The weights of one feature, and whose they are.
+  /// The weights of one part of a feature, and whose they are.
   struct List {
     std::span<const Code> weights;
     const std::uint16_t* places;
-    bool dense;  // whether `places` are n_words words of bits
+    bool dense;  // whether `places` are words of bits, and their ranks
   };
-  List list(std::int64_t feature) const {
-    const Start begin = starts[feature], end = starts[feature + 1];
+  List list(std::int64_t feature, std::int64_t part) const {
+    const std::int64_t at = feature * n_parts() + part;
+    const Start begin = starts[at], end = starts[at + 1];
     const std::int64_t count = std::int64_t{end.weight} - begin.weight;
     const std::int64_t n_places = std::int64_t{end.place} - begin.place;
-    if (count < 0 || n_places != std::min(count, n_words()) || end.place > places.size() ||
+    if (count < 0 || n_places != layout().n_places(count) || end.place > places.size() ||
         end.weight + static_cast<std::size_t>(kGroup) > weights.size())
       throw std::invalid_argument("the weights of a feature are out of range");
-    return {weights.subspan(begin.weight, count), places.data() + begin.place, count > n_words()};
+    return {weights.subspan(begin.weight, count), places.data() + begin.place,
+            layout().dense(count)};
   }
 };
 
@@ -193,122 +218,7 @@ inline void each(const Shard<Code>& shard, const typename Shard<Code>::List& lis
       visit(i * kGroup + __builtin_ctz(word), list.weights[j]);
 }
 
-// -- label-major weights → shard -----------------------------------------------------------------
-
-/// Where a classifier's weights are: a row of one of several matrices, bias last.
-struct Source {
-  std::int32_t matrix;
-  std::int32_t row;
-};
-
-inline void check_sources(std::span<const Csr> matrices, std::span<const Source> sources) {
-  for (const auto [matrix, row] : sources)
-    if (matrix < 0 || matrix >= std::ssize(matrices) || row < 0 || row >= matrices[matrix].size())
-      throw std::invalid_argument("a label's weights are out of range");
-}
-
-/// For each source the first one that has the very same weights.
-inline std::vector<std::int64_t> leaders(std::span<const Csr> matrices,
-                                         std::span<const Source> sources) {
-  const auto bytes_of = [&](auto member, Source source) {
-    const Csr& matrix = matrices[source.matrix];
-    const std::int64_t begin = matrix.starts[source.row], end = matrix.starts[source.row + 1];
-    const auto part = (matrix.*member).subspan(begin, end - begin);
-    return std::string_view(reinterpret_cast<const char*>(part.data()), part.size_bytes());
-  };
-  const auto hash = [&](Source source) {
-    const std::hash<std::string_view> of;
-    return of(bytes_of(&Csr::columns, source)) * 31 + of(bytes_of(&Csr::values, source));
-  };
-  const auto same = [&](Source a, Source b) {
-    return bytes_of(&Csr::columns, a) == bytes_of(&Csr::columns, b) &&
-           bytes_of(&Csr::values, a) == bytes_of(&Csr::values, b);
-  };
-  std::unordered_multimap<std::size_t, std::int64_t> seen;
-  std::vector<std::int64_t> result(sources.size());
-  for (std::int64_t i = 0; i < std::ssize(sources); ++i) {
-    const std::size_t key = hash(sources[i]);
-    const auto [begin, end] = seen.equal_range(key);
-    const auto found = std::find_if(
-        begin, end, [&](auto& entry) { return same(sources[entry.second], sources[i]); });
-    result[i] = found != end ? found->second : i;
-    if (found == end) seen.emplace(key, i);
-  }
-  return result;
-}
-
-/// The arrays of a shard in memory of its own.
-template <typename Code>
-struct Packed {
-  std::vector<float> scales, bias;
-  std::vector<Start> starts;
-  std::vector<std::uint16_t> places;
-  std::vector<Code> weights;
-};
-
-/// By counting sort. A weight that rounds to 0 is dropped.
-template <typename Code>
-inline Packed<Code> pack(std::span<const Csr> matrices, std::span<const Source> sources,
-                         std::int64_t n_features) {
-  const std::int64_t n_rows = std::ssize(sources);
-  if (n_rows > kShardRows) throw std::invalid_argument("too many labels in a shard");
-  Packed<Code> shard;
-  shard.scales.assign(n_rows, 1.0f);
-  shard.bias.assign(n_rows, 0.0f);
-  for (std::int64_t row = 0; row < n_rows; ++row) {
-    const Csr& matrix = matrices[sources[row].matrix];
-    float largest = 0;
-    for (std::int64_t e = matrix.starts[sources[row].row]; e < matrix.starts[sources[row].row + 1];
-         ++e) {
-      if (matrix.columns[e] == n_features) {
-        shard.bias[row] = matrix.values[e];
-      } else {
-        largest = std::max(largest, std::fabs(matrix.values[e]));
-      }
-    }
-    shard.scales[row] = scale_of<Code>(largest);
-  }
-  const auto each_weight = [&](auto&& visit) {
-    for (std::int64_t row = 0; row < n_rows; ++row) {
-      const Csr& matrix = matrices[sources[row].matrix];
-      const float unscale = 1.0f / shard.scales[row];
-      const std::int64_t end = matrix.starts[sources[row].row + 1];
-      for (std::int64_t e = matrix.starts[sources[row].row]; e < end; ++e) {
-        if (matrix.columns[e] == n_features) continue;
-        const auto code = encode<Code>(matrix.values[e] * unscale);
-        if (code) visit(row, matrix.columns[e], *code);
-      }
-    }
-  };
-  std::vector<std::int64_t> count(n_features, 0);
-  each_weight([&](std::int64_t, std::int32_t feature, Code) { ++count[feature]; });
-  const std::int64_t n_words = (n_rows + kGroup - 1) / kGroup;
-  shard.starts.push_back({0, 0});
-  std::int64_t weights = 0, places = 0;
-  for (std::int64_t f = 0; f < n_features; ++f) {
-    weights += count[f];
-    places += std::min(count[f], n_words);
-    if (weights > std::numeric_limits<std::uint32_t>::max())
-      throw std::invalid_argument("too many weights in a shard");
-    shard.starts.push_back(
-        {static_cast<std::uint32_t>(weights), static_cast<std::uint32_t>(places)});
-  }
-  shard.places.assign(places, 0);
-  shard.weights.assign(weights + kGroup, Code{});
-  std::vector<std::int64_t>& done = count;  // from here on: how many have been placed
-  done.assign(n_features, 0);
-  each_weight([&](std::int64_t row, std::int32_t feature, Code code) {
-    const Start begin = shard.starts[feature], end = shard.starts[feature + 1];
-    const std::int64_t at = done[feature]++;
-    shard.weights[begin.weight + at] = code;
-    if (end.weight - begin.weight > n_words) {
-      shard.places[begin.place + row / kGroup] |= static_cast<std::uint16_t>(1U << (row % kGroup));
-    } else {
-      shard.places[begin.place + at] = static_cast<std::uint16_t>(row);
-    }
-  });
-  return shard;
-}
+// -- shard → weights by label ---------------------------------------------------------------------
 
 /// The weights of a shard by classifier, bias last: what `pack` was given, rounded.
 struct Unpacked {
@@ -323,10 +233,11 @@ inline Unpacked unpack(const Shard<Code>& shard) {
   std::vector<std::int64_t> fill(kShardRows + 1, 0);
   const auto each_weight = [&](auto&& visit) {
     for (std::int64_t f = 0; f < shard.n_features(); ++f)
-      each(shard, shard.list(f), [&](std::int64_t row, Code code) {
-        if (row >= n_rows) throw std::invalid_argument("a classifier is out of range");
-        visit(row, f, decode(code) * shard.scales[row]);
-      });
+      for (std::int64_t part = 0; part < shard.n_parts(); ++part)
+        each(shard, shard.list(f, part), [&](std::int64_t row, Code code) {
+          if (row >= n_rows) throw std::invalid_argument("a classifier is out of range");
+          visit(row, f, decode(code) * shard.scales[row]);
+        });
     for (std::int64_t row = 0; row < n_rows; ++row)
       if (shard.bias[row] != 0) visit(row, shard.n_features(), shard.bias[row]);
   };

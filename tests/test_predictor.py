@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -47,6 +48,11 @@ def cut(W, size):
     ]
 
 
+def by_bounds():
+    """Has split shards look up classifiers, as large ones do, however many it takes."""
+    return mock.patch.object(kernels, "merge_topk", partial(kernels.merge_topk, lookup=0))
+
+
 def assert_same(result, expected):
     np.testing.assert_array_equal(result[0], expected[0])
     np.testing.assert_array_equal(result[1], expected[1])
@@ -60,13 +66,24 @@ def assert_same(result, expected):
     k=st.integers(1, 80),
     block_size=st.integers(1, 70),
     shard_rows=st.sampled_from([7, 32, 1 << 16]),
+    split_rows=st.sampled_from([0, 20, 1 << 16]),
     ties=st.booleans(),
     normalize=st.booleans(),
     bias=st.sampled_from([0.0, 1.0, -0.5]),
     precision=st.sampled_from(list(PRECISIONS)),
 )
 def test_topk_equals_brute_force(
-    seed, n_labels, n_features, k, block_size, shard_rows, ties, normalize, bias, precision
+    seed,
+    n_labels,
+    n_features,
+    k,
+    block_size,
+    shard_rows,
+    split_rows,
+    ties,
+    normalize,
+    bias,
+    precision,
 ):
     rng = np.random.default_rng(seed)
     values = [-1, 1, 2] if ties else None
@@ -77,12 +94,16 @@ def test_topk_equals_brute_force(
     blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
     if ties:
         W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels have the same weights
-    with mock.patch.object(kernels, "shard_rows", shard_rows):
+    with (
+        mock.patch.object(kernels, "shard_rows", shard_rows),
+        mock.patch.object(kernels, "split_rows", split_rows),
+    ):
         predictor = predictor_of(
             [(labels, W[labels]) for labels in blocks], n_labels, transform, precision
         )
     scores = naive.brute_force_scores(transform.apply(X), stored(W, precision))
-    labels, best = predictor.topk(X, k)
+    with by_bounds():
+        labels, best = predictor.topk(X, k)
     assert labels.dtype == np.int32
     assert best.dtype == np.float32
     assert_same((labels, best), naive.topk(scores, k))
@@ -231,6 +252,56 @@ def test_labels_with_the_same_weights_tie_in_the_order_of_their_numbers():
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("positive", [0.0, 0.1, 0.5, 1.0])
+def test_skipping_by_sign_does_not_change_the_result(precision, positive):
+    rng = np.random.default_rng(10)
+    n_labels, n_features = 3000, 40
+    density = rng.choice([0.001, 0.03, 0.1, 0.9], n_features + 1)  # lists of all lengths, and bits
+    W = abs(rng.standard_normal((n_labels, n_features + 1))).astype(np.float32)
+    W *= np.where(rng.random(W.shape) < positive, 1, -1) * (rng.random(W.shape) < density)
+    W *= np.exp2(rng.integers(-3, 4, (n_labels, 1)))  # scales differ
+    W[:, n_features] -= 1
+    W = sp.csr_array(W.astype(np.float32))[np.sort(rng.integers(0, n_labels, n_labels))]
+    X = random_csr(rng, 12, n_features, 0.5)
+    with mock.patch.object(kernels, "split_rows", 0):
+        predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(n_features), precision)
+    scores = naive.brute_force_scores(predictor.transform.apply(X), stored(W, precision))
+    np.testing.assert_array_equal(predictor.decision_function(X), scores)
+    for k in (1, 5, 300, n_labels - 1, n_labels, n_labels + 1):
+        expected = naive.topk(scores, k)
+        assert_same(predictor.topk(X, k), expected)
+        with by_bounds():
+            assert_same(predictor.topk(X, k), expected)
+
+
+@pytest.mark.parametrize("lookup", [0, 1, 2, 4, 8])
+def test_giving_up_on_bounds_does_not_change_the_result(lookup):
+    rng = np.random.default_rng(11)
+    W = random_csr(rng, 2000, 9, 0.8, [-3, -2, -1, 1, 2, 3])
+    X = random_csr(rng, 30, 8, 0.6, [-1, 1, 2])
+    with mock.patch.object(kernels, "split_rows", 0):
+        shards = [shard for block in cut(W, 500) for shard in pack([block], 8, "float16")]
+    expected = naive.topk(naive.brute_force_scores(X, W), 6)
+    rows = X.indptr.astype(np.int64), X.indices, X.data
+    labels, scores = np.full((30, 6), -1, np.int32), np.full((30, 6), -np.inf, np.float32)
+    for shard in shards:
+        kernels.merge_topk(shard.native, *rows, labels, scores, lookup)
+    assert_same((labels, scores), expected)
+
+
+def test_sums_that_overflow_are_bounded_too():
+    rng = np.random.default_rng(12)
+    W = random_csr(rng, 200, 7, 0.7, [-3e38, -1e38, -1, 1, 1e38, 3e38])
+    X = random_csr(rng, 50, 6, 0.7, [-2, -1, 1, 2])
+    with mock.patch.object(kernels, "split_rows", 0):
+        predictor = predictor_of([(range(200), W)], 200, Transform(6, normalize=False))
+    scan = predictor_of([(range(200), W)], 200, Transform(6, normalize=False))
+    for k in (1, 20, 200):
+        with by_bounds():
+            assert_same(predictor.topk(X, k), scan.topk(X, k))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_more_labels_than_a_shard_holds(precision):
     rng = np.random.default_rng(9)
     n_labels = 140_000
@@ -242,7 +313,10 @@ def test_more_labels_than_a_shard_holds(precision):
     assert len(predictor._shards) == 3
     scores = (predictor.transform.apply(X) @ stored(W, precision).T).toarray()
     np.testing.assert_array_equal(predictor.decision_function(X), scores)
-    assert_same(predictor.topk(X, 9), naive.topk(scores, 9))
+    for k in (9, 300):
+        assert_same(predictor.topk(X, k), naive.topk(scores, k))
+        with by_bounds():
+            assert_same(predictor.topk(X, k), naive.topk(scores, k))
 
 
 # --- what the binding refuses, whatever Python code is above it
@@ -271,12 +345,12 @@ def floats(*values):
 )
 def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
-    number = np.arange(max(len(indptr) - 1, 0), dtype=np.int32)
-    for refuse in (kernels.leaders, lambda *args: kernels.pack(*args, "float32")):
+    n_rows = max(len(indptr) - 1, 0)
+    packer = kernels.Packer("float32", n_rows, 2, split=False)
+    for step in (packer.count, packer.place):
         with pytest.raises(ValueError):
-            refuse([rows], 0 * number, number, 2)
+            step(np.arange(n_rows, dtype=np.int32), *rows)
     shard = shard_of_one().native
-    n_rows = len(number)
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
         kernels.merge_topk(shard, *rows, labels, scores)
@@ -298,6 +372,10 @@ def test_binding_refuses_results_of_the_wrong_shape():
         kernels.merge_topk(shard, *rows, labels, scores)
 
     merge((1, 2), (1, 2))
+    labels, scores = np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32)
+    for lookup in (-1, 2**16 + 1):
+        with pytest.raises(ValueError, match="lookup out of range"):
+            kernels.merge_topk(shard, *rows, labels, scores, lookup)
     for shapes in [((1, 0), (1, 0)), ((1, 2), (1, 3)), ((2, 2), (2, 2)), ((1, 2), (2, 2))]:
         with pytest.raises(ValueError):
             merge(*shapes)
@@ -307,21 +385,28 @@ def test_binding_refuses_results_of_the_wrong_shape():
             kernels.dense_scores(shard, *rows, np.zeros(shape, np.float32))
 
 
-def test_binding_refuses_what_is_not_there_to_pack():
-    rows = integers(0, 1), integers(1, dtype=np.int32), floats(1)
-    one, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    kernels.pack([rows], one, one, 2, "float32")
-    for matrix, row, n_features, precision in [
-        (one + 1, one, 2, "float32"),
-        (one - 1, one, 2, "float32"),
-        (one, one + 1, 2, "float32"),
-        (one, none, 2, "float32"),
-        (one, one, -1, "float32"),
-        (one, one, 2**31 - 1, "float32"),
-        (one, one, 2, "float64"),
+def test_binding_refuses_what_cannot_be_packed():
+    rows = integers(0, 1, 2), integers(1, 1, dtype=np.int32), floats(1, 1)
+    for precision, n_rows, n_features in [
+        ("float64", 2, 2),
+        ("float32", -1, 2),
+        ("float32", 2**16 + 1, 2),
+        ("float32", 2, -1),
+        ("float32", 2, 2**31 - 1),
     ]:
         with pytest.raises(ValueError):
-            kernels.pack([rows], matrix, row, n_features, precision)
-    many = np.zeros(2**16 + 1, np.int32)
-    with pytest.raises(ValueError, match="too many labels"):
-        kernels.pack([rows], many, many, 2, "float32")
+            kernels.Packer(precision, n_rows, n_features, split=False)
+    for split in (False, True):
+        packer = kernels.Packer("float32", 2, 2, split)
+        for to in ([0], [0, 1, 2], [0, 0], [1, 0], [0, 2]):
+            with pytest.raises(ValueError):
+                packer.count(integers(*to, dtype=np.int32), *rows)
+        packer.count(integers(0, 1, dtype=np.int32), *rows)
+        for to in ([0], [1, 0], [0, 2]):
+            with pytest.raises(ValueError):
+                packer.place(integers(*to, dtype=np.int32), *rows)
+        packer.place(integers(0, 1, dtype=np.int32), *rows)
+        with pytest.raises(ValueError, match="more weights than were counted"):
+            packer.place(integers(0, 1, dtype=np.int32), *rows)
+        with pytest.raises(ValueError, match="counting is over"):
+            packer.count(integers(0, 1, dtype=np.int32), *rows)

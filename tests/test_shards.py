@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import fields, replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform
+from dismec.native import kernels
 from dismec.predictor import Predictor
 from dismec.shards import PRECISIONS, Shard, gather, pack
-from test_predictor import random_csr
+from test_predictor import by_bounds, random_csr
 
 # Relative error of a weight; and absolute, as a share of the power of two above the largest.
 ROUNDING = {"float32": (0, 0), "float16": (2**-11, 2**-25), "int8": (2**-5, 2**-9)}
@@ -23,9 +25,11 @@ def pack_all(W, precision):
     return list(pack([(np.arange(W.shape[0]), W)], W.shape[1] - 1, precision))
 
 
-def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2):
+def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2, split=False):
     W = random_csr(np.random.default_rng(0), n_labels, n_features + 1, density)
-    (shard,) = pack_all(W, precision)
+    with mock.patch.object(kernels, "split_rows", 0 if split else n_labels):
+        (shard,) = pack_all(W, precision)
+    assert shard.is_split == split
     return shard
 
 
@@ -47,8 +51,9 @@ def test_weights_come_back_but_for_the_rounding(precision, size):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_has_been_rounded_stays_as_it_is(precision):
-    shard = some_shard(precision)
+@pytest.mark.parametrize("split", [False, True])
+def test_what_has_been_rounded_stays_as_it_is(precision, split):
+    shard = some_shard(precision, split=split)
     again = shard.repacked(shard.unpack(), precision)
     for field in fields(Shard):
         np.testing.assert_array_equal(getattr(again, field.name), getattr(shard, field.name))
@@ -110,6 +115,37 @@ def test_a_feature_of_many_labels_takes_a_bit_a_label():
     assert shard.nnz == 3300
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_split_shard_holds_the_same_weights(precision):
+    for density in (0.01, 0.2, 1.0):
+        split, whole = (some_shard(precision, 1000, 30, density, s) for s in (True, False))
+        assert split.n_features == whole.n_features == 30
+        assert split.nnz == whole.nnz
+        for array in ("indptr", "indices", "data"):
+            np.testing.assert_array_equal(
+                getattr(split.unpack(), array), getattr(whole.unpack(), array)
+            )
+
+
+def test_a_split_shard_has_ranks_behind_the_bits():
+    n = 1600  # 100 words, a rank before every 32nd
+    W = np.zeros((n, 3), np.float32)
+    W[:, 0], W[:7, 0], W[::16, 1] = 1, -1, 2
+    W[:, 2] = np.arange(1, n + 1)  # the bias tells labels apart
+    with mock.patch.object(kernels, "split_rows", n - 1):
+        (shard,) = pack_all(sp.csr_array(W), "float32")
+    np.testing.assert_array_equal(
+        shard.starts, [[0, 0, 1593, 104], [1600, 111, 1700, 211], [1700, 211, 1700, 211]]
+    )
+    assert shard.places[0] == 0xFF80
+    assert (shard.places[1:100] == 0xFFFF).all()
+    np.testing.assert_array_equal(shard.places[100:104], np.arange(4) * 512 - [0, 7, 7, 7])
+    np.testing.assert_array_equal(shard.places[104:111], np.arange(7))
+    np.testing.assert_array_equal(shard.places[111:], np.arange(0, n, 16))
+    assert (shard.weights[:1593] == 1).all()
+    assert (shard.weights[1593:1600] == -1).all()
+
+
 def test_blocks_that_cannot_be_packed_are_refused():
     W = np.ones((2, 3), dtype=np.float32)
     labels = np.arange(2)
@@ -145,6 +181,8 @@ def test_arrays_that_do_not_fit_together_are_refused():
         {"scales": shard.scales[:-1]},
         {"bias": shard.bias[:-1]},
         {"starts": shard.starts[:0]},
+        {"starts": shard.starts.reshape(1, -1)},
+        {"starts": shard.starts.reshape(-1, 1)},
         {"starts": shard.starts.astype(np.int64)},
         {"weights": shard.weights.astype(np.float64)},
         {"places": shard.places.astype(np.int32)},
@@ -155,10 +193,11 @@ def test_arrays_that_do_not_fit_together_are_refused():
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
-def test_damaged_arrays_never_lead_out_of_their_memory(precision, density):
+@pytest.mark.parametrize("split", [False, True])
+def test_damaged_arrays_never_lead_out_of_their_memory(precision, density, split):
     """Bits are flipped in what is read without a check; a sanitizer watches where that leads."""
     rng = np.random.default_rng(4)
-    shard = some_shard(precision, density=density)
+    shard = some_shard(precision, density=density, split=split)
     X = random_csr(rng, 20, 50, 0.5)
     refused = 0
     for _ in range(200):
@@ -169,7 +208,7 @@ def test_damaged_arrays_never_lead_out_of_their_memory(precision, density):
             if len(raw):
                 raw[rng.integers(0, len(raw), 3)] ^= np.uint8(1 << rng.integers(0, 8))
             arrays[name] = array
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), by_bounds():
             damaged = replace(shard, **arrays)
             predictor = Predictor([damaged], 100, Transform(50))
             for use in (

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ isa: str
 def cpu_isas() -> list[str]: ...
 
 shard_rows: int
+split_rows: int
 
 class Shard:
     def __init__(
@@ -22,24 +22,24 @@ class Shard:
         weights: NDArray[Any],
     ) -> None: ...
 
-_Matrices = Sequence[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]]
+class Packer:
+    def __init__(self, precision: str, n_rows: int, n_features: int, split: bool) -> None: ...
+    def count(
+        self,
+        to: NDArray[np.int32],
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        data: NDArray[np.float32],
+    ) -> None: ...
+    def place(
+        self,
+        to: NDArray[np.int32],
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        data: NDArray[np.float32],
+    ) -> None: ...
+    def take(self) -> tuple[NDArray[Any], ...]: ...
 
-def leaders(
-    matrices: _Matrices, matrix: NDArray[np.int32], row: NDArray[np.int32], n_features: int
-) -> NDArray[np.int64]: ...
-def pack(
-    matrices: _Matrices,
-    matrix: NDArray[np.int32],
-    row: NDArray[np.int32],
-    n_features: int,
-    precision: str,
-) -> tuple[
-    NDArray[np.float32],
-    NDArray[np.float32],
-    NDArray[np.uint32],
-    NDArray[np.uint16],
-    NDArray[Any],
-]: ...
 def unpack(
     shard: Shard,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
@@ -50,6 +50,7 @@ def merge_topk(
     data: NDArray[np.float32],
     labels: NDArray[np.int32],
     scores: NDArray[np.float32],
+    lookup: int = 8,
 ) -> None: ...
 def dense_scores(
     shard: Shard,
@@ -58,6 +59,7 @@ def dense_scores(
     data: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None: ...
+def release_memory() -> None: ...
 
 class Problem:
     def __init__(

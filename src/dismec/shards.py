@@ -6,9 +6,11 @@ training rows have share one. ``docs/model-format.md`` specifies its arrays.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
-from dismec.features import check_X
+from dismec.features import Rows, check_rows
 from dismec.native import kernels
 
 __all__ = ["PRECISIONS", "Shard", "check_precision", "gather", "pack"]
@@ -29,7 +31,7 @@ PRECISIONS: dict[str, np.dtype[Any]] = {
 _PADDING = 16  # weights that are not there, at the end, so that vectors of them can be read
 _MOST_WEIGHTS = 1 << 26  # of a shard: it is put together in memory
 
-Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.float32]]
+Labelled = tuple[npt.NDArray[np.int64], sp.csr_array]  # labels, and their rows of weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,8 @@ class Shard:
     scales, bias
         float32: a power of two and the bias of each classifier.
     starts
-        uint32 (n_features + 1, 2): where the weights and the places of each feature begin.
+        uint32 (n_features + 1, 2): where the weights and the places of each feature begin. If the
+        shard is split, (n_features + 1, 4): first of those above 0, then of those below.
     places
         uint16: classifiers that have a weight for the feature, or a bit for every classifier.
     weights
@@ -73,6 +76,11 @@ class Shard:
     def n_features(self) -> int:
         """Number of features, without the bias."""
         return len(self.starts) - 1
+
+    @property
+    def is_split(self) -> bool:
+        """Whether weights above 0 are kept apart from those below."""
+        return bool(self.starts.shape[1] == 4)
 
     @cached_property
     def nnz(self) -> int:
@@ -105,25 +113,26 @@ class Shard:
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
         """The same labels with these weights for their classifiers, as `unpack` gives them."""
         check_precision(precision)
-        number = np.arange(len(self.scales), dtype=np.int32)
-        arrays = _checked(len(number), rows, self.n_features)
-        packed = kernels.pack([arrays], 0 * number, number, self.n_features, precision)
+        packer = kernels.Packer(precision, len(self.scales), self.n_features, split=self.is_split)
+        to = np.arange(len(self.scales), dtype=np.int32)
+        for step in (packer.count, packer.place):
+            step(to, *_checked(to, rows, self.n_features))
+        packed = packer.take()
         return Shard(self.labels, self.label_starts, *_typed(packed, precision))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.arrays
 
 
-def pack(
-    blocks: Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]], n_features: int, precision: str
-) -> Iterator[Shard]:
+def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterator[Shard]:
     """Shards of the labels in blocks, in an order that does not depend on how these were cut.
 
     Parameters
     ----------
     blocks
-        ``(labels, weights)`` in any order, no label twice; weights is CSR, these labels ×
-        (n_features + 1), bias last.
+        ``(labels, weights)``, no label twice; weights is CSR, these labels × (n_features + 1), bias
+        last. A block is asked for three times and not kept in between: the sequence may read it
+        from a file each time.
     n_features
         Number of features, without the bias.
     precision
@@ -135,40 +144,99 @@ def pack(
         If weights are not finite or do not fit `n_features`, or a label is in two blocks.
     """
     check_precision(precision)
-    matrices = [_checked(len(labels), weights, n_features) for labels, weights in blocks]
-    labels = np.concatenate([np.empty(0, np.int64), *(labels for labels, _ in blocks)])
-    matrix = np.repeat(np.arange(len(blocks), dtype=np.int32), [len(b[0]) for b in blocks])
-    row = np.concatenate([np.empty(0, np.int32), *(np.arange(len(b[0])) for b in blocks)])
-    order = np.argsort(labels, kind="stable")
-    labels, matrix, row = labels[order], matrix[order], row[order].astype(np.int32)
-    if (np.diff(labels) == 0).any():
-        raise ModelError(f"label {labels[:-1][np.diff(labels) == 0][0]} is in two blocks")
+    classifiers = _Classifiers.find(blocks, n_features)
+    if not classifiers.ascend:
+        blocks = [_in_order(blocks)]
+        classifiers = _Classifiers.find(blocks, n_features)
+    for begin, end in _cuts(classifiers.sizes):
+        packer = kernels.Packer(
+            precision, end - begin, n_features, split=end - begin > kernels.split_rows
+        )
+        for step in (packer.count, packer.place):
+            for number, of_row in enumerate(classifiers.targets):
+                inside = (of_row >= begin) & (of_row < end)
+                if inside.any():
+                    to = np.where(inside, of_row - begin, -1).astype(np.int32)
+                    step(to, *_checked(*blocks[number], n_features))
+        yield Shard(*classifiers.labels(begin, end), *_typed(packer.take(), precision))
 
-    leader = kernels.leaders(matrices, matrix, row, n_features)
-    by_classifier = np.argsort(leader, kind="stable")
-    first = np.flatnonzero(leader == np.arange(len(leader)))
-    ends = np.searchsorted(leader[by_classifier], first, side="right")
-    starts = np.concatenate([np.zeros(1, np.int64), ends])
-    size = np.empty(len(first), np.int64)
-    for number, (indptr, _, _) in enumerate(matrices):
-        of_it = matrix[first] == number
-        size[of_it] = np.diff(indptr)[row[first[of_it]]]
-    for begin, end in _cuts(size):
-        held = first[begin:end]
-        used, which = np.unique(matrix[held], return_inverse=True)
-        of_shard = by_classifier[starts[begin] : starts[end]]
-        packed = kernels.pack(
-            [matrices[number] for number in used],
-            which.astype(np.int32),
-            row[held],
-            n_features,
-            precision,
-        )
-        yield Shard(
-            labels[of_shard].astype(np.int32),
-            (starts[begin : end + 1] - starts[begin]).astype(np.int32),
-            *_typed(packed, precision),
-        )
+
+@dataclass(frozen=True, eq=False)
+class _Classifiers:
+    """The distinct rows of weights, in the order of their first labels.
+
+    Attributes
+    ----------
+    sizes
+        Weights of each classifier.
+    targets
+        For each block and row of it the classifier it is the first of, or −1.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    targets: list[npt.NDArray[np.int64]]
+    _labels: npt.NDArray[np.int64]  # by classifier
+    _starts: npt.NDArray[np.int64]  # of each classifier in them
+
+    @classmethod
+    def find(cls, blocks: Sequence[Labelled], n_features: int) -> _Classifiers:
+        labels, sizes, digests = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
+        for number in range(len(blocks)):
+            rows = _checked(*blocks[number], n_features)
+            labels.append(blocks[number][0])
+            sizes.append(np.diff(rows[0]))
+            digests.append(_digests(*rows))
+        lengths = [len(part) for part in labels[1:]]
+        label, size = np.concatenate(labels), np.concatenate(sizes)
+        key = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
+        order = np.lexsort([label, *key.T])  # those with the same weights together
+        new = np.ones(len(order), np.bool_)
+        new[1:] = (np.diff(label[order]) <= 0) | (key[order[1:]] != key[order[:-1]]).any(axis=1)
+        twice = np.flatnonzero(np.diff(np.sort(label)) == 0)
+        if len(twice):
+            raise ModelError(f"label {np.sort(label)[twice[0]]} is in two blocks")
+        first = order[new]
+        by_first_label = np.argsort(label[first])
+        of_row = np.full(len(label), -1)
+        of_row[first[by_first_label]] = np.arange(len(first))
+        group = np.empty(len(label), np.int64)
+        group[order] = of_row[first][np.cumsum(new) - 1]
+        by_classifier = np.lexsort([label, group])
+        starts = np.searchsorted(group[by_classifier], np.arange(len(first) + 1))
+        targets = np.split(of_row, np.cumsum(lengths)[:-1]) if lengths else []
+        return cls(size[first[by_first_label]], targets, label[by_classifier], starts)
+
+    @property
+    def ascend(self) -> bool:
+        """Whether going through the blocks is going through the classifiers."""
+        found = np.concatenate([np.empty(0, np.int64), *self.targets])
+        return bool((np.diff(found[found >= 0]) > 0).all())
+
+    def labels(self, begin: int, end: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """`labels` and `label_starts` of a shard of some classifiers."""
+        starts = self._starts[begin : end + 1]
+        held = self._labels[starts[0] : starts[-1]]
+        return held.astype(np.int32), (starts - starts[0]).astype(np.int32)
+
+
+def _digests(
+    indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.int32], data: npt.NDArray[np.float32]
+) -> bytes:
+    """Sixteen bytes a row that are the same for the same weights, and for no others."""
+    digests = []
+    for begin, end in pairwise(indptr.tolist()):
+        digest = hashlib.blake2b(indices[begin:end].data, digest_size=16)
+        digest.update(data[begin:end].data)
+        digests.append(digest.digest())
+    return b"".join(digests)
+
+
+def _in_order(blocks: Sequence[Labelled]) -> Labelled:
+    """All blocks as one, in the order of labels."""
+    labels = np.concatenate([labels for labels, _ in blocks])
+    stacked: Any = sp.vstack([weights for _, weights in blocks], format="csr")
+    order = np.argsort(labels)
+    return labels[order], stacked[order]
 
 
 def check_precision(precision: str) -> None:
@@ -207,15 +275,14 @@ def gather(shards: Sequence[Shard], n_labels: int, n_features: int) -> sp.csr_ar
     return stacked[place]  # type: ignore[no-any-return]
 
 
-def _checked(n_labels: int, weights: Any, n_features: int) -> Arrays:
+def _checked(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
     """A block's weights, as the kernels take them."""
-    if weights.shape != (n_labels, n_features + 1):
+    if weights.shape != (len(labels), n_features + 1):
         raise ModelError(
-            f"a block of {n_labels} labels holds {weights.shape[0]} × {weights.shape[1]} "
+            f"a block of {len(labels)} labels holds {weights.shape[0]} × {weights.shape[1]} "
             f"weights; expected {n_features + 1} a label: {n_features} features and the bias"
         )
     try:
-        rows = check_X(weights)
+        return check_rows(weights, n_features + 1)
     except DataError as error:
         raise ModelError(f"a block's weights: {error}") from None
-    return rows.indptr.astype(np.int64, copy=False), rows.indices, rows.data

@@ -147,14 +147,28 @@ def finish(
 ) -> Manifest:
     """Turn the blocks of a training that is through into the shards of a model.
 
-    `counts` are the training rows of each label. One shard is in memory at a time.
+    `counts` are the training rows of each label. One shard and one block are in memory at a time.
     """
-    blocks = [read_block(directory, manifest, r, check=False) for r in manifest.blocks]
-    shards = pack([block.trained(counts) for block in blocks], manifest.n_features, precision)
+    shards = pack(_Blocks(directory, manifest, counts), manifest.n_features, precision)
     done = manifest.finished(write_shard(directory, i, shard) for i, shard in enumerate(shards))
     commit(directory, done)
     tidy(directory, done)
     return done
+
+
+class _Blocks(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
+    """The blocks of a training that is through, each opened when it is asked for."""
+
+    def __init__(self, directory: Path, manifest: Manifest, counts: npt.NDArray[np.int64]) -> None:
+        self._directory, self._manifest, self._counts = directory, manifest, counts
+
+    def __len__(self) -> int:
+        return len(self._manifest.blocks)
+
+    def __getitem__(self, number: Any) -> Any:
+        receipt = self._manifest.blocks[number]
+        block = read_block(self._directory, self._manifest, receipt, check=False)
+        return block.trained(self._counts)
 
 
 def make_directory(directory: Path) -> None:
@@ -368,7 +382,7 @@ def _read_shard(path: Path, manifest: Manifest, receipt: ShardReceipt, check: bo
     except TypeError:
         raise ModelError(f"{path}: the arrays are not those of a shard") from None
     sizes_fit = (
-        shard.starts.shape == (manifest.n_features + 1, 2)
+        shard.starts.shape in ((manifest.n_features + 1, 2), (manifest.n_features + 1, 4))
         and shard.labels.shape == (receipt.n_labels,)
         and shard.weights.dtype == PRECISIONS.get(receipt.precision)
         and shard.weights.ndim == 1

@@ -188,6 +188,7 @@ def train(
         ):
             manifest = manifest.with_blocks([*manifest.blocks, receipt])
             store.commit(directory, manifest)
+        kernels.release_memory()  # the solver's, before more is taken
         store.finish(directory, manifest, job.params.precision, job.labels.counts)
     return open_model(directory, check=False)
 
