@@ -149,7 +149,8 @@ def _damage_told() -> Iterator[None]:
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
     """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
     threads = thread_count(threads)
-    size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
+    # Some sixteen chunks a thread: the last one that a thread works on alone is a small part.
+    size = min(max(-(-n_rows // (16 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
     threads = min(threads, len(chunks))
     if threads <= 1:
