@@ -3,7 +3,7 @@
 Measured is what a label costs by the number of its rows, on generated data of 42 features a row,
 in strata of frequency, with all threads busy. For a larger set this is taken to grow with the
 non-zeros of X (`growth.py` finds a little less). A set's labels get frequencies by a power law with
-exponent 1 that adds up to its labels a row.
+exponent 1 that adds up to its labels a row, at most a tenth of the rows each.
 
 Simulated is a cluster run: blocks of labels in order of falling cost go to whichever worker is
 free; a worker's threads share out a block's labels; each task costs `--task-seconds` more
@@ -86,10 +86,11 @@ def label_costs(of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int) -> n
     """Core-seconds of every label."""
     ranks = np.arange(1, of.labels + 1)
     total = of.rows * of.labels_per_row
-    counts = np.maximum(total / (1 / ranks).sum() / ranks, 1)
-    # Beyond what was measured on as the last two strata go.
-    slope = np.log(cost[-1] / cost[-2]) / np.log(frequency[-1] / frequency[-2])
-    beyond = np.maximum(counts / frequency[-1], 1) ** max(slope, 0)
+    counts = np.clip(total / (1 / ranks).sum() / ranks, 1, of.rows / 10)
+    # Beyond what was measured, on as the frequent strata go.
+    frequent = frequency > 100
+    slope, _ = np.polyfit(np.log(frequency[frequent]), np.log(cost[frequent]), 1)
+    beyond = np.maximum(counts / frequency[-1], 1) ** slope
     known = np.exp(np.interp(np.log(counts), np.log(frequency), np.log(cost)))
     return known * beyond * of.nnz / nnz
 
