@@ -380,7 +380,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
 @pytest.mark.slow
 @pytest.mark.parametrize("sees_all", [True, False])
 def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
-    X, Y = random_problem(rows=6000, features=400, labels=600, density=0.2)
+    X, Y = random_problem(rows=6000, features=400, labels=1500, density=0.2)
     data, model = tmp_path / "data" / "data.xmc", tmp_path / "model"
     data.parent.mkdir()
     model.mkdir()
@@ -400,7 +400,7 @@ def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
         while client is None or client.poll() is None:
             if client is None:
                 client = subprocess.Popen(command(data, processes.file, "--quiet"), cwd=tmp_path)
-            time.sleep(luck.uniform(0.5, 2.5))
+            time.sleep(luck.uniform(0.2, 1.5))
             if kills == 20 or client.poll() is not None:
                 continue
             kills += 1
