@@ -149,6 +149,7 @@ def solve_on_cluster(
         for receipt in run.receipts():
             yield receipt
             progress(receipt.n_labels)
+        run.leave()
         _log.info("%s", run.report)
     finally:
         run.end()
@@ -205,10 +206,14 @@ class _ClusterRun:
                 elif receipt := self._take(task):
                     yield receipt
 
-    def end(self) -> None:
-        """Stop the workers and remove what they were sent."""
+    def leave(self) -> None:
+        """Count the workers' time up to now."""
         for address in list(self._members):
             self._leave(address)
+
+    def end(self) -> None:
+        """Stop the workers and remove what they were sent."""
+        self.leave()
         with suppress(ClusterError):
             if self._cluster.connected:
                 self._dismiss()
