@@ -2,13 +2,16 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "bindings.hpp"
+#include "json_pairs.hpp"
 #include "xmc_text.hpp"
 
 namespace {
@@ -81,6 +84,21 @@ int64_t first_non_finite(const Vector<float>& values) {
   return xmc::first_non_finite(view(values));
 }
 
+/// Ids, values and where they end in `body`; None for what needs the slower parser.
+nb::object parse_pairs(const nb::bytes& body, std::size_t begin, int64_t n_features) {
+  if (begin > body.size()) throw std::out_of_range("begin is behind the body");
+  const char* const text = body.c_str();
+  const auto pairs = json::parse_pairs(text + begin, text + body.size(), n_features);
+  if (!pairs) return nb::none();
+  const auto copy = [](const auto& values) {
+    using T = typename std::decay_t<decltype(values)>::value_type;
+    auto owned = std::make_unique<T[]>(values.size());
+    std::copy(values.begin(), values.end(), owned.get());
+    return to_numpy(std::move(owned), static_cast<int64_t>(values.size()));
+  };
+  return nb::make_tuple(copy(pairs->ids), copy(pairs->values), pairs->end - text);
+}
+
 }  // namespace
 
 void bind_text(nb::module_& m) {
@@ -89,6 +107,7 @@ void bind_text(nb::module_& m) {
         "labels"_a, "begin"_a, "end"_a);
   m.def("check_rows", &check_rows, "indptr"_a, "ids"_a, "n_columns"_a,
         nb::call_guard<nb::gil_scoped_release>());
+  m.def("parse_pairs", &parse_pairs, "body"_a, "begin"_a, "n_features"_a);
   m.def("first_non_finite", &first_non_finite, "values"_a,
         nb::call_guard<nb::gil_scoped_release>());
 }

@@ -14,13 +14,14 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -54,54 +55,77 @@ inline void check_rows(const Csr& rows, std::int64_t n_columns) {
 
 // -- codes ---------------------------------------------------------------------------------------
 //
-// A code is a small float without infinities: sign, exponent, `mantissa` bits, and like IEEE's it
-// loses precision gradually below the least exponent. Codes of a classifier are at most 1.
+// A code is a small float of at most 1 in magnitude: sign, exponent and mantissa. Which number it
+// stands for follows from its bits by moving them to where a float32 has them.
 
-struct Half {  // IEEE binary16
+struct Half {  // IEEE binary16, finite
   std::uint16_t bits;
-  static constexpr int mantissa = 10, least_exponent = -14;
 };
-struct Mini {  // three bits of exponent, four of mantissa
+struct Mini {  // three bits of exponent, four of mantissa; no zero
   std::uint8_t bits;
-  static constexpr int mantissa = 4, least_exponent = -7;
-};
 
-/// The float that a code stands for. Its bits are those of a float32 of a far lower exponent.
-template <typename Code>
-inline float decode(Code code) {
-  constexpr int width = 8 * sizeof(Code);
-  const std::uint32_t bits = code.bits;
-  const std::uint32_t magnitude = (bits & ((1U << (width - 1)) - 1)) << (23 - Code::mantissa);
-  const float lift = std::bit_cast<float>((127U + 126U + Code::least_exponent) << 23);
-  const float value = std::bit_cast<float>(magnitude) * lift;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | bits >> (width - 1) << 31);
-}
-inline float decode(float weight) { return weight; }
+  static constexpr int mantissa = 4, least_exponent = -8;
+  static constexpr int shift = 23 - mantissa;
+  static constexpr std::uint32_t offset = (127U + least_exponent) << 23;
+};
 
 /// 2^exponent.
 inline float power(int exponent) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-/// The code nearest to a number of at most 1 in magnitude, ties to even.
+inline float decode(float weight) { return weight; }
+inline float decode(Half code) {
+  const std::uint32_t bits = code.bits;
+  const float value = std::bit_cast<float>((bits & 0x7fff) << 13) * power(112);
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | bits >> 15 << 31);
+}
+inline float decode(Mini code) {
+  const std::uint32_t bits = code.bits;
+  return std::bit_cast<float>(((bits & 0x7f) << Mini::shift) + Mini::offset | bits >> 7 << 31);
+}
+
+/// How often 2^(exponent − mantissa) goes into a number: ties to even.
+inline std::uint32_t steps(float number, int exponent, int mantissa) {
+  return static_cast<std::uint32_t>(std::nearbyint(std::fabs(number) * power(mantissa - exponent)));
+}
+
+inline int exponent_of(float number) {
+  return static_cast<int>(std::bit_cast<std::uint32_t>(number) >> 23 & 0xff) - 127;
+}
+
+/// The code nearest to a number; nothing if that is 0. Numbers have at most the magnitude 1, or 2
+/// where no scale is large enough.
 template <typename Code>
-inline Code encode(float number) {
-  constexpr int width = 8 * sizeof(Code);
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(number);
-  const int own = static_cast<int>(bits >> 23 & 0xff) - 127;
-  const int exponent = std::max(own, Code::least_exponent);
-  const auto steps = static_cast<std::uint32_t>(
-      std::nearbyint(std::fabs(number) * power(Code::mantissa - exponent)));
-  // The step count carries the implied bit, and into the exponent where it is rounded up to there.
-  std::uint32_t magnitude =
-      (static_cast<std::uint32_t>(exponent - Code::least_exponent) << Code::mantissa) + steps;
-  magnitude = std::min(magnitude, (1U << (width - 1)) - 1);
-  using Bits = decltype(Code::bits);
-  return {static_cast<Bits>(magnitude | (bits >> 31) << (width - 1))};
+inline std::optional<Code> encode(float number);
+
+template <>
+inline std::optional<float> encode(float number) {
+  return number == 0 ? std::nullopt : std::optional(number);
 }
 template <>
-inline float encode<float>(float number) {
-  return number;
+inline std::optional<Half> encode(float number) {
+  constexpr int mantissa = 10, least_exponent = -14;
+  const int exponent = std::max(exponent_of(number), least_exponent);
+  // The count carries the implied bit, and into the exponent where it is rounded up to there.
+  const std::uint32_t magnitude =
+      (static_cast<std::uint32_t>(exponent - least_exponent) << mantissa) +
+      steps(number, exponent, mantissa);
+  if (magnitude == 0) return std::nullopt;
+  return Half{static_cast<std::uint16_t>(magnitude | (std::signbit(number) ? 0x8000U : 0U))};
+}
+template <>
+inline std::optional<Mini> encode(float number) {
+  const float least = power(Mini::least_exponent);
+  if (std::fabs(number) <= least / 2) return std::nullopt;
+  const float lifted = std::max(std::fabs(number), least);
+  const int exponent = exponent_of(lifted);
+  const auto of_exponent = static_cast<std::uint32_t>(exponent - Mini::least_exponent)
+                           << Mini::mantissa;
+  const std::uint32_t magnitude =
+      of_exponent + steps(lifted, exponent, Mini::mantissa) - (1U << Mini::mantissa);
+  return Mini{
+      static_cast<std::uint8_t>(std::min(magnitude, 0x7fU) | (std::signbit(number) ? 0x80U : 0U))};
 }
 
 /// A power of two above every weight of a classifier, so that codes use their range; float32 has
@@ -222,7 +246,7 @@ struct Packed {
   std::vector<Code> weights;
 };
 
-/// By counting sort. A weight whose code is 0 is dropped.
+/// By counting sort. A weight that rounds to 0 is dropped.
 template <typename Code>
 inline Packed<Code> pack(std::span<const Csr> matrices, std::span<const Source> sources,
                          std::int64_t n_features) {
@@ -251,8 +275,8 @@ inline Packed<Code> pack(std::span<const Csr> matrices, std::span<const Source> 
       const std::int64_t end = matrix.starts[sources[row].row + 1];
       for (std::int64_t e = matrix.starts[sources[row].row]; e < end; ++e) {
         if (matrix.columns[e] == n_features) continue;
-        const Code code = encode<Code>(matrix.values[e] * unscale);
-        if (decode(code) != 0) visit(row, matrix.columns[e], code);
+        const auto code = encode<Code>(matrix.values[e] * unscale);
+        if (code) visit(row, matrix.columns[e], *code);
       }
     }
   };

@@ -235,6 +235,42 @@ def test_any_body_is_a_query_or_has_a_reason(body):
         assert parse_query(body, 80, Limits()).X.shape[1] == 80
 
 
+numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.integers(0, 79), numbers), max_size=3), st.randoms())
+def test_order_and_spelling_of_a_request_do_not_change_its_rows(rows, random):
+    lists = [list(row.items()) for row in rows]
+    expected = np.zeros((len(rows), 80), np.float32)
+    for i, row in enumerate(rows):
+        expected[i, list(row)] = list(row.values())
+    ordered = json.dumps({"rows": [{"features": sorted(pairs)} for pairs in lists]})
+    for pairs in lists:
+        random.shuffle(pairs)
+    shuffled = json.dumps({"rows": [{"features": pairs} for pairs in lists]}, indent=1)
+    escaped = ordered.replace("features", "feat\\u0075res", 1)
+    compact = ordered.replace(" ", "").replace("e+", "E")
+    for text in (ordered, shuffled, escaped, compact):
+        X = parse_query(text.encode(), 80, Limits()).X
+        np.testing.assert_array_equal(X.toarray(), expected)
+
+
+@pytest.mark.parametrize("number", ["+1", "01", "-01", ".5", "1.", "1.e3", "-", "1e", "0x1", "1_0"])
+def test_numbers_that_json_does_not_have_are_refused(number):
+    for pair in (f"[1, {number}]", f"[{number}, 1]"):
+        body = f'{{"features": [{pair}]}}'.encode()
+        with pytest.raises(DataError, match="not JSON"):
+            parse_query(body, 80, Limits())
+
+
+@pytest.mark.parametrize("end", range(len('{"features": [[1, 2.5e1], [3, 4]]}')))
+def test_every_request_that_is_cut_off_is_refused(end):
+    body = b'{"features": [[1, 2.5e1], [3, 4]]}'[:end]
+    with pytest.raises(DataError, match="not JSON"):
+        parse_query(body, 80, Limits())
+
+
 def test_unknown_paths_and_methods_are_refused_in_json(server):
     for path in ("/", "/predict/", "/predictions", "/reload", "/..", "/%00"):
         status, _, answer = server.ask("POST", path, "{}")

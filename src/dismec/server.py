@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec import api, prometheus
 from dismec.api import Limits
@@ -86,6 +87,7 @@ def serve(
         service = _Service(Path(path), thread_count(threads), limits or Limits(), token)
         config = uvicorn.Config(
             _application(service),
+            http=_Connection,
             lifespan="off",
             ws="none",
             log_config=None,
@@ -113,6 +115,22 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
     return listener
+
+
+class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's, which reads through one buffer.
+
+    A read of asyncio's own takes 256 KB and gives back all but what has arrived. What is left lies
+    scattered over the heap, and the next read finds no 256 KB in between: the heap grows.
+    """
+
+    _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
 
 
 class _Server(uvicorn.Server):
@@ -252,7 +270,9 @@ class _Service:
 
 def _open(path: Path) -> Model:
     """The model, ready to predict: nobody waits for its weights to be laid out."""
-    model = open_model(path.resolve())  # one directory throughout, if a link is moved meanwhile
+    model = open_model(
+        path.resolve(), check=True
+    )  # one directory throughout, if a link is moved meanwhile
     model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
     return model
 
