@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -44,6 +44,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         How weights are stored: "float16", "float32", or "int8" for eight bits each.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
+    engine
+        Where to fit: None for here; a client of Dask, or the address or scheduler file of a
+        cluster.
 
     Attributes
     ----------
@@ -75,6 +78,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bias: float = 1.0,
         precision: str = "float16",
         n_jobs: int | None = None,
+        engine: Any = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -84,6 +88,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.bias = bias
         self.precision = precision
         self.n_jobs = n_jobs
+        self.engine = engine
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -123,7 +128,13 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
             validation = validation[0], self._among_classes(validation[1])
-        self.model_ = fit(X, Y, params, names=names, validation=validation, threads=self._threads())
+        self.model_ = fit(
+            *(X, Y, params),
+            names=names,
+            validation=validation,
+            threads=self._threads(),
+            client=self.engine,
+        )
         return self
 
     def _one_hot(self, y: Any) -> sp.csr_array:
@@ -230,6 +241,15 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.n_jobs is None or self.n_jobs >= 0:
             return self.n_jobs
         return max(1, available_cpus() + 1 + self.n_jobs)
+
+    def __sklearn_clone__(self) -> DiSMECClassifier:
+        # A client cannot be copied, and one is enough.
+        engine, self.engine = self.engine, None
+        try:
+            copy: DiSMECClassifier = _clone_parametrized(self)
+        finally:
+            self.engine = engine
+        return copy.set_params(engine=engine)  # type: ignore[no-any-return]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
