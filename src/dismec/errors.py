@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DataError", "DismecError", "ModelError"]
+__all__ = ["ClusterError", "DataError", "DismecError", "ModelError", "WorkerLost"]
 
 
 class DismecError(Exception):
@@ -15,3 +15,11 @@ class DataError(DismecError, ValueError):
 
 class ModelError(DismecError):
     """A model directory that is damaged, unfinished, of another run or of a newer format."""
+
+
+class ClusterError(DismecError):
+    """A cluster that cannot be used: not reached, without workers, or with others than needed."""
+
+
+class WorkerLost(ClusterError):  # noqa: N818  it says what has happened
+    """The worker that a task ran on has gone."""

@@ -1,0 +1,99 @@
+"""Dask schedulers and workers as processes of their own, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+
+class Processes:
+    """A scheduler and its workers; leaving the ``with`` statement kills what is left of them."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file = self.folder / "scheduler.json"
+        self.running = []
+        self._files = ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.running:
+            self.kill(process)
+        self._files.close()
+
+    def scheduler(self, *options, port=0, host="127.0.0.1", env=None, prefix=()):
+        self.file.unlink(missing_ok=True)
+        process = self._start(
+            "scheduler", f"--host={host}", f"--port={port}", "--no-dashboard",
+            f"--scheduler-file={self.file}", *options, env=env, prefix=prefix,
+        )  # fmt: skip
+        wait_until(self.file.exists)
+        return process
+
+    def worker(self, *options, threads=1, host="127.0.0.1", nanny=False, env=None, prefix=()):
+        return self._start(
+            "worker", f"--host={host}", f"--scheduler-file={self.file}", f"--nthreads={threads}",
+            "--no-dashboard",
+            "--nanny" if nanny else "--no-nanny", f"--local-directory={self.folder}",
+            *options, env=env, prefix=prefix,
+        )  # fmt: skip
+
+    def _start(self, what, *options, env=None, prefix=()):
+        log = (self.folder / f"{what}-{len(self.running)}.log").open("wb")
+        self._files.callback(log.close)
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", f"distributed.cli.dask_{what}", *options],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def kill(self, process):
+        """SIGKILL to a process and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(fact, timeout=30.0):
+    end = time.monotonic() + timeout
+    while not fact():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def with_version(folder, version):
+    """The environment of a process that takes dismec for another version; "" for having none."""
+    if version:
+        text = f"""
+import importlib.metadata as metadata
+real = metadata.version
+def version(name):
+    return "{version}" if name == "dismec" else real(name)
+version.__module__ = "importlib.metadata"
+metadata.version = version
+"""
+    else:
+        text = """
+import importlib.metadata as metadata, sys
+sys.modules["dismec"] = None
+real = metadata.version
+def version(name):
+    if name == "dismec":
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+metadata.version = version
+"""
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": str(folder)}

@@ -1,0 +1,207 @@
+"""The connection to a cluster, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from operator import add, truediv
+from unittest import mock
+
+import pytest
+from distributed import Client
+
+from clusters import Processes, wait_until, with_version
+from dismec.dask_engine import Cluster, WorkerInfo, describe, scratch_directory
+from dismec.errors import ClusterError, WorkerLost
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    with Processes(tmp_path_factory.mktemp("dask")) as started:
+        started.scheduler()
+        started.worker(threads=2)
+        yield started
+
+
+@pytest.fixture
+def cluster(processes):
+    with Cluster.connect(processes.file) as connected:
+        connected.wait_for_workers()
+        yield connected
+
+
+def finish(cluster, task, timeout=20):
+    assert cluster.wait([task], timeout) == [task]
+    return task.result()
+
+
+def only(workers):
+    (found,) = workers
+    return found
+
+
+def test_workers_say_what_they_are(cluster):
+    version, isa = describe()
+    assert list(cluster.workers().values()) == [WorkerInfo("127.0.0.1", 2, version, isa)]
+
+
+def test_a_task_runs_on_its_worker(cluster):
+    worker = only(cluster.workers())
+    assert finish(cluster, cluster.submit(worker, add, 2, 3)) == 5
+    assert finish(cluster, cluster.submit(worker, os.getpid)) != os.getpid()
+
+
+def test_equal_calls_are_made_twice(cluster):
+    worker = only(cluster.workers())
+    times = [finish(cluster, cluster.submit(worker, time.monotonic_ns)) for _ in range(2)]
+    assert times[0] < times[1]
+
+
+def test_what_a_task_raises_is_raised_here(cluster):
+    task = cluster.submit(only(cluster.workers()), truediv, 1, 0)
+    with pytest.raises(ZeroDivisionError):
+        finish(cluster, task)
+
+
+def test_waiting_ends_with_the_timeout(cluster):
+    task = cluster.submit(only(cluster.workers()), time.sleep, 1.0)
+    begin = time.monotonic()
+    assert cluster.wait([task], 0.2) == []
+    assert time.monotonic() - begin < 0.9
+    assert finish(cluster, task) is None
+
+
+def test_a_client_of_the_caller_stays_open(processes):
+    with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
+        with Cluster.connect(client) as cluster:
+            worker = only(cluster.wait_for_workers())
+            assert finish(cluster, cluster.submit(worker, add, 1, 1)) == 2
+        assert client.submit(add, 1, 1).result() == 2
+
+
+def test_workers_of_a_machine_share_a_scratch_directory(processes, cluster):
+    worker = only(cluster.workers())
+    found = finish(cluster, cluster.submit(worker, scratch_directory))
+    assert found.is_relative_to(processes.folder)
+
+
+def test_tasks_of_a_killed_worker_are_lost_and_a_late_worker_is_seen(processes, cluster):
+    (old,) = cluster.workers()
+    late = processes.worker()
+    wait_until(lambda: len(cluster.workers()) == 2)
+    (new,) = cluster.workers().keys() - {old}
+    running, queued = (cluster.submit(new, time.sleep, 60) for _ in range(2))
+    assert cluster.wait([running, queued], 0.5) == []
+    os.kill(late.pid, signal.SIGKILL)
+    begin = time.monotonic()
+    for task in (running, queued):
+        with pytest.raises(WorkerLost, match="is gone"):
+            finish(cluster, task)
+    assert time.monotonic() - begin < 5
+    assert list(cluster.workers()) == [old]
+    with pytest.raises(WorkerLost):
+        finish(cluster, cluster.submit(new, add, 1, 1))
+
+
+def test_an_answer_that_its_worker_has_taken_along_is_lost(processes, cluster):
+    before = set(cluster.workers())
+    late = processes.worker()
+    wait_until(lambda: len(cluster.workers()) == 2)
+    (new,) = cluster.workers().keys() - before
+    # The scheduler knows that the result is there, and has not fetched it.
+    with mock.patch.object(cluster._client, "_gather", side_effect=_after(late)):
+        task = cluster.submit(new, add, 1, 1)
+        with pytest.raises(WorkerLost):
+            finish(cluster, task)
+
+
+def _after(process):
+    import asyncio
+
+    async def gather(futures):
+        process.kill()
+        await asyncio.sleep(60)
+
+    return gather
+
+
+@pytest.mark.parametrize("there", ["", "0.0.1"])
+def test_a_worker_with_another_dismec_or_none_is_known_by_it(processes, cluster, tmp_path, there):
+    odd = processes.worker(env=with_version(tmp_path, there))
+    wait_until(lambda: len(cluster.workers()) == 2)
+    assert sorted(info.version for info in cluster.workers().values())[0] == there
+    processes.kill(odd)
+    wait_until(lambda: len(cluster.workers()) == 1)
+
+
+def test_the_scheduler_needs_no_dismec(tmp_path):
+    with Processes(tmp_path) as processes:
+        processes.scheduler(env=with_version(tmp_path, ""))
+        processes.worker()
+        with Cluster.connect(processes.file, patience=10) as cluster:
+            worker = only(cluster.wait_for_workers())
+            assert finish(cluster, cluster.submit(worker, describe)) == describe()
+
+
+def test_no_scheduler_is_said_after_a_while():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=r"127.0.0.1:\d+: no scheduler has answered"):
+            Cluster.connect(address, patience=1)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "gopher://here:70", "missing.json"])
+def test_what_is_no_address_is_refused(where):
+    with pytest.raises(ClusterError, match=where):
+        Cluster.connect(where, patience=0.5)
+
+
+def test_a_file_that_is_no_scheduler_file_is_refused(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(ClusterError, match="not a scheduler file"):
+        Cluster.connect(path, patience=0.5)
+
+
+def test_a_cluster_without_workers_is_said(tmp_path):
+    with Processes(tmp_path) as processes:
+        processes.scheduler()
+        with Cluster.connect(processes.file, patience=1) as cluster:
+            assert cluster.workers() == {}
+            with pytest.raises(ClusterError, match="no worker has joined"):
+                cluster.wait_for_workers()
+
+
+@pytest.mark.parametrize("same_port", [True, False])
+def test_a_scheduler_that_comes_back_is_waited_for(tmp_path, same_port):
+    with Processes(tmp_path) as processes:
+        first = processes.scheduler()
+        processes.worker()
+        with Cluster.connect(processes.file, patience=30) as cluster:
+            task = cluster.submit(only(cluster.wait_for_workers()), time.sleep, 60)
+            port = cluster._client.scheduler.address.rsplit(":", 1)[1] if same_port else 0
+            processes.kill(first)
+            processes.scheduler(port=port)
+            with pytest.raises(WorkerLost):
+                finish(cluster, task, 30)
+            processes.worker()
+            worker = only(cluster.wait_for_workers())
+            assert finish(cluster, cluster.submit(worker, add, 2, 3)) == 5
+
+
+def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
+    with Processes(tmp_path) as processes:
+        scheduler = processes.scheduler()
+        processes.worker()
+        with Cluster.connect(processes.file, patience=2) as cluster:
+            task = cluster.submit(only(cluster.wait_for_workers()), time.sleep, 60)
+            processes.kill(scheduler)
+            with pytest.raises(WorkerLost):
+                finish(cluster, task)
+            with pytest.raises(ClusterError, match="the same command goes on from there"):
+                wait_until(lambda: not cluster.workers())
