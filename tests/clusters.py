@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -97,3 +99,39 @@ metadata.version = version
 """
     (folder / "sitecustomize.py").write_text(text)
     return {"PYTHONPATH": str(folder)}
+
+
+class CountingProxy:
+    """Passes connections on to an address and counts the bytes in both directions."""
+
+    def __init__(self, target):
+        host, port = target.removeprefix("tcp://").rsplit(":", 1)
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "tcp://127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.sent = self.received = 0
+        self._sockets = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for one in (self._listener, *self._sockets):
+            one.close()
+
+    def _listen(self):
+        with suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for ends in ((near, far, "sent"), (far, near, "received")):
+                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source, target, counter):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                setattr(self, counter, getattr(self, counter) + len(data))
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

@@ -135,6 +135,11 @@ def _precision(default: str | None, **more: Any) -> Callable[[_F], _F]:
 _threads = click.option(
     "--threads", type=click.IntRange(1, 1024), help="Threads [default: all available CPUs]."
 )
+_cluster = click.option(
+    "--cluster",
+    metavar="ADDRESS|FILE",
+    help="Run on the Dask cluster of this scheduler: tcp://host:8786, or its scheduler file.",
+)
 _quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -168,6 +173,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--block-size", type=int, default=1000, show_default=True, help="Labels a block.")
 @_precision("float16", show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@_cluster
 @_data_options
 @_threads
 @_quiet
@@ -178,6 +184,7 @@ def train(
     validation: Path | None,
     validation_labels: Path | None,
     threads: int | None,
+    cluster: str | None,
     overwrite: bool,
     quiet: bool,
     no_normalize: bool,
@@ -187,7 +194,7 @@ def train(
 
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
     """
-    from dismec.dataset import load_data
+    from dismec.dataset import is_binary, load_data
     from dismec.training import TrainingParams
     from dismec.training import train as run
 
@@ -203,7 +210,7 @@ def train(
         judge = load_data(validation, labels=validation_labels, threads=threads)
     begin = time.perf_counter()
     try:
-        with _progress(quiet, "training") as progress:
+        with _progress(quiet, "training") as progress, _cluster_news(cluster, quiet):
             trained = run(
                 dataset.X,
                 dataset.Y,
@@ -214,6 +221,8 @@ def train(
                 threads=threads,
                 overwrite=overwrite,
                 progress=progress,
+                client=cluster,
+                source=data if is_binary(data) else None,
             )
     except KeyboardInterrupt:
         click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
@@ -227,6 +236,30 @@ def train(
             )
         _say_trained(trained, model, time.perf_counter() - begin)
     _say_unsolved(trained)
+
+
+@contextmanager
+def _cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
+    """Print what the library has to say of a cluster, and not what Dask has."""
+    if cluster is None:
+        yield
+        return
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(f"dismec: {record.getMessage()}", err=True)
+
+    logger, handler = logging.getLogger("dismec"), Lines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    from dismec import dask_engine  # noqa: F401  sets the levels of Dask's loggers
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _say_trained(model: Model, path: Path, seconds: float) -> None:

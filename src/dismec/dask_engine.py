@@ -163,6 +163,11 @@ class Cluster:
             self._client.close()
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a scheduler now."""
+        return bool(self._client.status == "running")
+
+    @property
     def dashboard(self) -> str | None:
         """Address of the dashboard, if the scheduler has one."""
         try:

@@ -39,6 +39,7 @@ __all__ = [
     "check_names",
     "fingerprint",
     "indicator",
+    "is_binary",
     "load_data",
     "load_features",
     "save_data",
@@ -100,6 +101,16 @@ def load_data(
     return _load(Path(path), labels, (n_features, n_labels), threads)
 
 
+def is_binary(path: StrPath) -> bool:
+    """Whether a data file is a binary dataset, which is mapped into memory."""
+    with Path(path).open("rb") as file:
+        return _is_container(file.read(9))
+
+
+def _is_container(start: bytes) -> bool:
+    return start[4:] == b"\0\0\0\0{"
+
+
 def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
     """X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
     return _load(Path(path), None, (None, None), threads, needs_labels=False).X
@@ -116,7 +127,7 @@ def _load(
         with path.open("rb") as file:
             start = file.peek(9)[:9]
             is_npz = start.startswith(b"PK\x03\x04")
-            is_xmc = start[4:] == b"\0\0\0\0{" or path.suffix == ".xmc"
+            is_xmc = _is_container(start) or path.suffix == ".xmc"
             if labels is not None and not is_npz:
                 raise DataError(f"{path}: labels apart from the data go only with .npz files")
             if not is_npz and not is_xmc:

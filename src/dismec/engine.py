@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Lock
-from typing import Any, TypeVar
+from threading import Condition
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,13 @@ from dismec.blocks import Block, BlockStats
 from dismec.native import available_cpus
 from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker, empty_array
 
-__all__ = ["solve_blocks"]
+__all__ = ["BlockSolver", "Kept", "solve_blocks"]
 
 T = TypeVar("T")
 
 # Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
 _PART = 64
+_NONE = np.empty(0, np.int64)
 
 
 def solve_blocks(
@@ -34,7 +36,7 @@ def solve_blocks(
     *,
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Solve blocks of labels and yield what `keep` makes of each, as they are finished.
 
     An exception, or closing the generator, stops the threads within milliseconds; what has been
@@ -52,94 +54,168 @@ def solve_blocks(
     progress
         Called with a number of labels just solved, on the calling thread.
     """
-    threads = threads or available_cpus()
-    cancel = Cancel()
-    opened = {number: _OpenBlock(number, labels, problem) for number, labels in blocks.items()}
-    owner = np.full(problem.n_labels, -1, dtype=np.int64)
-    for block in opened.values():
-        owner[block.distinct] = block.number
-    # By number: a block that has been kept must not live on in the iterator.
-    parts = _Shared(part for number in blocks for part in opened[number].cut())
-    results: SimpleQueue[Any] = SimpleQueue()
-    pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
-    try:
-        for _ in range(threads):
-            pool.submit(_work, problem, params, cancel, parts, results)
+    with BlockSolver(problem, params, keep, threads) as solver:
+        for number, labels in blocks.items():
+            solver.add(number, labels)
+        solver.end()
         kept = 0
         while kept < len(blocks):
-            try:
-                # The time-out lets the main thread see Ctrl-C.
-                result = results.get(timeout=0.2)
-            except Empty:
-                continue
-            if isinstance(result, BaseException):
-                raise result
-            if isinstance(result, _Kept):
+            event = solver.wait(0.2)  # the time-out lets the main thread see Ctrl-C
+            if isinstance(event, Kept):
                 kept += 1
-                yield result.value
-                continue
-            solution, seconds = result
-            share = seconds / max(len(solution.labels), 1)
-            owners = owner[solution.labels]
-            numbers = np.unique(owners)
-            for number in numbers:
-                block = opened[int(number)]
-                part = solution if len(numbers) == 1 else solution[np.flatnonzero(owners == number)]
-                n_labels = block.add(part, share * len(part.labels))
-                if progress:
-                    progress(n_labels)
-                if block.complete:
-                    pool.submit(_keep, keep, block.close(), results)
-                    del opened[block.number]
-    finally:
-        cancel.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+                yield event.get()
+            elif event and progress:
+                progress(event)
 
 
-class _Shared:
-    """An iterator that threads share."""
+@dataclass(frozen=True)
+class Kept(Generic[T]):
+    """A block that is done: what `keep` has made of it, or what it has raised instead."""
 
-    def __init__(self, iterable: Iterable[npt.NDArray[np.int64]]) -> None:
-        self._iterator = iter(iterable)
-        self._lock = Lock()
+    number: int
+    value: T | None
+    error: BaseException | None = None
+
+    def get(self) -> T:
+        """The value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return cast(T, self.value)
+
+
+class BlockSolver(Generic[T]):
+    """Threads that solve blocks, to which more may be added while they do.
+
+    As long as there are labels to begin, no thread waits for the last ones of a block. Leaving the
+    ``with`` statement stops the threads within milliseconds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: SolverParams,
+        keep: Callable[[Block], T],
+        threads: int | None = None,
+    ) -> None:
+        threads = threads or available_cpus()
+        self._problem = problem
+        self._keep = keep
+        self._cancel = Cancel()
+        self._open: dict[int, _OpenBlock] = {}
+        self._owner = np.full(problem.n_labels, -1, dtype=np.int64)
+        self._parts = _Parts()
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
+        for _ in range(threads):
+            self._pool.submit(_work, problem, params, self._cancel, self._parts, self._results)
+
+    def __enter__(self) -> BlockSolver[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cancel.set()
+        self._parts.end()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, number: int, labels: npt.NDArray[np.int64]) -> None:
+        """Begin a block, none of whose labels is in another that is not done; from any thread."""
+        block = _OpenBlock(number, labels, self._problem)
+        self._open[number] = block
+        self._owner[block.distinct] = number
+        self._parts.add(block.cut())
+
+    def end(self) -> None:
+        """Say that no more blocks will be added."""
+        self._parts.end()
+
+    def wait(self, timeout: float) -> Kept[T] | int | None:
+        """A block that is done, a number of labels just solved, or None after `timeout` seconds.
+
+        What goes wrong with a block is said by `Kept`; what goes wrong elsewhere is raised.
+        """
+        try:
+            result = self._results.get(timeout=timeout)
+        except Empty:
+            return None
+        if isinstance(result, BaseException):
+            raise result
+        if isinstance(result, Kept):
+            return result
+        return self._add(*result)
+
+    def _add(self, solution: Solution, seconds: float) -> int:
+        """Bring solved labels to their blocks; returns how many labels they stand for."""
+        share = seconds / max(len(solution.labels), 1)
+        owners = self._owner[solution.labels]
+        numbers = np.unique(owners)
+        n_labels = 0
+        for number in numbers.tolist():
+            block = self._open[number]
+            part = solution if len(numbers) == 1 else solution[np.flatnonzero(owners == number)]
+            n_labels += block.add(part, share * len(part.labels))
+            if block.complete:
+                del self._open[number]
+                self._pool.submit(_keep_block, self._keep, block.close(), self._results)
+        return n_labels
+
+
+class _Parts:
+    """Labels to solve, in the order in which they were added, for threads to take."""
+
+    def __init__(self) -> None:
+        self._parts: deque[npt.NDArray[np.int64]] = deque()
+        self._changed = Condition()
+        self._ended = False
+
+    def add(self, parts: Iterable[npt.NDArray[np.int64]]) -> None:
+        with self._changed:
+            self._parts.extend(parts)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def next(self) -> npt.NDArray[np.int64] | None:
-        with self._lock:
-            return next(self._iterator, None)
+        """Some labels, or None if there are none now."""
+        with self._changed:
+            return self._parts.popleft() if self._parts else None
+
+    def wait(self) -> bool:
+        """Wait until there are labels; False if there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._parts or self._ended)
+            return bool(self._parts)
 
 
 def _work(
     problem: Problem,
     params: SolverParams,
     cancel: Cancel,
-    parts: _Shared,
+    parts: _Parts,
     results: SimpleQueue[Any],
 ) -> None:
     """Solve parts until there are none, handing on whatever gets done."""
     try:
         worker = Worker(problem, params, cancel)
-        last = False
-        while not (last or cancel):
-            part = parts.next()
-            last = part is None
-            begin = time.perf_counter()
-            solution = worker.solve(np.empty(0, np.int64) if part is None else part, drain=last)
-            if not cancel:
-                results.put((solution, time.perf_counter() - begin))
+        while parts.wait() and not cancel:
+            part: npt.NDArray[np.int64] | None = _NONE
+            while part is not None and not cancel:
+                part = parts.next()
+                begin = time.perf_counter()
+                solution = worker.solve(_NONE if part is None else part, drain=part is None)
+                if not cancel:
+                    results.put((solution, time.perf_counter() - begin))
     except BaseException as error:
         results.put(error)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    value: Any
-
-
-def _keep(keep: Callable[[Block], Any], block: Block, results: SimpleQueue[Any]) -> None:
+def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue[Any]) -> None:
     try:
-        results.put(_Kept(keep(block)))
+        results.put(Kept(block.number, keep(block)))
     except BaseException as error:
-        results.put(error)
+        results.put(Kept(block.number, None, error))
 
 
 class _OpenBlock:

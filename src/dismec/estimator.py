@@ -44,6 +44,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         How weights are stored: "float16", "float32", or "int8" for eight bits each.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
+    engine
+        Where to fit: None for here; a client of Dask, or the address or scheduler file of a
+        cluster.
 
     Attributes
     ----------
@@ -75,6 +78,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         bias: float = 1.0,
         precision: str = "float16",
         n_jobs: int | None = None,
+        engine: Any = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -84,6 +88,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.bias = bias
         self.precision = precision
         self.n_jobs = n_jobs
+        self.engine = engine
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -123,7 +128,13 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
             validation = validation[0], self._among_classes(validation[1])
-        self.model_ = fit(X, Y, params, names=names, validation=validation, threads=self._threads())
+        self.model_ = fit(
+            *(X, Y, params),
+            names=names,
+            validation=validation,
+            threads=self._threads(),
+            client=self.engine,
+        )
         return self
 
     def _one_hot(self, y: Any) -> sp.csr_array:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -38,12 +40,15 @@ from dismec.shards import PRECISIONS, Shard, pack
 
 __all__ = [
     "LabelTable",
+    "adopt_block",
     "commit",
+    "data_file",
     "discard",
     "finish",
     "holds_model",
     "locked",
     "make_directory",
+    "make_run_folder",
     "read_block",
     "read_labels",
     "read_manifest",
@@ -58,6 +63,7 @@ _FORMAT = "dismec-model"
 _MANIFEST = "manifest.json"
 _LABELS = "labels.safetensors"
 _LOCK = ".lock"
+_DATA, _RUN = ".data-", ".run-"  # of a training on a cluster
 _MAX_MANIFEST = 1 << 30
 _QUICK_BYTES = 1 << 26  # files up to this size are checked in no time
 
@@ -124,6 +130,36 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
         isa=kernels.isa,
         stats=block.stats,
     )
+
+
+def data_file(directory: Path, fingerprint: str) -> Path:
+    """Where a training on a cluster puts its data for the workers, until it is finished."""
+    return directory / f"{_DATA}{fingerprint[:16]}.xmc"
+
+
+def make_run_folder(directory: Path) -> Path:
+    """A new folder for workers to write the blocks of one run to; `tidy` removes it."""
+    folder = directory / f"{_RUN}{secrets.token_hex(8)}"
+    folder.mkdir()
+    return folder
+
+
+def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
+    """Take in a block that `write_block` has written elsewhere: its folder, or what is in its file.
+
+    Raises
+    ------
+    ModelError
+        If the bytes are not those that were written.
+    """
+    target = directory / receipt.file
+    if isinstance(source, Path):
+        (source / receipt.file).replace(target)
+        return
+    if hashlib.sha256(source).hexdigest() != receipt.sha256:
+        raise ModelError(f"{target}: altered on its way here (SHA-256 differs)")
+    with whole_file(target) as file:
+        file.write(source)
 
 
 def write_shard(directory: Path, number: int, shard: Shard) -> ShardReceipt:
@@ -195,15 +231,17 @@ def discard(directory: Path) -> None:
     (directory / _MANIFEST).unlink(missing_ok=True)
     for path in list(directory.iterdir()):
         if _is_own(path.name) and path.name != _LOCK:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 def tidy(directory: Path, manifest: Manifest) -> None:
     """Remove what killed writers have left: files of the model that its manifest does not name."""
     named = {_MANIFEST, _LABELS, _LOCK, *(receipt.file for receipt in manifest.files)}
+    if not manifest.complete:
+        named.add(data_file(directory, manifest.data).name)
     for path in list(directory.iterdir()):
         if _is_own(path.name) and path.name not in named:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 def _is_own(name: str) -> bool:
@@ -211,7 +249,15 @@ def _is_own(name: str) -> bool:
         name in (_MANIFEST, _LABELS, _LOCK)
         or (name.startswith(("block-", "shard-")) and name.endswith(".safetensors"))
         or (name.startswith(".") and name.endswith(".tmp"))
+        or name.startswith((_DATA, _RUN))
     )
+
+
+def _remove(path: Path) -> None:
+    if path.name.startswith(_RUN):
+        rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec import pruning, store
-from dismec.blocks import Block, BlockStats, cut
-from dismec.dataset import check_names, fingerprint, indicator
+from dismec.blocks import Block, BlockStats, costs, cut, cut_evenly
+from dismec.dataset import Dataset, check_names, fingerprint, indicator, save_data
 from dismec.engine import solve_blocks
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr, check_X
@@ -28,12 +30,18 @@ from dismec.shards import check_precision, pack
 from dismec.solver import Problem, SolverParams
 from dismec.store import LabelTable
 
+if TYPE_CHECKING:
+    from dismec.dask_engine import Cluster
+
 __all__ = ["TrainingParams", "fit", "train"]
 
 T = TypeVar("T")
 Blocks = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
+Mask = npt.NDArray[np.bool_]  # of labels
 Progress = Callable[[int, int], None]
 AUTO = "auto"
+
+_log = logging.getLogger("dismec")
 
 _KINDS: dict[str, Callable[[Any], Any]] = {
     "C": float,
@@ -66,7 +74,7 @@ class TrainingParams:
     bias
         Value of the bias feature; 0 for none.
     block_size
-        Labels in a block of the training. Does not change the model.
+        Labels in a block of the training, at most. Does not change the model.
     precision
         How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
 
@@ -134,6 +142,8 @@ def train(
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    client: Any = None,
+    source: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Train a model into a directory, or go on where an earlier run of the same training stopped.
 
@@ -162,6 +172,12 @@ def train(
     progress
         Called now and then with (labels done, labels in all); each label counts twice if delta is
         to be chosen first.
+    client
+        Where to train instead of here (``docs/cluster.md``): a client of Dask, or the address or
+        scheduler file of a cluster.
+    source
+        The ``.xmc`` file that X and Y were loaded from, if there is one: workers of a cluster that
+        see it there need not be sent the data.
 
     Raises
     ------
@@ -169,25 +185,32 @@ def train(
         If X and Y, or those of `validation`, cannot be used.
     ModelError
         If the directory holds a finished or a different model and `overwrite` is not set.
+    ClusterError
+        If the cluster cannot be used.
     """
     directory = Path(path)
     threads = thread_count(threads)
     job = _Job.prepare(X, Y, params or TrainingParams(), names, validation)
     store.make_directory(directory)
-    with store.locked(directory):
+    with store.locked(directory), _connected(client) as cluster:
         earlier = _earlier(directory, job) if not overwrite else None
         if job.trial and earlier:
             job = job.going_on(earlier)
         elif job.trial:
-            job, progress = job.with_chosen_delta(threads, progress)
-        manifest = _begin(directory, job, earlier)
-        done = {receipt.number for receipt in manifest.blocks}
-        wanted = {number: labels for number, labels in job.blocks.items() if number not in done}
-        for receipt in job.run(
-            wanted, lambda block: store.write_block(directory, block), threads, progress
-        ):
-            manifest = manifest.with_blocks([*manifest.blocks, receipt])
-            store.commit(directory, manifest)
+            job, progress = job.with_chosen_delta(threads, progress, cluster)
+        manifest, held = _begin(directory, job, earlier)
+        first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
+        if cluster is None:
+            blocks = job.blocks(held, first)
+            receipts = job.run(
+                blocks, lambda block: store.write_block(directory, block), threads, progress
+            )
+        else:
+            receipts = job.run_on(cluster, directory, source, held, first, progress)
+        with closing(receipts):
+            for receipt in receipts:
+                manifest = manifest.with_blocks([*manifest.blocks, receipt])
+                store.commit(directory, manifest)
         store.finish(directory, manifest, job.params.precision, job.labels.counts)
     return open_model(directory, check=False)
 
@@ -201,13 +224,28 @@ def fit(
     validation: tuple[Any, Any] | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
+    client: Any = None,
 ) -> Model:
-    """Train a model in memory; parameters as for `train`."""
+    """Train a model in memory; parameters as for `train`.
+
+    On a cluster it is trained in a temporary directory, and mapped from there.
+    """
+    if client is not None:
+        with TemporaryDirectory(prefix="dismec-", ignore_cleanup_errors=True) as folder:
+            return train(
+                *(X, Y, Path(folder) / "model", params),
+                names=names,
+                validation=validation,
+                threads=threads,
+                progress=progress,
+                client=client,
+            )
     threads = thread_count(threads)
     job = _Job.prepare(X, Y, params or TrainingParams(), names, validation)
     if job.trial:
         job, progress = job.with_chosen_delta(threads, progress)
-    blocks = list(job.run(job.blocks, lambda block: block, threads, progress))
+    everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
+    blocks = list(job.run(everything, lambda block: block, threads, progress))
     trained = [block.trained(job.labels.counts) for block in blocks]
     shards = list(pack(trained, job.problem.n_features, job.params.precision))
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
@@ -247,7 +285,11 @@ class _Trial(NamedTuple):
         return cls(X, Y, (judge_X, judge_Y), source)
 
     def run(
-        self, params: TrainingParams, threads: int | None, progress: Progress | None
+        self,
+        params: TrainingParams,
+        threads: int | None,
+        progress: Progress | None,
+        cluster: Cluster | None,
     ) -> pruning.Choice:
         """Train at the least delta and choose."""
         X: Any = self.X
@@ -259,7 +301,7 @@ class _Trial(NamedTuple):
             others = np.delete(np.arange(X.shape[0]), self.judge)
             X, Y = X[others], Y[others]
         params = replace(params, delta=params.solver.delta)
-        model = fit(X, Y, params, threads=threads, progress=progress)
+        model = fit(X, Y, params, threads=threads, progress=progress, client=cluster)
         return pruning.choose(model, *judge, threads=threads)
 
 
@@ -267,6 +309,8 @@ class _Trial(NamedTuple):
 class _Job:
     """Data that has been checked, and the manifest of the model to come."""
 
+    X: sp.csr_array
+    Y: sp.csr_array
     problem: Problem
     params: TrainingParams
     transform: Transform
@@ -306,17 +350,17 @@ class _Job:
             data=fingerprint(X, Y),
             dismec=version("dismec"),
         )
-        return cls(problem, params, transform, labels, manifest, trial)
+        return cls(X, Y, problem, params, transform, labels, manifest, trial)
 
     def with_chosen_delta(
-        self, threads: int | None, progress: Progress | None
+        self, threads: int | None, progress: Progress | None, cluster: Cluster | None = None
     ) -> tuple[_Job, Progress | None]:
         """The job at the delta that a trial finds, and the progress that counts on from there."""
         assert self.trial
         total = self.problem.n_labels
         first = progress and (lambda done, _: progress(done, 2 * total))
         second = progress and (lambda done, _: progress(total + done, 2 * total))
-        choice = self.trial.run(self.params, threads, first)
+        choice = self.trial.run(self.params, threads, first, cluster)
         return self._at(choice.delta, str(choice)), second
 
     def going_on(self, earlier: Manifest) -> _Job:
@@ -335,9 +379,13 @@ class _Job:
             trial=None,
         )
 
-    @cached_property
-    def blocks(self) -> Blocks:
-        return dict(enumerate(cut(self.problem.groups, self.params.block_size)))
+    def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
+        """The labels that are not `held`, in at least so many blocks, numbered from `first`."""
+        labels = np.flatnonzero(~held)
+        groups = self.problem.groups[labels]
+        cost = costs(groups, self.problem.label_counts[labels])
+        parts = cut_evenly(groups, self.params.block_size, cost, n_blocks)
+        return {first + i: labels[part] for i, part in enumerate(parts)}
 
     def run(
         self,
@@ -345,7 +393,47 @@ class _Job:
         keep: Callable[[Block], T],
         threads: int | None,
         progress: Progress | None,
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
+        """Solve blocks here."""
+        count = self._counter(blocks, progress)
+        return solve_blocks(
+            self.problem, self.params.solver, blocks, keep, threads=threads, progress=count
+        )
+
+    def run_on(
+        self,
+        cluster: Cluster,
+        directory: Path,
+        source: str | os.PathLike[str] | None,
+        held: Mask,
+        first: int,
+        progress: Progress | None,
+    ) -> Generator[BlockReceipt, None, None]:
+        """Solve the labels that are not `held` on a cluster."""
+        from dismec.cluster_training import (
+            BLOCKS_A_THREAD,
+            Training,
+            check_workers,
+            solve_on_cluster,
+        )
+
+        n_threads = sum(info.threads for info in check_workers(cluster).values())
+        blocks = self.blocks(held, first, BLOCKS_A_THREAD * n_threads)
+        data = Path(source) if source else store.data_file(directory, self.manifest.data)
+        if blocks and not data.exists():
+            save_data(Dataset(self.X, self.Y), data)
+        training = Training(
+            directory,
+            data,
+            self.manifest.data,
+            self.params.solver,
+            self.transform,
+            costs(self.problem.groups, self.problem.label_counts),
+        )
+        count = self._counter(blocks, progress)
+        return solve_on_cluster(cluster, training, blocks, count)
+
+    def _counter(self, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:
         total = self.problem.n_labels
         done = total - sum(map(len, blocks.values()))
 
@@ -356,9 +444,25 @@ class _Job:
                 progress(done, total)
 
         count(0)
-        return solve_blocks(
-            self.problem, self.params.solver, blocks, keep, threads=threads, progress=count
-        )
+        return count
+
+
+@contextmanager
+def _connected(client: Any) -> Iterator[Cluster | None]:
+    """The cluster, which stays open if it was before."""
+    if client is None:
+        yield None
+        return
+    from dismec.dask_engine import Cluster
+
+    cluster = Cluster.connect(client)
+    if cluster is client:
+        yield cluster
+        return
+    with cluster:
+        if cluster.dashboard:
+            _log.info("the cluster's dashboard: %s", cluster.dashboard)
+        yield cluster
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:
@@ -407,35 +511,43 @@ def _earlier(directory: Path, job: _Job) -> Manifest | None:
 
 
 def _as_asked(manifest: Manifest) -> Manifest:
-    """The manifest with a delta that was chosen, or will be, as what it was chosen on."""
+    """The manifest with a delta that was chosen, or will be, as what it was chosen on.
+
+    How labels are cut into blocks is not asked: it does not change the model.
+    """
     params = dict(manifest.params)
     params.pop("delta_effect", None)
+    params.pop("block_size", None)
     if "delta_auto" in params:
         params["delta"] = f"auto {params.pop('delta_auto')}"
     return replace(manifest, params=params)
 
 
-def _begin(directory: Path, job: _Job, earlier: Manifest | None) -> Manifest:
-    """The manifest to go on from, with the blocks that an earlier run has left whole."""
+def _begin(directory: Path, job: _Job, earlier: Manifest | None) -> tuple[Manifest, Mask]:
+    """The manifest to go on from, and which labels are in the blocks that it has already."""
+    held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier:
         # Of what the old manifest says, only the blocks count, and only those that are whole.
         ours = replace(job.manifest, labels_sha256=earlier.labels_sha256)
         manifest = ours.with_blocks(
-            receipt for receipt in earlier.blocks if _whole(directory, ours, receipt, job.blocks)
+            receipt for receipt in earlier.blocks if _hold(directory, ours, receipt, held)
         )
         store.tidy(directory, manifest)
-        return manifest
+        return manifest, held
     store.discard(directory)
     digest = store.write_labels(directory, job.labels)
     manifest = replace(job.manifest, labels_sha256=digest)
     store.commit(directory, manifest)
-    return manifest
+    return manifest, held
 
 
-def _whole(directory: Path, manifest: Manifest, receipt: BlockReceipt, blocks: Blocks) -> bool:
-    """Whether an earlier run has left the block that this one would write."""
+def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
+    """Mark the labels of a block that an earlier run has left whole; says whether it has."""
     try:
-        block = store.read_block(directory, manifest, receipt)
+        labels = store.read_block(directory, manifest, receipt).labels
     except ModelError:
         return False
-    return np.array_equal(block.labels, blocks.get(block.number, ()))
+    if held[labels].any():
+        return False
+    held[labels] = True
+    return True
