@@ -34,7 +34,15 @@ except ImportError:
         "a cluster needs the package distributed: pip install 'dismec[dask]'"
     ) from None
 
-__all__ = ["Cluster", "Task", "WorkerInfo", "scratch_directory", "step_aside"]
+__all__ = [
+    "Cluster",
+    "Task",
+    "WorkerInfo",
+    "memory_limit",
+    "private_directory",
+    "scratch_directory",
+    "step_aside",
+]
 
 _LOOK_SECONDS = 0.5  # between looks at who is there
 _PAUSED_SECONDS = 20.0  # a worker that Dask has paused for so long counts as gone
@@ -363,6 +371,16 @@ def describe() -> tuple[str, str]:
 def scratch_directory() -> Path:
     """A directory for temporary files that the workers of a machine share."""
     return Path(distributed.get_worker().local_directory).parent
+
+
+def private_directory() -> Path:
+    """A directory for temporary files of this worker; Dask removes it after the worker's end."""
+    return Path(distributed.get_worker().local_directory)
+
+
+def memory_limit() -> int | None:
+    """Bytes that this worker may use, if it has a limit."""
+    return distributed.get_worker().memory_manager.memory_limit or None
 
 
 def step_aside() -> None:
