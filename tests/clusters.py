@@ -12,6 +12,8 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 
 class Processes:
     """A scheduler and its workers; leaving the ``with`` statement kills what is left of them."""
@@ -40,11 +42,14 @@ class Processes:
         wait_until(self.file.exists)
         return process
 
-    def worker(self, *options, threads=1, host="127.0.0.1", nanny=False, env=None, prefix=()):
+    def worker(
+        self, *options, threads=1, host="127.0.0.1", nanny=False, env=None, prefix=(),
+        local_directory=None,
+    ):  # fmt: skip
         return self._start(
             "worker", f"--host={host}", f"--scheduler-file={self.file}", f"--nthreads={threads}",
-            "--no-dashboard",
-            "--nanny" if nanny else "--no-nanny", f"--local-directory={self.folder}",
+            "--no-dashboard", "--nanny" if nanny else "--no-nanny",
+            f"--local-directory={local_directory or self.folder}",
             *options, env=env, prefix=prefix,
         )  # fmt: skip
 
@@ -108,7 +113,7 @@ class CountingProxy:
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
         self._target = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "tcp://127.0.0.1:%d" % self._listener.getsockname()[1]
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.sent = self.received = 0
         self._sockets = []
         threading.Thread(target=self._listen, daemon=True).start()
@@ -135,3 +140,46 @@ class CountingProxy:
                 setattr(self, counter, getattr(self, counter) + len(data))
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+
+class Machines:
+    """Network namespaces with an address each, and a bridge to them; skips where that is denied."""
+
+    def __init__(self, number):
+        self._name = f"dm{os.getpid() % 100000}"
+        self.gateway = "10.213.77.1"
+        self.addresses = [f"10.213.77.{i + 2}" for i in range(number)]
+
+    def inside(self, i):
+        """What to put before a command that is to run there."""
+        return ["ip", "netns", "exec", f"{self._name}n{i}"]
+
+    def __enter__(self):
+        try:
+            self._build()
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__()
+            pytest.skip(f"no network namespaces here: {error}")
+        return self
+
+    def __exit__(self, *_):
+        for i in range(len(self.addresses)):
+            self._ip(f"netns delete {self._name}n{i}", check=False)
+        self._ip(f"link delete {self._name}", check=False)
+
+    def _build(self):
+        self._ip(f"link add {self._name} type bridge")
+        self._ip(f"address add {self.gateway}/24 dev {self._name}")
+        self._ip(f"link set {self._name} up")
+        for i, address in enumerate(self.addresses):
+            space, far, near = (f"{self._name}{kind}{i}" for kind in "nfv")
+            self._ip(f"netns add {space}")
+            self._ip(f"link add {near} type veth peer name {far}")
+            self._ip(f"link set {near} master {self._name} up")
+            self._ip(f"link set {far} netns {space}")
+            self._ip(f"-n {space} address add {address}/24 dev {far}")
+            self._ip(f"-n {space} link set {far} up")
+            self._ip(f"-n {space} link set lo up")
+
+    def _ip(self, command, check=True):
+        subprocess.run(["ip", *command.split()], check=check, capture_output=True)

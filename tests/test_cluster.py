@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 from distributed import Client
+from sklearn.base import clone
 
-from clusters import Processes
+from clusters import CountingProxy, Machines, Processes, wait_until, with_version
 from conftest import random_problem, weight_files
-from dismec import TrainingParams, save_data, train
+from dismec import DiSMECClassifier, TrainingParams, open_model, save_data, store, train
 from dismec.dataset import Dataset
+from dismec.errors import ClusterError
 
 pytestmark = pytest.mark.cluster
 
@@ -49,25 +56,29 @@ def shared(tmp_path_factory):
         yield started
 
 
-def blind(processes, *folders, **options):
+def blind(processes, *folders, inside=(), **options):
     """A worker that does not see some folders, where root allows that."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("hiding folders from a worker needs the rights of root")
     hide = "".join(f"mount -t tmpfs none '{folder}' && " for folder in folders)
-    return processes.worker(
-        prefix=["unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh"], **options
-    )
+    prefix = [*inside, "unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh"]
+    return processes.worker(prefix=prefix, **options)
+
+
+def connect(processes, n_workers):
+    client = Client(scheduler_file=str(processes.file), set_as_default=False)
+    client.wait_for_workers(n_workers, timeout=30)
+    return client
 
 
 @pytest.mark.parametrize("n_workers", [1, 2, 4])
 def test_model_is_that_of_one_machine(tmp_path, reference, n_workers):
+    counts = []
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         for _ in range(n_workers):
             processes.worker()
-        with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
-            client.wait_for_workers(n_workers)
-            counts = []
+        with connect(processes, n_workers) as client:
             train(
                 *same_problem(),
                 tmp_path / "model",
@@ -84,14 +95,325 @@ def test_model_is_that_of_one_machine(tmp_path, reference, n_workers):
 
 
 def test_command_line_trains_on_a_cluster(tmp_path, shared, problem_file, reference):
-    command = [sys.executable, "-m", "dismec", "train", str(problem_file), "-o", "model", "--tfidf"]
-    command += ["--cluster", str(shared.file)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        command(problem_file, shared.file), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert weight_files(tmp_path / "model") == reference
-    assert "blocks on 2 workers, idle" in ran.stderr
+    (idle,) = re.findall(r"blocks on 2 workers, idle ([0-9.]+) %", ran.stderr)
+    assert 0 < float(idle) < 100
     assert " 0.0 MB of data sent, 0.0 MB of blocks" in ran.stderr
     assert "150 of 150 labels" in ran.stderr
 
 
-if __name__ == "__main__":
-    pytest.main([__file__])
+def command(data, cluster, *more):
+    return [
+        sys.executable, "-m", "dismec", "train", str(data), "-o", "model", "--tfidf",
+        "--cluster", str(cluster), *more,
+    ]  # fmt: skip
+
+
+def test_estimator_fits_on_a_cluster(shared):
+    X, Y = same_problem()
+    with connect(shared, 2) as client:
+        there = clone(DiSMECClassifier(engine=client)).fit(X, Y)
+    here = DiSMECClassifier().fit(X, Y)
+    assert (there.model_.weights != here.model_.weights).nnz == 0
+    again = DiSMECClassifier(engine=str(shared.file)).fit(X, Y.toarray()[:, 0])
+    np.testing.assert_array_equal(again.classes_, [0, 1])
+
+
+def test_delta_is_chosen_on_a_cluster_as_it_is_here(tmp_path, shared):
+    X, Y = same_problem()
+    params = TrainingParams(delta="auto")
+    counts = []
+    there = train(
+        X, Y, tmp_path / "there", params,
+        client=shared.file, progress=lambda done, total: counts.append((done, total)),
+    )  # fmt: skip
+    here = train(X, Y, tmp_path / "here", params)
+    assert there.params["delta_effect"] == here.params["delta_effect"]
+    assert weight_files(tmp_path / "there") == weight_files(tmp_path / "here")
+    assert counts[-1] == (300, 300)
+
+
+def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_shared(tmp_path, shared):
+    X, Y = random_problem(rows=5000, features=2000, labels=150, density=0.05)
+    data, model = tmp_path / "data.xmc", tmp_path / "model"
+    save_data(Dataset(X, Y), data)
+    with connect(shared, 2) as client, CountingProxy(client.scheduler.address) as proxy:
+        train(X, Y, model, TrainingParams(delta=0), client=proxy.address, source=data)
+    assert data.stat().st_size > 4_000_000
+    assert sum(map(len, weight_files(model).values())) > 600_000
+    # What does pass is the blocks' labels and receipts, and who is there.
+    assert proxy.sent < 150_000
+    assert proxy.received < 150_000
+
+
+def test_rows_are_sent_once_a_machine_and_weights_come_back_where_nothing_is_shared(
+    tmp_path, reference, problem_file, caplog
+):
+    caplog.set_level("INFO", "dismec")
+    model = tmp_path / "model"
+    model.mkdir()
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        for host in ("127.0.0.1", "127.0.0.2"):
+            for _ in range(2):
+                hidden = (model, problem_file.parent)
+                place = tmp_path / host
+                blind(processes, *hidden, host=host, local_directory=place)
+        with connect(processes, 4) as client, CountingProxy(client.scheduler.address) as proxy:
+            train(*same_problem(), model, PARAMS, client=proxy.address, source=problem_file)
+    assert weight_files(model) == reference
+    rows = problem_file.stat().st_size
+    (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
+    assert report.sent == 2 * rows
+    assert report.workers == 4
+    assert 2 * rows < proxy.sent < 2 * rows + 200_000
+    assert 0 < report.received < proxy.received < report.received + 300_000
+    assert not [*tmp_path.glob("127*/**/*.xmc"), *tmp_path.glob("127*/**/*.part")]
+
+
+def test_a_copy_of_the_rows_that_a_killed_run_has_left_is_used_again(
+    tmp_path, reference, problem_file, caplog
+):
+    caplog.set_level("INFO", "dismec")
+    model = tmp_path / "model"
+    model.mkdir()
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        blind(processes, model, problem_file.parent)
+        with connect(processes, 1):
+            pass
+        begun = subprocess.Popen(
+            command(problem_file, processes.file, "--block-size", "1"), cwd=tmp_path
+        )
+        wait_until(lambda: store.holds_model(model) and store.read_manifest(model).blocks)
+        begun.kill()
+        begun.wait()
+        (copy,) = processes.folder.glob("**/*.xmc")
+        train(*same_problem(), model, PARAMS, client=processes.file, source=problem_file)
+        assert not copy.exists()
+    assert weight_files(model) == reference
+    (report,) = [r.args[0] for r in caplog.records if r.msg == "%s"]
+    assert report.sent == 0
+
+
+@pytest.mark.slow
+def test_machines_of_their_own_network_train_together(tmp_path, reference, problem_file):
+    """Workers in network namespaces, each with its own address and nothing shared."""
+    with Machines(3) as machines, Processes(tmp_path / "dask") as processes:
+        model = tmp_path / "model"
+        model.mkdir()
+        processes.scheduler(host=machines.gateway)
+        for i, address in enumerate(machines.addresses):
+            blind(
+                processes, model, problem_file.parent,
+                host=address, inside=machines.inside(i), local_directory=tmp_path / address,
+            )  # fmt: skip
+        with connect(processes, 3) as client:
+            train(*same_problem(), model, PARAMS, client=client, source=problem_file)
+    assert weight_files(model) == reference
+
+
+def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        first = processes.worker()
+        begun = []
+
+        def disturb(done, total):
+            if done and not begun:
+                processes.kill(first)
+                begun.append(processes.worker())
+
+        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+    assert weight_files(tmp_path / "model") == reference
+    assert "is gone; others solve its blocks" in caplog.text
+
+
+def test_a_scheduler_that_is_started_again_goes_on(tmp_path, reference, caplog):
+    with Processes(tmp_path / "dask") as processes:
+        scheduler = processes.scheduler()
+        processes.worker()
+        with connect(processes, 1) as client:
+            port = client.scheduler.address.rsplit(":")[-1]
+        begun = []
+
+        def disturb(done, total):
+            if done and not begun:
+                processes.kill(scheduler)
+                processes.scheduler(port=port)
+                begun.append(processes.worker())
+
+        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+    assert weight_files(tmp_path / "model") == reference
+
+
+def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, reference):
+    X, Y = same_problem()
+    model = tmp_path / "model"
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        for _ in range(4):
+            processes.worker(f"--preload={failing(tmp_path, label=7)}")
+        with (
+            connect(processes, 4) as client,
+            pytest.raises(OSError, match="label 7 is cursed") as caught,
+        ):
+            train(X, Y, model, PARAMS, client=client)
+    assert caught.value.__notes__[-1].count("tcp://") == 3
+    manifest = store.read_manifest(model)
+    assert 0 < manifest.labels_done < 150
+    train(X, Y, model, PARAMS)
+    assert weight_files(model) == reference
+
+
+def failing(folder, label):
+    """A module that makes blocks with a label fail in the worker that loads it."""
+    path = folder / "failing.py"
+    path.write_text(
+        "from dismec import store\n"
+        "def write_block(directory, block, write=store.write_block):\n"
+        f"    if {label} in block.labels:\n"
+        f"        raise OSError('label {label} is cursed')\n"
+        "    return write(directory, block)\n"
+        "store.write_block = write_block\n"
+    )
+    return path
+
+
+def test_a_worker_that_fails_alone_does_not_stop_the_others(tmp_path, reference, caplog):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        processes.worker(f"--preload={failing(tmp_path, label=7)}")
+        processes.worker()
+        with connect(processes, 2) as client:
+            train(*same_problem(), tmp_path / "model", PARAMS, client=client)
+    assert weight_files(tmp_path / "model") == reference
+
+
+def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, caplog):
+    greedy = tmp_path / "greedy.py"
+    greedy.write_text(
+        "from pathlib import Path\n"
+        "from dismec import store\n"
+        f"once, eaten = Path({str(tmp_path / 'eaten')!r}), []\n"
+        "def write_block(directory, block, write=store.write_block):\n"
+        "    if not once.exists():\n"
+        "        once.touch()\n"
+        "        while True:\n"
+        "            eaten.append(bytearray(b'x' * 10_000_000))\n"
+        "    return write(directory, block)\n"
+        "store.write_block = write_block\n"
+    )
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        processes.worker(f"--preload={greedy}", "--memory-limit=600MB", nanny=True)
+        train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file)
+    assert (tmp_path / "eaten").exists()
+    assert "is gone; others solve its blocks" in caplog.text
+    assert weight_files(tmp_path / "model") == reference
+
+
+def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        processes.worker()
+        processes.worker(env=with_version(tmp_path, "0.0.1"))
+        with (
+            connect(processes, 2) as client,
+            pytest.raises(ClusterError, match=r"has dismec 0\.0\.1, this is"),
+        ):
+            train(*same_problem(), tmp_path / "model", PARAMS, client=client)
+
+
+def test_a_late_worker_of_another_version_or_kind_is_told(tmp_path, caplog):
+    X, Y = same_problem()
+    started = []
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        processes.worker()
+
+        def disturb(done, total):
+            if done and not started:
+                started.append(processes.worker(env=with_version(tmp_path, "0.0.1")))
+                started.append(processes.worker(env={"DISMEC_ISA": "base"}))
+            if "is left out" not in caplog.text or "kernels" not in caplog.text:
+                time.sleep(0.4)
+
+        train(X, Y, tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
+    assert "has dismec 0.0.1: it is left out" in caplog.text
+    assert "runs base kernels, others" in caplog.text
+    assert open_model(tmp_path / "model").n_labels == 150
+
+
+def test_a_run_goes_on_here_and_there(tmp_path, shared, reference):
+    X, Y = same_problem()
+    model = tmp_path / "model"
+
+    def stop_after(n_labels):
+        def progress(done, total):
+            if done >= n_labels:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for n_labels, client in ((40, None), (80, shared.file), (120, None)):
+        with pytest.raises(KeyboardInterrupt):
+            train(X, Y, model, PARAMS, client=client, progress=stop_after(n_labels))
+    kept = store.read_manifest(model).labels_done
+    assert kept >= 80
+    counts = []
+    train(X, Y, model, PARAMS, client=shared.file, progress=lambda done, _: counts.append(done))
+    assert counts[0] == kept
+    assert weight_files(model) == reference
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
+    ran = subprocess.run(
+        command(problem_file, "gopher://here"), cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert ran.stderr.startswith("dismec: gopher://here: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sees_all", [True, False])
+def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
+    X, Y = random_problem(rows=6000, features=400, labels=1500, density=0.2)
+    data, model = tmp_path / "data" / "data.xmc", tmp_path / "model"
+    data.parent.mkdir()
+    model.mkdir()
+    save_data(Dataset(X, Y), data)
+    params = TrainingParams(tfidf=True)
+    train(X, Y, tmp_path / "reference", params)
+    luck = random.Random(0)
+    kills = 0
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+
+        def start():
+            return processes.worker() if sees_all else blind(processes, model, data.parent)
+
+        workers = [start() for _ in range(2)]
+        client = None
+        while client is None or client.poll() is None:
+            if client is None:
+                client = subprocess.Popen(command(data, processes.file, "--quiet"), cwd=tmp_path)
+            time.sleep(luck.uniform(0.2, 1.5))
+            if kills == 20 or client.poll() is not None:
+                continue
+            kills += 1
+            victim = luck.randrange(3)
+            if victim == 2:
+                client.send_signal(signal.SIGKILL)
+                client.wait()
+                client = None
+            else:
+                processes.kill(workers[victim])
+                workers[victim] = start()
+        assert client.returncode == 0
+    assert kills == 20
+    assert weight_files(model) == weight_files(tmp_path / "reference")

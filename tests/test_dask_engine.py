@@ -63,8 +63,9 @@ def test_equal_calls_are_made_twice(cluster):
 
 def test_what_a_task_raises_is_raised_here(cluster):
     task = cluster.submit(only(cluster.workers()), truediv, 1, 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as caught:
         finish(cluster, task)
+    assert "Traceback" in caught.value.__notes__[0]
 
 
 def test_waiting_ends_with_the_timeout(cluster):

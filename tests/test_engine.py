@@ -9,8 +9,8 @@ import scipy.sparse as sp
 
 from conftest import random_problem
 from dismec import engine
-from dismec.blocks import cut
-from dismec.engine import solve_blocks
+from dismec.blocks import costs, cut, cut_evenly
+from dismec.engine import BlockSolver, Kept, solve_blocks
 from dismec.features import Transform
 from dismec.solver import Problem, SolverParams
 
@@ -47,6 +47,46 @@ def test_blocks_hold_every_label_once_and_equal_ones_together():
     assert cut(np.empty(0, np.int64), 3) == []
     with pytest.raises(ValueError, match="at least 1"):
         cut(np.arange(7), 0)
+
+
+def test_blocks_of_equal_cost_hold_every_label_once():
+    rng = np.random.default_rng(0)
+    groups = np.minimum(np.arange(500), rng.integers(0, 500, 500))
+    counts = rng.zipf(1.5, 500).clip(max=3000)
+    cost = costs(groups, counts)
+    assert costs(np.array([0, 1, 0]), np.array([5, 0, 5])).tolist() == [25, 0, 0]
+    for n_blocks in (1, 7, 40):
+        blocks = cut_evenly(groups, 60, cost, n_blocks)
+        assert len(blocks) >= min(n_blocks, 25)
+        assert max(map(len, blocks)) <= 60
+        assert sorted(np.concatenate(blocks).tolist()) == list(range(500))
+        share = cost.sum() / n_blocks + 1
+        assert all(cost[block].sum() <= share + cost[block].max() for block in blocks)
+        assert all((np.diff(block) > 0).all() for block in blocks)
+    assert cut_evenly(np.empty(0, np.int64), 3, np.empty(0, np.int64), 5) == []
+    even = cut_evenly(groups, 60, cost, 1)
+    assert [b.tolist() for b in even] == [b.tolist() for b in cut(groups, 60)]
+
+
+def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
+    expected = rows_of(run(problem, 10, 1))
+    parts = cut(problem.groups, 10)
+    blocks = []
+    with BlockSolver(problem, SolverParams(), lambda b: b, 2) as solver:
+        for number, labels in enumerate(parts):
+            solver.add(number, labels)
+            if number % 2:
+                continue
+            while len(blocks) < number:
+                event = solver.wait(10)
+                if isinstance(event, Kept):
+                    blocks.append(event.get())
+        while len(blocks) < len(parts):
+            event = solver.wait(10)
+            if isinstance(event, Kept):
+                blocks.append(event.get())
+    assert rows_of(blocks) == expected
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
 
 
 def test_labels_with_the_same_rows_are_solved_once():

@@ -112,6 +112,33 @@ def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_da
     assert weight_files(path) == reference
 
 
+def test_a_run_goes_on_with_blocks_of_another_size(tmp_path, problem_data, reference):
+    path = tmp_path / "model"
+    train_unfinished(*problem_data, path, PARAMS)
+    manifest = store.read_manifest(path)
+    store.commit(path, manifest.with_blocks(manifest.blocks[1:3]))
+    counts = []
+    train(
+        *problem_data,
+        path,
+        replace(PARAMS, block_size=7),
+        progress=lambda done, total: counts.append(done),
+    )
+    assert counts[0] == 20
+    assert weight_files(path) == reference
+
+
+def test_a_block_that_holds_labels_of_another_is_solved_again(tmp_path, problem_data, reference):
+    path = tmp_path / "model"
+    train_unfinished(*problem_data, path, PARAMS)
+    manifest = store.read_manifest(path)
+    twin = store.read_block(path, manifest, manifest.blocks[0])
+    receipt = store.write_block(path, replace(twin, number=9))
+    store.commit(path, manifest.with_blocks([*manifest.blocks[:2], receipt]))
+    train(*problem_data, path, PARAMS)
+    assert weight_files(path) == reference
+
+
 def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
@@ -119,6 +146,8 @@ def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, re
     store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
     (path / ".block-000003.safetensors.0123456789ab.tmp").write_bytes(b"half")
     (path / "block-000999.safetensors").write_bytes(b"of no one")
+    (path / ".data-0123456789abcdef.xmc").write_bytes(b"rows for a cluster")
+    (store.make_run_folder(path) / "block-000003.safetensors").write_bytes(b"by a worker")
     train(*problem_data, path, PARAMS)
     assert {p.name for p in path.iterdir()} == {
         "manifest.json",

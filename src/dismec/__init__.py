@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset, load_data, save_data
-    from dismec.errors import DataError, DismecError, ModelError
+    from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimator import DiSMECClassifier
     from dismec.metrics import evaluate
     from dismec.model import Model, open_model
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dismec.training import TrainingParams, train
 
 __all__ = [
+    "ClusterError",
     "DataError",
     "Dataset",
     "DiSMECClassifier",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ClusterError": "errors",
     "DataError": "errors",
     "Dataset": "dataset",
     "DiSMECClassifier": "estimator",

@@ -95,9 +95,10 @@ class Report:
         return max(0.0, 1 - self.busy / self.present) if self.present else 0.0
 
     def __str__(self) -> str:
+        sent, received = self.sent / 1e6, self.received / 1e6
         return (
             f"{self.blocks} blocks on {self.workers} workers, idle {100 * self.idle:.1f} %; "
-            f"{self.sent / 1e6:.1f} MB of data sent, {self.received / 1e6:.1f} MB of blocks taken in"
+            f"{sent:.1f} MB of data sent, {received:.1f} MB of blocks received"
         )
 
 
@@ -146,8 +147,9 @@ def solve_on_cluster(
     run = _ClusterRun(cluster, training, blocks)
     try:
         for receipt in run.receipts():
-            progress(receipt.n_labels)
             yield receipt
+            progress(receipt.n_labels)
+        run.leave()
         _log.info("%s", run.report)
     finally:
         run.end()
@@ -178,6 +180,7 @@ class _ClusterRun:
         self._folder = store.make_run_folder(training.directory.resolve())
         self._cost = {number: int(training.costs[b].sum()) for number, b in blocks.items()}
         self._queue = sorted(blocks, key=lambda number: self._cost[number])  # costliest last
+        self._queued = sum(self._cost.values())
         self._done: set[int] = set()
         self._failures: dict[int, dict[str, Exception]] = {}
         self._losses: Counter[int] = Counter()
@@ -203,10 +206,14 @@ class _ClusterRun:
                 elif receipt := self._take(task):
                     yield receipt
 
-    def end(self) -> None:
-        """Stop the workers and remove what they were sent."""
+    def leave(self) -> None:
+        """Count the workers' time up to now."""
         for address in list(self._members):
             self._leave(address)
+
+    def end(self) -> None:
+        """Stop the workers and remove what they were sent."""
+        self.leave()
         with suppress(ClusterError):
             if self._cluster.connected:
                 self._dismiss()
@@ -355,6 +362,7 @@ class _ClusterRun:
     def _put_back(self, number: int) -> None:
         if number not in self._done:
             self._queue.append(number)
+            self._queued += self._cost[number]
             self._queue.sort(key=lambda n: (not self._is_suspect(n), self._cost[n]))
 
     def _is_suspect(self, number: int) -> bool:
@@ -372,22 +380,36 @@ class _ClusterRun:
 
     def _hand_one(self, address: str, member: _Member) -> bool:
         given = list(member.tasks.values())
-        labels = sum(len(self._blocks[number]) for number in given)
-        if len(given) >= 2 and labels >= _LABELS_A_THREAD * member.info.threads:
-            return False
-        if any(map(self._is_suspect, given)):
+        if self._has_enough(member, given) or any(map(self._is_suspect, given)):
             return False
         for place in range(len(self._queue) - 1, -1, -1):
             number = self._queue[place]
             if self._is_suspect(number) and (given or self._better_elsewhere(number, address)):
                 continue
             del self._queue[place]
+            self._queued -= self._cost[number]
             task = self._cluster.submit(
                 address, cluster_worker.solve, str(self._folder), number, self._blocks[number]
             )
             member.tasks[task] = number
             return True
         return False
+
+    def _has_enough(self, member: _Member, given: list[int]) -> bool:
+        """Whether blocks keep a worker busy until it can be given more.
+
+        Its threads are the faster the more labels they have to choose from; but towards the end
+        what one worker has in hand is what another one lacks.
+        """
+        if len(given) < 2:
+            return False
+        labels = sum(len(self._blocks[number]) for number in given)
+        threads = sum(other.info.threads for other in self._members.values())
+        share = self._queued * member.info.threads / threads
+        return (
+            labels >= _LABELS_A_THREAD * member.info.threads
+            or sum(self._cost[number] for number in given) >= share / 2
+        )
 
     def _better_elsewhere(self, number: int, address: str) -> bool:
         """Whether a block has failed on a worker, and not on all the others."""

@@ -14,6 +14,7 @@ import logging
 import os
 import pickle
 import time
+import traceback
 from collections.abc import Callable, Collection
 from concurrent import futures
 from dataclasses import dataclass
@@ -97,9 +98,12 @@ class Task:
         """
         self._remote = None
         try:
-            return self._local.result(timeout=0)
+            answer = self._local.result(timeout=0)
         except (futures.CancelledError, asyncio.CancelledError):
             raise WorkerLost(f"{self.worker} is gone") from None
+        if isinstance(answer, _Raised):
+            raise answer.error
+        return answer
 
     def _lose(self) -> None:
         self._local.cancel()
@@ -158,7 +162,7 @@ class Cluster:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -357,10 +361,28 @@ class _Call:
         self._parts = function, args
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._parts
+        return _perform, self._parts
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
 
 
 # -- on a worker -----------------------------------------------------------------------------------
+
+
+def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Make a call, and return what it raises: Dask loses a task whose traceback it cannot pack."""
+    try:
+        return function(*args)
+    except Exception as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return _Raised(ClusterError(f"{type(error).__name__}: {error}"))
+        return _Raised(error)
 
 
 def describe() -> tuple[str, str]:

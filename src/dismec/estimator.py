@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -241,6 +241,15 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.n_jobs is None or self.n_jobs >= 0:
             return self.n_jobs
         return max(1, available_cpus() + 1 + self.n_jobs)
+
+    def __sklearn_clone__(self) -> DiSMECClassifier:
+        # A client cannot be copied, and one is enough.
+        engine, self.engine = self.engine, None
+        try:
+            copy: DiSMECClassifier = _clone_parametrized(self)
+        finally:
+            self.engine = engine
+        return copy.set_params(engine=engine)  # type: ignore[no-any-return]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,0 +1,145 @@
+"""How long large sets take on many cores: measured label costs, simulated schedules.
+
+Measured is what a label costs by the number of its rows, on generated data of 42 features a row,
+in strata of frequency, with all threads busy. For a larger set this is taken to grow with the
+non-zeros of X (`growth.py` finds a little less). A set's labels get frequencies by a power law with
+exponent 1 that adds up to its labels a row.
+
+Simulated is a cluster run: blocks of labels in order of falling cost go to whichever worker is
+free; a worker's threads share out a block's labels; each task costs `--task-seconds` more
+(`cluster.py` measures that). Every machine first gets X and Y, from shared storage by its own
+network link or, one after another, from the client by one link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+import data
+from dismec.features import Transform
+from dismec.native import available_cpus
+from dismec.solver import Problem, SolverParams
+from dismec.synthetic import generate
+from machine import print_heading
+
+CORES = (10, 100, 1000)
+BYTES_A_NONZERO = 8
+
+
+@dataclass(frozen=True)
+class Set:
+    """The shape of a dataset, from the extreme classification repository."""
+
+    name: str
+    rows: int
+    labels: int
+    features_per_row: float
+    labels_per_row: float
+
+    @property
+    def nnz(self) -> float:
+        return self.rows * self.features_per_row
+
+
+SETS = (
+    Set("WikiLSHTC-325K", 1_778_351, 325_056, 42, 3.19),
+    Set("3 million labels, as Amazon-3M", 1_717_899, 2_812_281, 50, 36.2),
+)
+
+
+def measure(rows: int, threads: int, sample: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows of a label, core-seconds for each, by strata, and the non-zeros of X."""
+    train, _ = generate(rows, rows, rows // 10, features_per_row=42, seed=0, test_rows=0)
+    problem = Problem(train.X, train.Y, Transform.fit(train.X))
+    counts = data.label_counts(train.Y)
+    strata = np.floor(np.log2(np.maximum(counts, 1))).astype(int)
+    frequency, cost = [], []
+    print(f"{rows:,} rows, {train.X.nnz:,} non-zeros: core-ms a label by the number of its rows")
+    for stratum in range(strata.max() + 1):
+        labels = np.flatnonzero((strata == stratum) & (counts > 0))
+        labels = np.random.default_rng(stratum).permutation(labels)[: sample * threads]
+        if len(labels) < threads:
+            continue
+        with ThreadPoolExecutor(threads) as pool:
+            parts = [labels[i::threads] for i in range(threads)]
+            seconds = sum(pool.map(lambda part: timed(problem, part), parts)) / len(labels)
+        frequency.append(counts[labels].mean())
+        cost.append(seconds)
+        print(f"{frequency[-1]:10.1f} {seconds * 1e3:10.3f}", flush=True)
+    return np.array(frequency), np.array(cost), train.X.nnz
+
+
+def timed(problem: Problem, labels: np.ndarray) -> float:
+    begin = time.perf_counter()
+    problem.solve(labels, SolverParams())
+    return time.perf_counter() - begin
+
+
+def label_costs(of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int) -> np.ndarray:
+    """Core-seconds of every label."""
+    ranks = np.arange(1, of.labels + 1)
+    total = of.rows * of.labels_per_row
+    counts = np.maximum(total / (1 / ranks).sum() / ranks, 1)
+    # Beyond what was measured on as the last two strata go.
+    slope = np.log(cost[-1] / cost[-2]) / np.log(frequency[-1] / frequency[-2])
+    beyond = np.maximum(counts / frequency[-1], 1) ** max(slope, 0)
+    known = np.exp(np.interp(np.log(counts), np.log(frequency), np.log(cost)))
+    return known * beyond * of.nnz / nnz
+
+
+def schedule(blocks: list[np.ndarray], workers: int, threads: int, task_seconds: float) -> float:
+    """Seconds until the last worker is done."""
+    # A block's labels are shared out by threads: no faster than its largest label.
+    times = sorted((max(b.sum() / threads, b.max()) + task_seconds for b in blocks), reverse=True)
+    free = [0.0] * workers
+    for block in times:
+        heapq.heapreplace(free, free[0] + block)
+    return max(free)
+
+
+def simulate(of: Set, costs: np.ndarray, args: argparse.Namespace) -> None:
+    hours = costs.sum() / 3600
+    megabytes = of.nnz * BYTES_A_NONZERO / 1e6
+    print(
+        f"\n{of.name}: {hours:,.1f} core-hours, X {megabytes:,.0f} MB; the costliest label", end=""
+    )
+    print(f" takes {costs.max():.1f} s, the median one {np.median(costs):.3f} s")
+    print(f"{'cores':>6} {'workers':>8} {'labels a block':>15} {'tasks':>6} {'wall s':>9}", end="")
+    print(f" {'idle':>6} {'data, shared s':>15} {'data, sent s':>13}")
+    shuffled = np.random.default_rng(0).permutation(costs)
+    for cores in CORES:
+        workers = max(1, cores // args.threads_a_worker)
+        for size in sorted({1000, max(50, of.labels // (20 * workers))}, reverse=True):
+            blocks = [shuffled[i : i + size] for i in range(0, len(shuffled), size)]
+            wall = schedule(blocks, workers, min(cores, args.threads_a_worker), args.task_seconds)
+            idle = 1 - costs.sum() / (wall * cores)
+            load = megabytes / args.megabytes_a_second
+            print(f"{cores:6} {workers:8} {size:15,} {len(blocks):6,} {wall:9,.0f}", end="")
+            print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=200_000, help="of the data that is measured")
+    parser.add_argument("--sample", type=int, default=96, help="labels a stratum and thread")
+    parser.add_argument("--threads", type=int, default=available_cpus())
+    parser.add_argument("--threads-a-worker", type=int, default=10)
+    parser.add_argument("--task-seconds", type=float, default=0.02)
+    parser.add_argument("--megabytes-a-second", type=float, default=110, help="of a link: 1 Gbit/s")
+    args = parser.parse_args()
+    print_heading()
+    measured = measure(args.rows, args.threads, args.sample)
+    for of in SETS:
+        simulate(of, label_costs(of, *measured), args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
