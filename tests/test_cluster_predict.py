@@ -17,7 +17,15 @@ import scipy.sparse as sp
 
 from clusters import Processes, wait_until
 from conftest import random_problem
-from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
+from dismec import (
+    DataError,
+    ModelError,
+    TrainingParams,
+    cluster_scorer,
+    open_model,
+    save_data,
+    train,
+)
 from dismec.cluster_predictor import ClusterModel, ClusterPredictor, merge
 from dismec.cluster_serving import serve_on_cluster
 from dismec.dask_engine import Cluster
@@ -194,6 +202,18 @@ def test_fewer_shards_than_workers_keep_all_of_them_busy(tmp_path, shared, X):
         assert predictor.traffic.rows < 1.5 * rows  # each goes to one of them
 
 
+def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model, local, X):
+    for reachable in (True, False):
+        name = "dismec_call" if reachable else "nothing"
+        with (
+            mock.patch("dismec.dask_engine._DIRECT", name),
+            predicting(shared, 2, model) as predictor,
+        ):
+            assert_same(predictor.topk(X, 5), local(5))
+            members = predictor._members.values()
+            assert [member.call is not None for member in members] == [reachable] * 2
+
+
 def test_a_model_evaluates_on_the_cluster_as_here(shared, model):
     X, Y = problem()
     with predicting(shared, 2, model) as predictor:
@@ -305,6 +325,17 @@ def sessions(cluster, worker):
     task = cluster.submit(worker, eval, found)
     cluster.wait([task], 10)
     return task.result()
+
+
+def test_sessions_of_clients_that_have_died_end():
+    with (
+        mock.patch.object(cluster_scorer, "_LOOK_SECONDS", 0.01),
+        mock.patch.object(cluster_scorer, "LEASE_SECONDS", 0.1),
+        mock.patch.dict(cluster_scorer._sessions, clear=True) as sessions,
+    ):
+        sessions["dead"] = cluster_scorer._Session(time.monotonic())
+        cluster_scorer._expire()
+        assert not sessions
 
 
 def test_a_damaged_shard_is_never_used(tmp_path, shared, model, X):

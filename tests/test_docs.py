@@ -84,7 +84,8 @@ def test_cluster_prediction_commands_run(tmp_path):
         env={**os.environ, "PATH": path},
         timeout=100,
     )
-    assert len((tmp_path / "predictions.txt").read_text().splitlines()) == 500
+    rows = (tmp_path / "data" / "test.txt").read_text().splitlines()[1:]
+    assert len((tmp_path / "predictions.txt").read_text().splitlines()) == len(rows)
     assert "--cluster tcp://" in serve
 
 

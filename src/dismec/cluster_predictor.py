@@ -93,6 +93,7 @@ class _Member:
     info: WorkerInfo
     since: float
     room: float | None = None  # bytes, once it has joined
+    call: Callable[..., Task] | None = None  # without the scheduler, once that has been tried
     held: set[int] = field(default_factory=set)
     coming: set[int] = field(default_factory=set)
     tasks: dict[Task, tuple[Batch, tuple[int, ...]]] = field(default_factory=dict)
@@ -341,8 +342,21 @@ class ClusterPredictor:
         limit = yield self._cluster.submit(address, cluster_scorer.join, self._token)
         member = self._members[address]
         if member.room is None:
+            self._try_directly(address, member)
             member.room = math.inf if limit is None else _MEMORY_SHARE * limit
             self._unplanned = True
+
+    def _try_directly(self, address: str, member: _Member) -> None:
+        """Find out whether rows can go to a worker without the scheduler between."""
+
+        def attempt() -> _Steps:
+            try:
+                yield self._cluster.call(address, cluster_scorer.hear, self._token)
+            except Exception:
+                return
+            member.call = self._cluster.call
+
+        self._advance(address, attempt(), None)
 
     def _place(self) -> None:
         """See to it that every shard is somewhere, and every worker has something to do."""
@@ -472,7 +486,8 @@ class ClusterPredictor:
         for batch in self._open:
             numbers = tuple(sorted(batch.todo & member.held))
             if numbers:
-                task = self._cluster.submit(
+                call = member.call or self._cluster.submit
+                task = call(
                     *(address, cluster_scorer.score, self._token, numbers),
                     *(batch.rows, batch.places),
                 )

@@ -16,14 +16,14 @@ from typing import IO, NamedTuple
 from weakref import WeakValueDictionary
 
 from dismec import store
-from dismec.dask_engine import memory_limit, private_directory
+from dismec.dask_engine import listen, memory_limit, private_directory
 from dismec.errors import ModelError, WorkerLost
 from dismec.features import Rows
 from dismec.manifest import ShardReceipt
 from dismec.predictor import Labels, Scores, best_labels
 from dismec.shards import Shard
 
-__all__ = ["ShardFile", "hold", "join", "receive", "received", "release", "score"]
+__all__ = ["ShardFile", "hear", "hold", "join", "receive", "received", "release", "score"]
 
 LEASE_SECONDS = 600.0  # that a session lasts without a word from its client
 _LOOK_SECONDS = 10.0
@@ -68,7 +68,13 @@ def join(token: str) -> int | None:
         if _expiry is None:
             _expiry = threading.Thread(target=_expire, name="dismec-sessions", daemon=True)
             _expiry.start()
+    listen()
     return memory_limit()
+
+
+def hear(token: str) -> None:
+    """Nothing: whoever calls this without the scheduler learns that it can."""
+    _session(token)
 
 
 def hold(token: str, number: int, file: ShardFile) -> bool:
