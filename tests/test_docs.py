@@ -71,6 +71,24 @@ def test_serving_examples_run(tmp_path):
     assert server.returncode == 0
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_cluster_prediction_commands_run(tmp_path):
+    batch, serve = examples("docs/cluster-prediction.md", "sh")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(
+        # Without job control a shell has no numbers for what it has put into the background.
+        ["bash", "-emc", batch],
+        cwd=tmp_path,
+        check=True,
+        env={**os.environ, "PATH": path},
+        timeout=100,
+    )
+    rows = (tmp_path / "data" / "test.txt").read_text().splitlines()[1:]
+    assert len((tmp_path / "predictions.txt").read_text().splitlines()) == len(rows)
+    assert "--cluster tcp://" in serve
+
+
 def test_links_in_the_documentation_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

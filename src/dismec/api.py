@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.errors import DataError
-from dismec.model import Model
+from dismec.model import TopkModel
 from dismec.native import kernels
 
 __all__ = ["Limits", "Query", "answer", "describe", "docs_page", "openapi", "parse_query"]
@@ -88,7 +88,7 @@ def parse_query(body: bytes, n_features: int, limits: Limits) -> Query:
     return Query(_matrix(lists, n_features) if X is None else X, k, threshold, single)
 
 
-def answer(model: Model, query: Query) -> bytes:
+def answer(model: TopkModel, query: Query) -> bytes:
     """The best labels of the query's rows as JSON; scores are exactly those of `predict_topk`."""
     labels, scores = model.predict_topk(query.X, query.k, threads=1)
     least = -np.inf if query.threshold is None else query.threshold
@@ -106,7 +106,7 @@ def answer(model: Model, query: Query) -> bytes:
     return json.dumps(rows[0] if query.single else {"rows": rows}).encode()
 
 
-def describe(model: Model, version: str) -> dict[str, Any]:
+def describe(model: TopkModel, version: str) -> dict[str, Any]:
     """What is served: the answer of ``/model``."""
     manifest = model.manifest
     return {
@@ -289,8 +289,9 @@ def openapi(version: str, limits: Limits, guarded: bool) -> dict[str, Any]:
         "400": "The request is malformed.",
         "408": "The body did not arrive in time.",
         "413": f"The body has more than {limits.body} bytes.",
-        "503": "The queue is full; try again after Retry-After seconds.",
+        "503": "The queue is full, or as for /health; try again after Retry-After seconds.",
     }
+    unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
     predict = _operation(
         "The best labels of one row or of many.",
@@ -302,7 +303,7 @@ def openapi(version: str, limits: Limits, guarded: bool) -> dict[str, Any]:
         "/predict": {"post": predict},
         "/model": {"get": _operation("What is served.", _ref("Model"), locked)},
         "/metrics": {"get": _operation("Counters as Prometheus text.", None, locked)},
-        "/health": {"get": _operation("Whether the server answers.", _ref("Health"), {})},
+        "/health": {"get": _operation("Whether the server answers.", _ref("Health"), unready)},
     }
     if guarded:
         failed = {"500": "The model could not be opened; the old one stays.", **locked}

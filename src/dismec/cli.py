@@ -19,7 +19,7 @@ from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
-    from dismec.model import Model
+    from dismec.model import Model, TopkModel
     from dismec.training import Progress
 
 __all__ = ["main"]
@@ -253,13 +253,25 @@ def _cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
     logger, handler = logging.getLogger("dismec"), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    from dismec import dask_engine  # noqa: F401  sets the levels of Dask's loggers
-
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    _hush_dask()
     try:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+def _hush_dask() -> None:
+    """Keep Dask from printing what it has to say."""
+    import logging
+
+    from dismec import dask_engine  # noqa: F401  sets the levels of Dask's loggers
+
+    def is_told(record: logging.LogRecord) -> bool:
+        # How Dask ends its own waiting for a worker that has died.
+        return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(is_told)
 
 
 def _say_trained(model: Model, path: Path, seconds: float) -> None:
@@ -356,23 +368,49 @@ def _lines(what: str, every: float = 10.0) -> Progress:
     type=_PATH,
     help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
 )
+@_cluster
 @_threads
-def predict(model: Path, data: Path, k: int, output: Path | None, threads: int | None) -> None:
+def predict(
+    model: Path,
+    data: Path,
+    k: int,
+    output: Path | None,
+    cluster: str | None,
+    threads: int | None,
+) -> None:
     """Print the k best labels of every row of DATA with their scores."""
     from dismec.dataset import load_features
-    from dismec.model import open_model
     from dismec.predictions import print_text, write_predictions
 
-    opened = open_model(model, check=True)
-    rows = load_features(data, threads=threads)
-    if output is None or output.suffix != ".npz":
-        k = min(k, max(opened.n_labels, 1))  # empty places are not written
-    top, scores = opened.predict_topk(rows, k, threads=threads)
+    with _opened(model, cluster) as opened:
+        rows = load_features(data, threads=threads)
+        if output is None or output.suffix != ".npz":
+            k = min(k, max(opened.n_labels, 1))  # empty places are not written
+        top, scores = opened.predict_topk(rows, k, threads=threads)
     if output is None:
         print_text(top, scores, opened.names, sys.stdout)
         sys.stdout.flush()
     else:
         write_predictions(top, scores, opened.names, output)
+
+
+@contextmanager
+def _opened(model: Path, cluster: str | None) -> Iterator[TopkModel]:
+    """A model, here or on a cluster."""
+    from dismec.model import open_model
+
+    if cluster is None:
+        yield open_model(model, check=True)
+        return
+    with _cluster_news(cluster, quiet=False):
+        from dismec.cluster_predictor import ClusterModel, ClusterPredictor
+        from dismec.dask_engine import Cluster
+
+        with (
+            Cluster.connect(cluster) as connection,
+            ClusterPredictor(connection, model) as predictor,
+        ):
+            yield ClusterModel(predictor)
 
 
 def _parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -393,6 +431,7 @@ def _parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, .
 )
 @click.option("--propensity-a", "A", type=float, default=0.55, show_default=True)
 @click.option("--propensity-b", "B", type=float, default=1.5, show_default=True)
+@_cluster
 @_data_options
 @_threads
 @_json
@@ -402,6 +441,7 @@ def evaluate(
     ks: tuple[int, ...],
     A: float,
     B: float,
+    cluster: str | None,
     labels: Path | None,
     threads: int | None,
     as_json: bool,
@@ -412,11 +452,10 @@ def evaluate(
     (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5).
     """
     from dismec.dataset import load_data
-    from dismec.model import open_model
 
-    opened = open_model(model, check=True)
-    dataset = load_data(data, labels=labels, threads=threads)
-    result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
+    with _opened(model, cluster) as opened:
+        dataset = load_data(data, labels=labels, threads=threads)
+        result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:
@@ -500,11 +539,13 @@ def _number(name: str, least: int, most: int | None, default: int, text: str) ->
 @_number("--max-rows", 1, None, 1000, "Rows a request.")
 @_number("--max-k", 1, _MOST_PLACES, 100, "Labels a row.")
 @_number("--queue", 0, None, 100, "Requests that may wait; more get 503.")
+@_cluster
 @_threads
 def serve(
     model: Path,
     host: str,
     port: int,
+    cluster: str | None,
     threads: int | None,
     max_body: int,
     max_rows: int,
@@ -528,6 +569,8 @@ def serve(
             f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
         ) from None
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    if cluster is not None:
+        _hush_dask()
     server.serve(
         model,
         host=host,
@@ -535,6 +578,7 @@ def serve(
         threads=threads,
         limits=server.Limits(max_body * 1_000_000, max_rows, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
+        cluster=cluster,
         ready=lambda address: click.echo(f"serving {model} on {address}"),
     )
 

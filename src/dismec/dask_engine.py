@@ -35,8 +35,18 @@ except ImportError:
         "a cluster needs the package distributed: pip install 'dismec[dask]'"
     ) from None
 
-__all__ = ["Cluster", "Task", "WorkerInfo", "scratch_directory", "step_aside"]
+__all__ = [
+    "Cluster",
+    "Task",
+    "WorkerInfo",
+    "listen",
+    "memory_limit",
+    "private_directory",
+    "scratch_directory",
+    "step_aside",
+]
 
+_DIRECT = "dismec_call"
 _LOOK_SECONDS = 0.5  # between looks at who is there
 _PAUSED_SECONDS = 20.0  # a worker that Dask has paused for so long counts as gone
 _ANSWER_SECONDS = 10.0
@@ -236,6 +246,18 @@ class Cluster:
         self._tasks.add(task)
         return task
 
+    def call(self, worker: str, function: Callable[..., Any], *args: Any) -> Task:
+        """As `submit`, straight to a worker that listens (`listen`), and not by the scheduler.
+
+        That takes a tenth of the time, but for a worker that this machine cannot reach.
+        """
+        call = pickle.dumps(_Call(function, args), protocol=5)
+        answer = _call_directly(self._client.rpc, worker, call)
+        local = asyncio.run_coroutine_threadsafe(answer, self._client.loop.asyncio_loop)
+        task = Task(worker, None, local)
+        self._tasks.add(task)
+        return task
+
     def wait(self, tasks: Collection[Task], timeout: float = 1.0) -> list[Task]:
         """Those of the tasks that are done, as soon as there is one, or none after the time-out."""
         end = time.monotonic() + timeout
@@ -387,6 +409,36 @@ def scratch_directory() -> Path:
     return Path(distributed.get_worker().local_directory).parent
 
 
+def private_directory() -> Path:
+    """A directory for temporary files of this worker; Dask removes it after the worker's end."""
+    return Path(distributed.get_worker().local_directory)
+
+
+def memory_limit() -> int | None:
+    """Bytes that this worker may use, if it has a limit."""
+    return distributed.get_worker().memory_manager.memory_limit or None
+
+
+def listen() -> None:
+    """Let this worker take calls of `Cluster.call`."""
+    worker = distributed.get_worker()
+    loop, pool = worker.loop.asyncio_loop, worker.executors["default"]
+
+    async def answer(call: bytes) -> bytes:
+        outcome: bytes = await loop.run_in_executor(pool, _outcome, call)
+        return outcome
+
+    worker.handlers[_DIRECT] = answer
+
+
+def _outcome(call: bytes) -> bytes:
+    """What has come of a call, as `_call_directly` takes it."""
+    try:
+        return pickle.dumps((pickle.loads(call), None), protocol=5)
+    except Exception as error:
+        return pickle.dumps((None, error), protocol=5)
+
+
 def step_aside() -> None:
     """Let the worker begin its next task while the calling one waits for something."""
     distributed.secede()
@@ -432,6 +484,17 @@ def _no_scheduler(where: str, seconds: float) -> ClusterError:
         f"{where}: no scheduler has answered for {seconds:.0f} s; what is done stays, and the same "
         "command goes on from there"
     )
+
+
+async def _call_directly(rpc: Any, worker: str, call: bytes) -> Any:
+    try:
+        outcome = await getattr(rpc(worker), _DIRECT)(call=call)
+    except (OSError, RuntimeError) as error:  # RuntimeError: of a client that is closed
+        raise WorkerLost(f"{worker} does not answer: {error}") from None
+    result, raised = pickle.loads(outcome)
+    if raised is not None:
+        raise raised
+    return result
 
 
 async def _collect(remote: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ClusterError", "DataError", "DismecError", "ModelError", "WorkerLost"]
+__all__ = ["ClusterError", "DataError", "DismecError", "ModelError", "NotReady", "WorkerLost"]
 
 
 class DismecError(Exception):
@@ -23,3 +23,7 @@ class ClusterError(DismecError):
 
 class WorkerLost(ClusterError):  # noqa: N818  it says what has happened
     """The worker that a task ran on has gone."""
+
+
+class NotReady(ClusterError):  # noqa: N818  it says how things are
+    """A cluster that cannot answer at the moment, but may soon."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,13 +23,11 @@ from dismec.pruning import prune
 from dismec.shards import Shard, gather
 from dismec.store import LabelTable
 
-__all__ = ["Model", "open_model"]
+__all__ = ["Model", "TopkModel", "open_model", "read_head"]
 
 
-class Model:
-    """One linear classifier a label.
-
-    Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand.
+class TopkModel(ABC):
+    """What is known of a model wherever its weights are, and what it predicts.
 
     Attributes
     ----------
@@ -42,18 +41,11 @@ class Model:
         One name a label, or None.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        transform: Transform,
-        labels: LabelTable,
-        shards: Sequence[Shard],
-    ) -> None:
+    def __init__(self, manifest: Manifest, transform: Transform, labels: LabelTable) -> None:
         self.manifest = manifest
         self.transform = transform
         self.label_counts = labels.counts
         self.names = labels.names
-        self._shards = list(shards)
 
     @property
     def n_labels(self) -> int:
@@ -71,23 +63,19 @@ class Model:
         return dict(self.manifest.params)
 
     @property
-    def weights(self) -> sp.csr_array:
-        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew.
+    def not_ready(self) -> str | None:
+        """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
+        return None
 
-        They are those that predictions are made with, rounded to the model's precision.
-        """
-        return gather(self._shards, self.n_labels, self.n_features)
-
-    @property
-    def precision(self) -> str:
-        """How weights are stored: "float16", "float32" or "int8"."""
-        return self._shards[0].precision if self._shards else str(self.params.get("precision"))
+    def close(self) -> None:  # noqa: B027  most have nothing to give up
+        """Give up what it holds on a cluster."""
 
     @property
+    @abstractmethod
     def nnz(self) -> int:
         """Number of weights that are stored; labels with the same weights share them."""
-        return sum(shard.nnz for shard in self._shards)
 
+    @abstractmethod
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
@@ -114,11 +102,6 @@ class Model:
         DataError
             If X has more features than the model, or values that are not finite.
         """
-        return self._predictor.topk(X, k, threads)
-
-    def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
-        """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
-        return self._predictor.decision_function(X, threads)
 
     def evaluate(
         self,
@@ -148,6 +131,50 @@ class Model:
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return metrics.propensities(self.label_counts, self.manifest.n_rows, A, B)
+
+
+class Model(TopkModel):
+    """One linear classifier a label.
+
+    Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
+    as those of `TopkModel`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transform: Transform,
+        labels: LabelTable,
+        shards: Sequence[Shard],
+    ) -> None:
+        super().__init__(manifest, transform, labels)
+        self._shards = list(shards)
+
+    @property
+    def weights(self) -> sp.csr_array:
+        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew.
+
+        They are those that predictions are made with, rounded to the model's precision.
+        """
+        return gather(self._shards, self.n_labels, self.n_features)
+
+    @property
+    def precision(self) -> str:
+        """How weights are stored: "float16", "float32" or "int8"."""
+        return self._shards[0].precision if self._shards else str(self.params.get("precision"))
+
+    @property
+    def nnz(self) -> int:  # noqa: D102
+        return sum(shard.nnz for shard in self._shards)
+
+    def predict_topk(  # noqa: D102
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        return self._predictor.topk(X, k, threads)
+
+    def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
+        """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
+        return self._predictor.decision_function(X, threads)
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
@@ -240,14 +267,22 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
         If there is no finished model, or one of its files is missing, cut off or altered.
     """
     directory = Path(path)
+    manifest, transform, labels = read_head(directory, check=check)
+    shards = store.read_shards(directory, manifest, check=check)
+    if sum(len(shard.labels) for shard in shards) != np.count_nonzero(labels.counts):
+        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
+    return Model(manifest, transform, labels, shards)
+
+
+def read_head(
+    directory: Path, *, check: bool | None = None
+) -> tuple[Manifest, Transform, LabelTable]:
+    """All of a finished model but its weights; `check` and errors as of `open_model`."""
     manifest = store.read_manifest(directory)
     if not manifest.complete:
         raise ModelError(
             f"{directory}: training is not finished ({manifest.labels_done} of "
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
-    shards = store.read_shards(directory, manifest, check=check)
     labels = store.read_labels(directory, manifest, check=check)
-    if sum(len(shard.labels) for shard in shards) != np.count_nonzero(labels.counts):
-        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
-    return Model(manifest, Transform.from_dict(manifest.transform, labels.idf), labels, shards)
+    return manifest, Transform.from_dict(manifest.transform, labels.idf), labels

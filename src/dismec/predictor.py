@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform, check_rows
+from dismec.features import Rows, Transform, check_rows
 from dismec.native import kernels, thread_count
 from dismec.shards import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Predictor"]
+__all__ = ["Predictor", "best_labels"]
 
 # Rows that a thread transforms and scores at a time: enough to make the calls per shard cheap, few
 # enough that their transformed copy stays in the cache and the threads finish together.
@@ -106,13 +106,8 @@ class Predictor:
 
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            best_labels = np.full((stop - start, places), -1, dtype=np.int32)
-            best_scores = np.full((stop - start, places), -np.inf, dtype=np.float32)
-            with _damage_told():
-                for shard in self._shards:
-                    kernels.merge_topk(shard, *chunk, best_labels, best_scores)
-            labels[start:stop, :places] = best_labels
-            scores[start:stop, :places] = best_scores
+            best = best_labels(self._shards, chunk, places)
+            labels[start:stop, :places], scores[start:stop, :places] = best
 
         _for_chunks(rank, rows.n_rows, threads)
         return labels, scores
@@ -135,6 +130,19 @@ class Predictor:
         _for_chunks(score, rows.n_rows, threads)
         scores[:, self._unseen] = -1
         return scores
+
+
+def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:
+    """The best labels of transformed rows among those of some shards, given as `Shard.native`.
+
+    Returns labels and scores, (n_rows, places), as `Predictor.topk` does.
+    """
+    labels = np.full((rows.n_rows, places), -1, dtype=np.int32)
+    scores = np.full((rows.n_rows, places), -np.inf, dtype=np.float32)
+    with _damage_told():
+        for shard in shards:
+            kernels.merge_topk(shard, *rows, labels, scores)
+    return labels, scores
 
 
 @contextmanager

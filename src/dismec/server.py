@@ -28,14 +28,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec import api, prometheus
 from dismec.api import Limits
-from dismec.errors import DataError, DismecError
-from dismec.model import Model, open_model
+from dismec.errors import DataError, DismecError, NotReady
+from dismec.model import TopkModel, open_model
 from dismec.native import thread_count
 
 __all__ = ["Limits", "serve"]
 
 _BODY_SECONDS = 30  # for a body to arrive: a slow sender holds a place in the queue
 _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
+_CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
 
 _log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def serve(
     threads: int | None = None,
     limits: Limits | None = None,
     token: str | None = None,
+    cluster: str | None = None,
     ready: Callable[[str], None] = _log.info,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
@@ -62,12 +64,15 @@ def serve(
     host, port
         Where to listen; port 0 is any that is free.
     threads
-        Predictions computed at a time, each in one thread; all available CPUs by default.
+        Predictions computed at a time, each in one thread; all available CPUs by default, and on a
+        cluster 32, where threads only wait.
     limits
         What requests may ask for.
     token
         What requests must carry as ``Authorization: Bearer``; None lets everybody in, and there is
         no ``/reload``.
+    cluster
+        Scheduler of a Dask cluster whose workers are to hold the weights, as an address or a file.
     ready
         Called with the address once requests are answered.
 
@@ -75,6 +80,8 @@ def serve(
     ------
     ModelError
         If the model cannot be opened.
+    ClusterError
+        If the cluster cannot be reached, or has no room for the model.
     DataError
         If the token is empty.
     OSError
@@ -84,7 +91,9 @@ def serve(
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
     with _bind(host, port) as listener:
-        service = _Service(Path(path), thread_count(threads), limits or Limits(), token)
+        if threads is None and cluster is not None:
+            threads = _CLUSTER_THREADS
+        service = _Service(Path(path), cluster, thread_count(threads), limits or Limits(), token)
         config = uvicorn.Config(
             _application(service),
             http=_Connection,
@@ -100,7 +109,10 @@ def serve(
         server = _Server(config, service, ready)
         # uvicorn raises the signal that ended it once more for whoever had its handler before.
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            service.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -159,22 +171,29 @@ class _Server(uvicorn.Server):
 class _Service:
     """The model that is served, and what the routes do."""
 
-    def __init__(self, path: Path, threads: int, limits: Limits, token: str | None) -> None:
+    def __init__(
+        self, path: Path, cluster: str | None, threads: int, limits: Limits, token: str | None
+    ) -> None:
         self.limits = limits
         self.metrics = prometheus.Metrics()
         self.version = version("dismec")
         self.guarded = token is not None
         self._token = (token or "").encode(errors="surrogateescape")
         self._path = path
-        self._model = _open(path)
+        self._cluster = cluster
+        self._model = _open(path, cluster)
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + limits.queue
         self._description = api.openapi(self.version, limits, self.guarded)
 
+    def close(self) -> None:
+        self._model.close()
+
     async def predict(self, request: Request) -> Response:
         self._authorise(request)
+        self._check_ready()
         if int(request.headers.get("content-length", 0)) > self.limits.body:
             raise self._too_large()
         # A place is taken before the body is read: what is held in memory is bounded by places.
@@ -187,6 +206,8 @@ class _Service:
             answer, rows = await loop.run_in_executor(self._pool, self._answer, body)
         except DataError as error:
             raise HTTPException(400, str(error)) from None
+        except NotReady as error:
+            raise _not_ready(str(error)) from None
         finally:
             self.metrics.pending -= 1
         self.metrics.rows += rows
@@ -215,7 +236,13 @@ class _Service:
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self.limits.body} bytes")
 
+    def _check_ready(self) -> None:
+        reason = self._model.not_ready
+        if reason is not None:
+            raise _not_ready(reason)
+
     async def health(self, _: Request) -> Response:
+        self._check_ready()
         return JSONResponse({"status": "ok"})
 
     async def model(self, request: Request) -> Response:
@@ -248,7 +275,7 @@ class _Service:
         """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
         async with self._reloading:
             try:
-                self._model = await asyncio.to_thread(_open, self._path)
+                self._model = await asyncio.to_thread(_open, self._path, self._cluster)
             except (DismecError, OSError, MemoryError) as error:
                 self.metrics.reloads["failed"] += 1
                 reason = " ".join(str(error).split()) or "out of memory"
@@ -268,11 +295,20 @@ class _Service:
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
-def _open(path: Path) -> Model:
+def _not_ready(reason: str) -> HTTPException:
+    return HTTPException(503, reason, {"Retry-After": "1"})
+
+
+def _open(path: Path, cluster: str | None) -> TopkModel:
     """The model, ready to predict: nobody waits for its weights to be laid out."""
-    model = open_model(
-        path.resolve(), check=True
-    )  # one directory throughout, if a link is moved meanwhile
+    directory = path.resolve()  # one throughout, if a link is moved meanwhile
+    model: TopkModel
+    if cluster is None:
+        model = open_model(directory, check=True)
+    else:
+        from dismec.cluster_serving import serve_on_cluster
+
+        model = serve_on_cluster(cluster, directory)
     model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
     return model
 

@@ -52,6 +52,7 @@ __all__ = [
     "read_block",
     "read_labels",
     "read_manifest",
+    "read_shard",
     "read_shards",
     "tidy",
     "write_block",
@@ -416,19 +417,26 @@ def read_shards(directory: Path, manifest: Manifest, *, check: bool | None = Non
         return list(pack(trained, manifest.n_features, "float32"))
     if check is None:
         check = sum(receipt.bytes for receipt in manifest.shards) <= _QUICK_BYTES
-    shards = [_read_shard(directory / r.file, manifest, r, check) for r in manifest.shards]
+    n_labels, n_features = manifest.n_labels, manifest.n_features
+    shards = [
+        read_shard(directory / r.file, r, n_labels, n_features, check=check)
+        for r in manifest.shards
+    ]
     _check_held(directory, manifest, shards)
     return shards
 
 
-def _read_shard(path: Path, manifest: Manifest, receipt: ShardReceipt, check: bool) -> Shard:
+def read_shard(
+    path: Path, receipt: ShardReceipt, n_labels: int, n_features: int, *, check: bool = True
+) -> Shard:
+    """A shard of a model with so many labels and features; otherwise as `read_shards`."""
     arrays, _ = _open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     try:
         shard = Shard(**arrays)
     except TypeError:
         raise ModelError(f"{path}: the arrays are not those of a shard") from None
     sizes_fit = (
-        shard.starts.shape in ((manifest.n_features + 1, 2), (manifest.n_features + 1, 4))
+        shard.starts.shape in ((n_features + 1, 2), (n_features + 1, 4))
         and shard.labels.shape == (receipt.n_labels,)
         and shard.weights.dtype == PRECISIONS.get(receipt.precision)
         and shard.weights.ndim == 1
@@ -436,17 +444,17 @@ def _read_shard(path: Path, manifest: Manifest, receipt: ShardReceipt, check: bo
     )
     if not sizes_fit:
         raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
+    labels = shard.labels
+    if len(labels) and not 0 <= labels.min() <= labels.max() < n_labels:
+        raise ModelError(f"{path}: a label is out of range")
     return shard
 
 
 def _check_held(directory: Path, manifest: Manifest, shards: Sequence[Shard]) -> None:
     """That no label is in two shards."""
     held = np.zeros(manifest.n_labels, np.bool_)
-    for shard, receipt in zip(shards, manifest.shards or (), strict=True):
-        labels = shard.labels
-        if len(labels) and not 0 <= labels.min() <= labels.max() < manifest.n_labels:
-            raise ModelError(f"{directory / receipt.file}: a label is out of range")
-        held[labels] = True
+    for shard in shards:
+        held[shard.labels] = True
     if np.count_nonzero(held) != sum(len(shard.labels) for shard in shards):
         raise ModelError(f"{directory}: a label is in its shards twice")
 

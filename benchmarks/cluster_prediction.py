@@ -1,0 +1,158 @@
+"""Prediction on two workers of one thread each, against two threads of one process.
+
+A batch: all test rows, k = 5, best of several runs that take turns. Served: the latency of one row
+a request, one at a time and from eight connections. Both once with the model in one shard, which
+both workers hold, and once cut into shards of 500 classifiers, half of which each worker holds.
+Exits with 1 if an answer differs from that of one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+import data
+import dismec
+from dismec.cluster_predictor import ClusterPredictor, Traffic
+from dismec.dask_engine import Cluster
+from dismec.native import kernels
+from machine import print_heading
+
+K = 5
+SMALL_SHARD = 500
+
+
+@contextmanager
+def running_cluster(folder: Path, n_workers: int = 2) -> Iterator[Path]:
+    """The scheduler file of a cluster of single-thread workers."""
+    file = folder / "scheduler.json"
+    module = [sys.executable, "-m"]
+    where = ["--host=127.0.0.1", f"--scheduler-file={file}", "--no-dashboard"]
+    worker = ["--nthreads=1", "--no-nanny", f"--local-directory={folder}"]
+    commands = [[*module, "distributed.cli.dask_scheduler", "--port=0", *where]]
+    commands += [[*module, "distributed.cli.dask_worker", *where, *worker]] * n_workers
+    with ExitStack() as stack:
+        for command in commands:
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            while not file.exists():
+                time.sleep(0.05)
+        with Cluster.connect(file) as cluster:
+            while len(cluster.workers()) < n_workers:
+                time.sleep(0.1)
+        yield file
+
+
+def compare(path: Path, X: object, file: Path, rounds: int) -> bool:
+    """Print times and bytes of a batch; whether the answers are the same."""
+    model = dismec.open_model(path)
+    here, there = [], []
+    with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
+        predictor.topk(X, K)
+        for _ in range(rounds):
+            predictor.traffic = Traffic()
+            begin = time.perf_counter()
+            expected = model.predict_topk(X, K, threads=2)
+            middle = time.perf_counter()
+            found = predictor.topk(X, K)
+            here.append(middle - begin)
+            there.append(time.perf_counter() - middle)
+        traffic = predictor.traffic
+    n_rows = len(expected[0])
+    print(
+        f"{len(model.manifest.files):6} {1e3 * min(here) / n_rows:9.3f} "
+        f"{1e3 * min(there) / n_rows:10.3f} {min(there) / min(here):6.2f} "
+        f"{traffic.rows / 1e6:9.1f} {traffic.answers / 1e6:12.2f}"
+    )
+    return all(np.array_equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+def ask(port: int, bodies: list[bytes], seconds: float, times: list[float]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    end = time.perf_counter() + seconds
+    for i in range(1_000_000):
+        begin = time.perf_counter()
+        if begin > end:
+            break
+        connection.request("POST", "/predict", bodies[i % len(bodies)])
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200, response.status
+        times.append(time.perf_counter() - begin)
+    connection.close()
+
+
+def serve(path: Path, bodies: list[bytes], seconds: float, *options: str) -> None:
+    """Print rate and latency of a server."""
+    command = [sys.executable, "-m", "dismec", "serve", str(path), "--port", "0", *options]
+    env = {key: value for key, value in os.environ.items() if key != "DISMEC_TOKEN"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        ask(port, bodies, 1.0, [])
+        for connections in (1, 8):
+            times: list[float] = []
+            threads = [
+                threading.Thread(target=ask, args=(port, bodies, seconds, times))
+                for _ in range(connections)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            p50, p99 = 1e3 * np.percentile(times, [50, 99])
+            what = "cluster" if options else "here"
+            print(f"{what:8} {connections:11} {len(times) / seconds:10.0f} {p50:7.2f} {p99:7.2f}")
+        process.terminate()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--set", choices=data.SETS, default="eurlex-4k")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5, help="a number of connections")
+    args = parser.parse_args()
+    print_heading("distributed")
+    train, test = data.load(args.set), data.load(args.set, "test")
+    X = test.X
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dismec.train(train.X, train.Y, folder / "one")
+        with mock.patch.object(kernels, "shard_rows", SMALL_SHARD):
+            dismec.train(train.X, train.Y, folder / "cut")
+        with running_cluster(folder) as file:
+            print(f"{args.set}, {X.shape[0]} rows in a batch, ms a row; MB of rows and answers\n")
+            print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}", end=" ")
+            print(f"{'rows sent':>9} {'answers back':>12}")
+            same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]
+            bodies = []
+            for i in range(500):
+                row = slice(X.indptr[i], X.indptr[i + 1])
+                pairs = zip(X.indices[row].tolist(), X.data[row].tolist(), strict=True)
+                bodies.append(json.dumps({"features": list(pairs), "k": K}).encode())
+            print(
+                f"\n{'served':8} {'connections':>11} {'requests/s':>10} {'p50 ms':>7} {'p99 ms':>7}"
+            )
+            serve(folder / "cut", bodies, args.seconds)
+            serve(folder / "cut", bodies, args.seconds, "--cluster", str(file))
+    return 0 if all(same) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
