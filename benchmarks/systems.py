@@ -21,8 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 
 K = 5
-BATCHES = 5
-SINGLE_ROWS = 1000
+BATCHES = 3
+SINGLE_ROWS = 300
 
 
 class Stopwatch:
