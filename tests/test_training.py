@@ -289,6 +289,8 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
         assert process.wait() in (0, -signal.SIGKILL)
         complete = store.holds_model(path) and store.read_manifest(path).complete
     assert kills >= 5
+    with pytest.raises(ModelError, match="finished model of this training"):
+        train(X, Y, path, TrainingParams(C=10, block_size=4))
     assert weight_files(path) == weight_files(tmp_path / "reference")
 
 

@@ -504,6 +504,7 @@ def _earlier(directory: Path, job: _Job) -> Manifest | None:
             "choose another directory, or overwrite it (--overwrite)"
         )
     if manifest.complete:
+        store.tidy(directory, manifest)  # should it have been killed at the very end
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
             "to train it again, overwrite it (--overwrite)"
