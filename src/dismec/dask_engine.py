@@ -481,8 +481,8 @@ def _address(where: str) -> str:
 
 def _no_scheduler(where: str, seconds: float) -> ClusterError:
     return ClusterError(
-        f"{where}: no scheduler has answered for {seconds:.0f} s; what is done stays, and the same "
-        "command goes on from there"
+        f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
+        "one does: a training goes on where it stopped"
     )
 
 
