@@ -382,7 +382,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
 @pytest.mark.slow
 @pytest.mark.parametrize("sees_all", [True, False])
 def test_twenty_kills_do_not_change_a_byte(tmp_path, sees_all):
-    X, Y = random_problem(rows=6000, features=400, labels=1500, density=0.2)
+    X, Y = random_problem(rows=6000, features=400, labels=3000, density=0.2)
     data, model = tmp_path / "data" / "data.xmc", tmp_path / "model"
     data.parent.mkdir()
     model.mkdir()
