@@ -6,7 +6,7 @@ NATIVE := $(wildcard native/*)
 
 SANITIZED := .venv-sanitize/bin
 
-.PHONY: demo test lint format sanitize clean
+.PHONY: demo test lint format sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -40,7 +40,12 @@ sanitize: .venv-sanitize/tools
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 
-.venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)
+# The install knows each module by name: it is renewed when there are others, not when they change.
+.venv/modules: .venv/bin/python FORCE
+	@find src -name '*.py' | sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+.venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 

@@ -1,0 +1,111 @@
+"""The command line: thin commands over the library. The one importer of click and rich."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dismec.cli import data, prediction, serving, training
+from dismec.errors import DismecError
+
+__all__ = ["main"]
+
+
+class _Commands(click.Group):
+    """Errors that a person can do something about become one line and exit code 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # closed by whoever started us
+                setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  until the end
+            elif isinstance(stream, TextIOWrapper):
+                # Names of labels may have letters that the terminal's encoding lacks.
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _errors_told(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _errors_told(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _errors_told(ctx: click.Context) -> Iterator[None]:
+    def fail(message: str) -> None:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = None  # else Python tries, fails and complains once more at the end
+        click.echo(f"dismec: {' '.join(message.split())}", err=True)
+        ctx.exit(2)
+
+    try:
+        yield
+    except DismecError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        click.echo("dismec: stopped", err=True)
+        ctx.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has seen enough; there is nobody to tell.
+        sys.stdout = None
+        ctx.exit(141)
+    except MemoryError:
+        fail("out of memory")
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        fail(f"{place}{error.strerror or error}")
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    from dismec.native import kernels
+
+    click.echo(f"dismec {version('dismec')} ({kernels.isa} kernels)")
+    ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the instruction set in use.",
+)
+def main() -> None:
+    """Exact one-vs-rest classification for thousands to millions of labels.
+
+    DATA is XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
+    without a header, either of them gzipped, a binary dataset (.xmc), or a scipy matrix (.npz,
+    labels by --labels).
+    """
+
+
+for _command in (
+    training.train,
+    prediction.predict,
+    prediction.evaluate,
+    training.prune,
+    data.inspect,
+    serving.serve,
+    data.convert,
+    data.generate,
+    data.demo,
+):
+    main.add_command(_command)

@@ -1,0 +1,149 @@
+"""What commands print for a person: progress, results, what a cluster has to say."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dismec.model import Model
+    from dismec.training import Progress
+
+
+@contextmanager
+def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
+    """A bar on a terminal, a line now and then in a log, nothing if quiet."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(what) as bar:
+            yield bar
+    else:
+        yield _lines(what)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("labels, {task.fields[rate]}/s,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=None, rate="0")
+        begin = time.perf_counter()
+        first: int | None = None
+
+        def update(done: int, total: int) -> None:
+            nonlocal first
+            first = done if first is None else first
+            rate = (done - first) / (time.perf_counter() - begin)
+            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}")
+
+        yield update
+
+
+def _lines(what: str, every: float = 10.0) -> Progress:
+    begin = last = time.perf_counter()
+    first: int | None = None
+
+    def update(done: int, total: int) -> None:
+        nonlocal first, last
+        now = time.perf_counter()
+        if first is None:
+            first = done
+            if done:
+                click.echo(f"{what}: going on after {done:,} of {total:,} labels", err=True)
+        if now - last < every and done < total:
+            return
+        last = now
+        rate = (done - first) / (now - begin)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+        click.echo(f"{what}: {done:,} of {total:,} labels, {rate:,.0f}/s{left}", err=True)
+
+    return update
+
+
+def say_trained(model: Model, path: Path, seconds: float) -> None:
+    """One line on a model that has been written."""
+    size = sum(receipt.bytes for receipt in model.manifest.files)
+    click.echo(
+        f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
+        f"{size / 1e6:,.1f} MB; {seconds:.1f} s",
+        err=True,
+    )
+
+
+def say_unsolved(model: Model) -> None:
+    """A line if some labels were not solved to the tolerance."""
+    stats = model.manifest.stats
+    unsolved = stats.unsolved if stats else 0
+    if unsolved:
+        click.echo(
+            f"dismec: {unsolved:,} of {model.n_labels:,} labels stopped before the tolerance was "
+            "reached; their weights are the best found",
+            err=True,
+        )
+
+
+def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
+    """A table: a row for each metric, a column for each k."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("%", *(f"@{k}" for k in ks), caption=f"{int(result['rows']):,} rows")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in dict.fromkeys(key.split("@")[0] for key in result if "@" in key):
+        table.add_row(name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks))
+    Console().print(table)
+
+
+@contextmanager
+def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
+    """Print what the library has to say of a cluster, and not what Dask has."""
+    if cluster is None:
+        yield
+        return
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(f"dismec: {record.getMessage()}", err=True)
+
+    logger, handler = logging.getLogger("dismec"), Lines()
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    hush_dask()
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def hush_dask() -> None:
+    """Keep Dask from printing what it has to say."""
+    import logging
+
+    from dismec import dask_engine  # noqa: F401  sets the levels of Dask's loggers
+
+    def is_told(record: logging.LogRecord) -> bool:
+        # How Dask ends its own waiting for a worker that has died.
+        return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addFilter(is_told)

@@ -1,0 +1,134 @@
+"""Commands that look at data, convert it or make it up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.console import print_metrics, say_trained, shown_progress
+from dismec.cli.options import PATH, data_options, json_option, threads_option
+
+if TYPE_CHECKING:
+    from dismec.dataset import Dataset
+    from dismec.model import Model
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@data_options
+@json_option
+def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
+    """Say what a data file or a model directory holds."""
+    from dismec.report import describe_data, describe_model
+
+    facts = describe_model(path) if path.is_dir() else describe_data(path, labels)
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    width = max(map(len, facts))
+    for key, value in facts.items():
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = f"{value:,}" if isinstance(value, int) else str(value)
+        click.echo(f"{key:{width}}  {text}")
+
+
+@click.command()
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@data_options
+@click.option("--labels-to", type=PATH, help="Where the labels go if TARGET is an .npz file.")
+@threads_option
+def convert(
+    source: Path, target: Path, labels: Path | None, labels_to: Path | None, threads: int | None
+) -> None:
+    """Write the data of SOURCE to TARGET in the format of its ending.
+
+    .xmc (binary, opens at once), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
+    """
+    from dismec.dataset import load_data, save_data
+
+    save_data(load_data(source, labels=labels, threads=threads), target, labels=labels_to)
+
+
+@click.command()
+@click.option("-o", "--output", "directory", type=PATH, required=True, help="Where files go.")
+@click.option("--rows", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--features", type=click.IntRange(min=1), default=20_000, show_default=True)
+@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--labels-per-row", type=float, default=3.0, show_default=True)
+@click.option("--features-per-row", type=float, default=42, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--format", "ending", type=click.Choice(["txt", "txt.gz", "svm", "xmc"]), default="txt"
+)
+def generate(directory: Path, ending: str, **shape: Any) -> None:
+    """Make data of the shape that extreme classification has: train and test file in a directory.
+
+    Zipf features, power-law labels, topics; the same for the same seed.
+    """
+    from dismec.synthetic import generate as make
+    from dismec.synthetic import write
+
+    write(directory, *make(**shape), ending=f".{ending}")
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(min=10), default=10_000, show_default=True)
+@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "-o", "--output", "keep", type=PATH, help="Keep data and model here [default: nowhere]."
+)
+@threads_option
+def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | None) -> None:
+    """Generate data, train on it, evaluate, and predict a few rows."""
+    from dismec.dataset import load_data
+    from dismec.synthetic import generate as make
+    from dismec.synthetic import write
+    from dismec.training import train as run
+
+    with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
+        directory = keep or Path(scratch)
+        click.echo(f"Generating {rows:,} rows with {labels:,} labels …")
+        write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
+        data = load_data(directory / "train.txt", threads=threads)
+        test = load_data(directory / "test.txt", threads=threads)
+        click.echo(f"Training one classifier for each of {data.Y.shape[1]:,} labels …")
+        begin = time.perf_counter()
+        with shown_progress(not sys.stderr.isatty(), "training") as progress:
+            model = run(
+                data.X,
+                data.Y,
+                directory / "model",
+                threads=threads,
+                overwrite=True,
+                progress=progress,
+            )
+        say_trained(model, directory / "model", time.perf_counter() - begin)
+        print_metrics(model.evaluate(test.X, test.Y, threads=threads), (1, 3, 5))
+        _print_examples(model, test)
+
+
+def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    top, scores = model.predict_topk(test.X[:n_rows], k=3)
+    table = Table("row", "true labels", "predicted label:score (✓ true)")
+    for i in range(len(top)):
+        truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
+        predicted = "  ".join(
+            f"{label}:{score:.2f}{' ✓' if label in truth else ''}"
+            for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
+            if label >= 0
+        )
+        table.add_row(str(i), " ".join(map(str, sorted(truth))), predicted)
+    Console().print(table)

@@ -1,0 +1,64 @@
+"""The command that answers over HTTP."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from dismec.cli.console import hush_dask
+from dismec.cli.options import MOST_PLACES, PATH, cluster_option, number_option, threads_option
+from dismec.errors import DismecError
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@number_option("--port", 0, 65535, 8000, "0: any that is free.")
+@number_option("--max-body", 1, 1000, 10, "MB a request.")
+@number_option("--max-rows", 1, None, 1000, "Rows a request.")
+@number_option("--max-k", 1, MOST_PLACES, 100, "Labels a row.")
+@number_option("--queue", 0, None, 100, "Requests that may wait; more get 503.")
+@cluster_option
+@threads_option
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    cluster: str | None,
+    threads: int | None,
+    max_body: int,
+    max_rows: int,
+    max_k: int,
+    queue: int,
+) -> None:
+    """Answer HTTP requests for predictions of MODEL.
+
+    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
+    finishes what was begun and ends.
+    """
+    import logging
+
+    try:
+        from dismec import server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dismec"):
+            raise
+        raise DismecError(
+            f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    if cluster is not None:
+        hush_dask()
+    server.serve(
+        model,
+        host=host,
+        port=port,
+        threads=threads,
+        limits=server.Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        token=os.environ.get("DISMEC_TOKEN"),
+        cluster=cluster,
+        ready=lambda address: click.echo(f"serving {model} on {address}"),
+    )
