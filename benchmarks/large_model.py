@@ -32,8 +32,8 @@ import scipy.sparse as sp
 from dismec import Model, open_model
 from dismec.features import Transform
 from dismec.manifest import Manifest
+from dismec.parts import LabelTable, Parts
 from dismec.shards import Shard, pack
-from dismec.store import LabelTable
 from machine import print_heading
 
 CHUNK = 10_000  # labels made at a time
@@ -141,10 +141,10 @@ def make_model(rng: np.random.Generator, world: World, path: Path) -> None:
     manifest = Manifest(
         1, world.n_features, world.n_labels, params, transform.to_dict(), "generated", "0"
     )
-    labels = LabelTable(np.ones(world.n_labels, np.int64))
+    parts = Parts(LabelTable(np.ones(world.n_labels, np.int64)))
     shards = list(pack(blocks, world.n_features, "float16"))
     del blocks
-    Model(manifest, transform, labels, shards).save(path)
+    Model(manifest, transform, parts, shards).save(path)
 
 
 def lists(shards: list[Shard], row: sp.csr_array) -> Iterator[np.ndarray]:
@@ -191,7 +191,7 @@ def touch(path: Path, rows: Path) -> None:
     X = sp.csr_array(sp.load_npz(rows))[:20]
     transform = Transform(1)
     about = Manifest(1, 1, 1, {}, transform.to_dict(), "", "")
-    any_model = Model(about, transform, LabelTable(np.ones(1)), [])
+    any_model = Model(about, transform, Parts(LabelTable(np.ones(1))), [])
     any_model.predict_topk(np.ones((1, 1)))  # loads what the first prediction of any model does
     own, _ = resident()
     begin = time.perf_counter()

@@ -127,7 +127,9 @@ def test_every_cut_is_refused(model, name, check):
 
 def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, monkeypatch):
     monkeypatch.setattr("dismec.store._QUICK_BYTES", 100)
-    monkeypatch.setattr("dismec.store._sha256", lambda _: pytest.fail("a file was read"))
+    monkeypatch.setattr("dismec.parts._QUICK_BYTES", 100)
+    monkeypatch.setattr("dismec.parts.sha256_of", lambda _: pytest.fail("a file was read"))
+    monkeypatch.setattr("dismec.store.sha256_of", lambda _: pytest.fail("a file was read"))
     X, _ = random_problem()
     expected = open_model(model).predict_topk(X)
     arrays = dict(load_file(model / SHARDS[0]))
@@ -140,9 +142,11 @@ def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, 
     assert expected[0].shape == (300, 5)
 
 
-def test_model_of_version_1_is_read_and_converted(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_model_of_an_older_version_is_read_and_converted(tmp_path, version):
     expected = np.load(GOLDEN / "model-v1.npz")
-    old = open_model(GOLDEN / "model-v1")
+    old = open_model(GOLDEN / f"model-v{version}")
+    assert old.manifest.version == version
     assert old.precision == "float32"
     assert old.names[4] == "Straße 4"
     old.pruned().save(tmp_path / "new")
@@ -152,7 +156,7 @@ def test_model_of_version_1_is_read_and_converted(tmp_path):
         np.testing.assert_array_equal(labels, expected["labels"])
         np.testing.assert_array_equal(scores, expected["scores"])
     new = store.read_manifest(tmp_path / "new")
-    assert (new.version, new.blocks, len(new.shards)) == (2, (), 1)
+    assert (new.version, new.blocks, len(new.shards)) == (FORMAT_VERSION, (), 1)
     assert new.stats.solved == 7
     np.testing.assert_array_equal(load_file(tmp_path / "new" / SHARDS[0])["label_starts"][-1], 8)
 
@@ -301,4 +305,5 @@ def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
     again = store.write_block(unfinished, replace(first, number=1))
     blocks = [manifest.blocks[0], again, manifest.blocks[2]]
     store.commit(unfinished, replace(manifest, version=1).with_blocks(blocks))
+    edit(unfinished, lambda m: m.update(labels_sha256=m["parts"]["labels"]["sha256"]))
     assert "do not hold every label once" in refused(unfinished)

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, store, train
 from dismec.dataset import Dataset
+from dismec.parts import read_parts
 from dismec.training import fit
 
 PARAMS = TrainingParams(block_size=10)
@@ -47,7 +48,7 @@ def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
     with pytest.raises(ModelError, match=r"not finished \(40 of 40 labels\)"):
         open_model(path)
-    with mock.patch("dismec.training.solve_blocks", return_value=(_ for _ in ())):
+    with mock.patch("dismec.job.solve_blocks", return_value=(_ for _ in ())):
         train(*problem_data, path, PARAMS)
     assert weight_files(path) == reference
 
@@ -59,7 +60,7 @@ def test_a_run_that_is_killed_while_it_ends_loses_nothing(
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
     manifest = store.read_manifest(path)
-    counts = store.read_labels(path, manifest).counts
+    counts = read_parts(path, manifest).labels.counts
     with mock.patch(killed, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         store.finish(path, manifest, "float16", counts)
     if store.read_manifest(path).complete:

@@ -133,13 +133,13 @@ class ClusterPredictor:
         self, cluster: Cluster, directory: str | os.PathLike[str], *, patience: float = 60.0
     ) -> None:
         path = Path(directory).resolve()
-        self.manifest, self.transform, self.labels = read_head(path, check=True)
+        self.manifest, self.transform, self.parts = read_head(path, check=True)
         if self.manifest.shards is None:
             raise ModelError(
                 f"{directory}: of an older format; `dismec prune {directory} -o NEW` writes it anew"
             )
         receipts = self.manifest.shards
-        if sum(r.n_labels for r in receipts) != np.count_nonzero(self.labels.counts):
+        if sum(r.n_labels for r in receipts) != np.count_nonzero(self.parts.labels.counts):
             raise ModelError(f"{directory}: the shards do not hold every label that had rows")
         shape = self.manifest.n_labels, self.manifest.n_features
         self.traffic = Traffic()
@@ -558,7 +558,7 @@ class ClusterModel(TopkModel):
     """A model on a cluster: it predicts as `Model` does, and has no weights here."""
 
     def __init__(self, predictor: ClusterPredictor) -> None:
-        super().__init__(predictor.manifest, predictor.transform, predictor.labels)
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts)
         self._topk = predictor.topk
 
     @property

@@ -44,7 +44,7 @@ class ServedModel(TopkModel):
 
     def __init__(self, desk: _Desk) -> None:
         predictor = desk.opened.result()
-        super().__init__(predictor.manifest, predictor.transform, predictor.labels)
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts)
         self._desk = desk
         weakref.finalize(self, desk.stop)
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
 
 from dismec.blocks import BlockStats
 
-__all__ = ["FORMAT_VERSION", "BlockReceipt", "Manifest", "ShardReceipt"]
+__all__ = ["FORMAT_VERSION", "BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FORMAT = "dismec-model"
 
-R = TypeVar("R", bound="_Receipt")
+_PARTS = ("labels", "vocabulary", "calibration")
+
+R = TypeVar("R", bound="_Receipt | PartReceipt")
+
+
+@dataclass(frozen=True)
+class PartReceipt:
+    """A file of what a model has besides weights."""
+
+    file: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,15 @@ class Manifest:
         Fingerprint of the training data.
     dismec
         Version of the package that began the training.
-    labels_sha256
-        Of ``labels.safetensors``.
+    parts
+        The files besides the weights: "labels", and if there are such "vocabulary" and
+        "calibration".
+    text
+        How texts become features (`dismec.text.TextParams`), if the model is one of texts.
     estimator
         What `DiSMECClassifier` needs to be itself again, if it wrote the model.
+    history
+        What has been done to the labels of the finished model, oldest first.
     isa, stats
         Of a finished model: the instruction sets that solved it, and what that took in all.
     blocks
@@ -81,7 +96,8 @@ class Manifest:
     shards
         The weights of a finished model, or None.
     version
-        Of the format. Models of version 1 have only blocks.
+        Of the format. Models of version 1 have only blocks; those up to 2 know their labels under
+        one name.
     """
 
     n_rows: int
@@ -91,8 +107,10 @@ class Manifest:
     transform: dict[str, Any]
     data: str
     dismec: str
-    labels_sha256: str = ""
+    parts: dict[str, PartReceipt] = field(default_factory=dict)
+    text: dict[str, Any] | None = None
     estimator: dict[str, Any] | None = None
+    history: tuple[dict[str, Any], ...] = ()
     isa: str = ""
     stats: BlockStats | None = None
     blocks: tuple[BlockReceipt, ...] = ()
@@ -146,6 +164,8 @@ class Manifest:
             mine, its = self.params.get(key), other.params.get(key)
             if mine != its:
                 found.append(f"{key} {mine} instead of {its}")
+        if self.text != other.text:
+            found.append("texts read in another way")
         if self.dismec != other.dismec:
             found.append(f"by dismec {self.dismec}")
         return found
@@ -158,6 +178,7 @@ class Manifest:
         lists = ("blocks", "shards")
         content |= {k: v for k, v in vars(self).items() if k not in (*lists, "version")}
         content["stats"] = self.stats and asdict(self.stats)
+        content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
         text = json.dumps(content, indent=1).removesuffix("\n}")
         # A line a file, each made once: with thousands of blocks there are thousands of commits.
         for name in lists:
@@ -210,7 +231,6 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
         "params": dict,
         "transform": dict,
         "data": str,
-        "labels_sha256": str,
         "dismec": str,
         "blocks": list,
     }.items():
@@ -220,12 +240,22 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
         if isinstance(value, int) and not 0 <= value < 2**31:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
-    for optional, kind in {"estimator": dict, "isa": str, "shards": list}.items():
+    for optional, kind in {
+        "text": dict,
+        "estimator": dict,
+        "history": list,
+        "isa": str,
+        "shards": list,
+    }.items():
         value = content.get(optional)
         if not isinstance(value, kind | None):
             raise ValueError(f"{optional!r} is not of type {kind.__name__}")
         values[optional] = value
     values["isa"] = values["isa"] or ""
+    values["history"] = tuple(values["history"] or ())
+    if not all(isinstance(entry, dict) for entry in values["history"]):
+        raise ValueError("an entry of 'history' is not an object")
+    values["parts"] = _parse_parts(content)
     values["stats"] = _parse_stats(content.get("stats"))
     values["blocks"] = tuple(_parse_receipt(BlockReceipt, entry) for entry in values["blocks"])
     if values["shards"] is not None:
@@ -233,16 +263,28 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     return Manifest(**values)
 
 
+def _parse_parts(content: Mapping[str, Any]) -> dict[str, PartReceipt]:
+    if content["version"] < 3:
+        named = {"labels": {"file": "labels.safetensors", "sha256": content["labels_sha256"]}}
+    else:
+        named = content["parts"]
+    if not isinstance(named, dict) or not named.keys() <= set(_PARTS):
+        raise ValueError(f"'parts' has entries other than {', '.join(_PARTS)}")
+    if "labels" not in named:
+        raise ValueError("'parts' has no 'labels'")
+    return {name: _parse_receipt(PartReceipt, entry) for name, entry in named.items()}
+
+
 def _parse_receipt(cls: type[R], entry: Any) -> R:
     if not isinstance(entry, dict):
         raise ValueError("a file is not described by an object")
     values: dict[str, Any] = {}
-    for field in fields(cls):
-        value = entry.get(field.name) if field.name == "stats" else entry[field.name]
-        kind = {"int": int, "str": str}.get(str(field.type))
+    for f in fields(cls):
+        value = entry.get(f.name) if f.name == "stats" else entry[f.name]
+        kind = {"int": int, "str": str}.get(str(f.type))
         if kind is not None and type(value) is not kind:
-            raise ValueError(f"a file's {field.name!r} is not of type {field.type}")
-        values[field.name] = _parse_stats(value) if field.name == "stats" else value
+            raise ValueError(f"a file's {f.name!r} is not of type {f.type}")
+        values[f.name] = _parse_stats(value) if f.name == "stats" else value
     if PurePath(values["file"]).name != values["file"]:
         raise ValueError(f"file {values['file']!r} is not in the model directory")
     return cls(**values)

@@ -18,10 +18,10 @@ from dismec import metrics, store
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr
 from dismec.manifest import Manifest
+from dismec.parts import Parts, read_parts, write_parts
 from dismec.predictor import Predictor
 from dismec.pruning import prune
 from dismec.shards import Shard, gather
-from dismec.store import LabelTable
 
 __all__ = ["Model", "TopkModel", "open_model", "read_head"]
 
@@ -39,13 +39,20 @@ class TopkModel(ABC):
         int64 (n_labels,): rows of the training data that have each label.
     names
         One name a label, or None.
+    vocabulary
+        What turns texts into rows (`dismec.text.Vocabulary`), or None.
+    calibration
+        What turns scores into probabilities (`dismec.calibration.Calibration`), or None.
     """
 
-    def __init__(self, manifest: Manifest, transform: Transform, labels: LabelTable) -> None:
+    def __init__(self, manifest: Manifest, transform: Transform, parts: Parts) -> None:
         self.manifest = manifest
         self.transform = transform
-        self.label_counts = labels.counts
-        self.names = labels.names
+        self.label_counts = parts.labels.counts
+        self.names = parts.labels.names
+        self.vocabulary = parts.vocabulary
+        self.calibration = parts.calibration
+        self._parts = parts
 
     @property
     def n_labels(self) -> int:
@@ -144,10 +151,10 @@ class Model(TopkModel):
         self,
         manifest: Manifest,
         transform: Transform,
-        labels: LabelTable,
+        parts: Parts,
         shards: Sequence[Shard],
     ) -> None:
-        super().__init__(manifest, transform, labels)
+        super().__init__(manifest, transform, parts)
         self._shards = list(shards)
 
     @property
@@ -157,6 +164,11 @@ class Model(TopkModel):
         They are those that predictions are made with, rounded to the model's precision.
         """
         return gather(self._shards, self.n_labels, self.n_features)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The weights as they are stored."""
+        return tuple(self._shards)
 
     @property
     def precision(self) -> str:
@@ -205,8 +217,7 @@ class Model(TopkModel):
             shard.repacked(prune(shard.unpack(), delta or 0), params["precision"])
             for shard in self._shards
         ]
-        labels = LabelTable(self.label_counts, self.names, self.transform.idf)
-        return Model(replace(self.manifest, params=params), self.transform, labels, shards)
+        return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
 
     def save(
         self,
@@ -231,10 +242,9 @@ class Model(TopkModel):
                     "choose another directory, or overwrite it (--overwrite)"
                 )
             store.discard(directory)
-            labels = LabelTable(self.label_counts, self.names, self.transform.idf)
-            digest = store.write_labels(directory, labels)
             about = self.manifest.estimator if estimator is None else estimator
-            manifest = replace(self.manifest, labels_sha256=digest, estimator=about)
+            parts = write_parts(directory, self._parts)
+            manifest = replace(self.manifest, parts=parts, estimator=about)
             receipts = [store.write_shard(directory, i, s) for i, s in enumerate(self._shards)]
             store.commit(directory, manifest.finished(receipts))
 
@@ -267,16 +277,12 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
         If there is no finished model, or one of its files is missing, cut off or altered.
     """
     directory = Path(path)
-    manifest, transform, labels = read_head(directory, check=check)
-    shards = store.read_shards(directory, manifest, check=check)
-    if sum(len(shard.labels) for shard in shards) != np.count_nonzero(labels.counts):
-        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
-    return Model(manifest, transform, labels, shards)
+    manifest, transform, parts = read_head(directory, check=check)
+    shards = store.read_shards(directory, manifest, parts.labels.counts, check=check)
+    return Model(manifest, transform, parts, shards)
 
 
-def read_head(
-    directory: Path, *, check: bool | None = None
-) -> tuple[Manifest, Transform, LabelTable]:
+def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:
     """All of a finished model but its weights; `check` and errors as of `open_model`."""
     manifest = store.read_manifest(directory)
     if not manifest.complete:
@@ -284,5 +290,5 @@ def read_head(
             f"{directory}: training is not finished ({manifest.labels_done} of "
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
-    labels = store.read_labels(directory, manifest, check=check)
-    return manifest, Transform.from_dict(manifest.transform, labels.idf), labels
+    parts = read_parts(directory, manifest, check=check)
+    return manifest, Transform.from_dict(manifest.transform, parts.labels.idf), parts

@@ -11,6 +11,7 @@ import numpy as np
 from dismec import store
 from dismec.blocks import BlockStats
 from dismec.dataset import load_data
+from dismec.parts import read_parts
 
 __all__ = ["describe_data", "describe_model"]
 
@@ -42,9 +43,9 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Size, sparsity, parameters and solver statistics of a model; its files are checked."""
     directory = Path(path)
     manifest = store.read_manifest(directory)
-    labels = store.read_labels(directory, manifest)
+    labels = read_parts(directory, manifest).labels
     if manifest.complete:
-        store.read_shards(directory, manifest, check=True)
+        store.read_shards(directory, manifest, labels.counts, check=True)
     else:
         for receipt in manifest.blocks:
             store.read_block(directory, manifest, receipt)

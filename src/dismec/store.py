@@ -2,9 +2,10 @@
 
 ``docs/model-format.md`` specifies it. In short: ``manifest.json`` says what the model is and names
 the files that belong to it with their SHA-256; ``labels.safetensors`` holds what is known of each
-label; ``shard-*.safetensors`` hold the weights, and ``block-*.safetensors`` do while they are being
-learned. A file is written under a temporary name, flushed and renamed before the manifest names it,
-so that at any moment the directory is a model, finished or not, whose every named file is whole.
+label, and there may be a vocabulary and a calibration; ``shard-*.safetensors`` hold the weights,
+and ``block-*.safetensors`` do while they are being learned. A file is written under a temporary
+name, flushed and renamed before the manifest names it, so that at any moment the directory is a
+model, finished or not, whose every named file is whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -28,8 +28,6 @@ from dismec.blocks import Block
 from dismec.container import (
     ContainerError,
     open_arrays,
-    pack_names,
-    unpack_names,
     whole_file,
     write_arrays,
 )
@@ -39,68 +37,39 @@ from dismec.native import kernels
 from dismec.shards import PRECISIONS, Shard, pack
 
 __all__ = [
-    "LabelTable",
     "adopt_block",
     "commit",
     "data_file",
     "discard",
+    "edit_folder",
     "finish",
     "holds_model",
     "locked",
     "make_directory",
     "make_run_folder",
+    "next_shard",
+    "open_checked",
     "read_block",
-    "read_labels",
     "read_manifest",
     "read_shard",
     "read_shards",
+    "sha256_of",
     "tidy",
     "write_block",
-    "write_labels",
     "write_shard",
 ]
 
 _FORMAT = "dismec-model"
 _MANIFEST = "manifest.json"
-_LABELS = "labels.safetensors"
+_PARTS = ("labels", "vocabulary", "calibration", "block-", "shard-")  # how files of arrays begin
+_EDIT = ".edit"  # labels that are being trained anew
 _LOCK = ".lock"
 _DATA, _RUN = ".data-", ".run-"  # of a training on a cluster
 _MAX_MANIFEST = 1 << 30
 _QUICK_BYTES = 1 << 26  # files up to this size are checked in no time
 
 
-@dataclass(frozen=True, eq=False)
-class LabelTable:
-    """What is known of each label, and the idf of each feature if the model uses tf-idf.
-
-    Attributes
-    ----------
-    counts
-        int64 (n_labels,): rows of the training data that have the label.
-    names
-        One name a label, or None.
-    idf
-        float32 (n_features,), or None.
-    """
-
-    counts: npt.NDArray[np.int64]
-    names: Sequence[str] | None = None
-    idf: npt.NDArray[np.float32] | None = None
-
-
 # -- writing ---------------------------------------------------------------------------------------
-
-
-def write_labels(directory: Path, table: LabelTable) -> str:
-    """Write what is known of the labels; returns the file's SHA-256."""
-    arrays: dict[str, npt.NDArray[Any]] = {"counts": table.counts.astype(np.int64)}
-    if table.names is not None:
-        arrays["names.bytes"], arrays["names.offsets"] = pack_names(table.names)
-    if table.idf is not None:
-        arrays["idf"] = table.idf
-    path = directory / _LABELS
-    write_arrays(path, arrays, {"format": _FORMAT, "version": str(FORMAT_VERSION)})
-    return _sha256(path)
 
 
 def write_block(directory: Path, block: Block) -> BlockReceipt:
@@ -127,7 +96,7 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
         n_labels=len(block.labels),
         nnz=int(weights.nnz),
         bytes=path.stat().st_size,
-        sha256=_sha256(path),
+        sha256=sha256_of(path),
         isa=kernels.isa,
         stats=block.stats,
     )
@@ -143,6 +112,17 @@ def make_run_folder(directory: Path) -> Path:
     folder = directory / f"{_RUN}{secrets.token_hex(8)}"
     folder.mkdir()
     return folder
+
+
+def edit_folder(directory: Path) -> Path:
+    """Where labels of a finished model are trained until they become part of it."""
+    return directory / _EDIT
+
+
+def next_shard(manifest: Manifest) -> int:
+    """A number for a shard that no file of the model has."""
+    numbers = (receipt.file.removeprefix("shard-")[:6] for receipt in manifest.shards or ())
+    return 1 + max((int(n) for n in numbers if n.isdecimal()), default=-1)
 
 
 def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
@@ -174,7 +154,7 @@ def write_shard(directory: Path, number: int, shard: Shard) -> ShardReceipt:
         n_labels=len(shard.labels),
         nnz=shard.nnz,
         bytes=path.stat().st_size,
-        sha256=_sha256(path),
+        sha256=sha256_of(path),
         precision=shard.precision,
     )
 
@@ -241,17 +221,18 @@ def commit(directory: Path, manifest: Manifest) -> None:
         file.write(manifest.to_json().encode())
 
 
-def discard(directory: Path) -> None:
+def discard(directory: Path, keep: Path | None = None) -> None:
     """Remove a model, and nothing else, from a directory; the manifest goes first."""
     (directory / _MANIFEST).unlink(missing_ok=True)
     for path in list(directory.iterdir()):
-        if _is_own(path.name) and path.name != _LOCK:
+        if _is_own(path.name) and path.name != _LOCK and path != keep:
             _remove(path)
 
 
 def tidy(directory: Path, manifest: Manifest) -> None:
     """Remove what killed writers have left: files of the model that its manifest does not name."""
-    named = {_MANIFEST, _LABELS, _LOCK, *(receipt.file for receipt in manifest.files)}
+    named = {_MANIFEST, _LOCK, *(receipt.file for receipt in manifest.files)}
+    named.update(part.file for part in manifest.parts.values())
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
     for path in list(directory.iterdir()):
@@ -261,15 +242,15 @@ def tidy(directory: Path, manifest: Manifest) -> None:
 
 def _is_own(name: str) -> bool:
     return (
-        name in (_MANIFEST, _LABELS, _LOCK)
-        or (name.startswith(("block-", "shard-")) and name.endswith(".safetensors"))
+        name in (_MANIFEST, _LOCK, _EDIT)
+        or (name.startswith(_PARTS) and name.endswith(".safetensors"))
         or (name.startswith(".") and name.endswith(".tmp"))
         or name.startswith((_DATA, _RUN))
     )
 
 
 def _remove(path: Path) -> None:
-    if path.name.startswith(_RUN):
+    if path.name.startswith(_RUN) or path.name == _EDIT:
         rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -324,31 +305,6 @@ def read_manifest(directory: Path) -> Manifest:
         raise ModelError(f"{path}: {error}") from None
 
 
-def read_labels(directory: Path, manifest: Manifest, *, check: bool | None = True) -> LabelTable:
-    """What is known of the labels, checked against the manifest."""
-    path = directory / _LABELS
-    if check is None:
-        check = path.exists() and path.stat().st_size <= _QUICK_BYTES
-    arrays, _ = _open_checked(path, manifest.labels_sha256 if check else None)
-    n_labels, n_features = manifest.n_labels, manifest.n_features
-    counts, idf = arrays.get("counts"), arrays.get("idf")
-    if counts is None or counts.shape != (n_labels,) or counts.dtype != np.int64:
-        raise ModelError(f"{path}: the label counts do not fit {n_labels} labels")
-    if n_labels and not 0 <= counts.min() <= counts.max() <= manifest.n_rows:
-        raise ModelError(f"{path}: the label counts do not fit {manifest.n_rows} rows")
-    if idf is not None and (idf.shape != (n_features,) or idf.dtype != np.float32):
-        raise ModelError(f"{path}: the idf does not fit {n_features} features")
-    names = None
-    if "names.bytes" in arrays:
-        try:
-            names = unpack_names(arrays["names.bytes"], arrays["names.offsets"])
-        except (KeyError, ContainerError):
-            raise ModelError(f"{path}: the label names are damaged") from None
-        if len(names) != n_labels:
-            raise ModelError(f"{path}: {len(names)} label names for {n_labels} labels")
-    return LabelTable(counts, names, idf)
-
-
 def read_block(
     directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
 ) -> Block:
@@ -360,7 +316,7 @@ def read_block(
         If the file is missing, cut off, altered, or not what the manifest says.
     """
     path = directory / receipt.file
-    arrays, metadata = _open_checked(path, receipt.sha256 if check else None, receipt.bytes)
+    arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     if metadata.get("number") != str(receipt.number):
         raise ModelError(f"{path}: not block {receipt.number}, as which the manifest names it")
     shape = (receipt.n_labels, manifest.n_features + 1)
@@ -394,8 +350,14 @@ def read_block(
     return block
 
 
-def read_shards(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
-    """The weights of a finished model, memory-mapped.
+def read_shards(
+    directory: Path,
+    manifest: Manifest,
+    counts: npt.NDArray[np.int64],
+    *,
+    check: bool | None = None,
+) -> list[Shard]:
+    """The weights of a finished model, memory-mapped; `counts` are the training rows of each label.
 
     With `check` every file is read and compared with its SHA-256, by default if that takes no time.
     Otherwise only sizes are compared.
@@ -406,7 +368,6 @@ def read_shards(directory: Path, manifest: Manifest, *, check: bool | None = Non
         If a file is missing, cut off, altered, or not what the manifest says.
     """
     if manifest.shards is None:  # of format version 1
-        counts = read_labels(directory, manifest).counts
         blocks = [
             read_block(directory, manifest, r, check=check is not False) for r in manifest.blocks
         ]
@@ -422,7 +383,7 @@ def read_shards(directory: Path, manifest: Manifest, *, check: bool | None = Non
         read_shard(directory / r.file, r, n_labels, n_features, check=check)
         for r in manifest.shards
     ]
-    _check_held(directory, manifest, shards)
+    _check_held(directory, counts, shards)
     return shards
 
 
@@ -430,7 +391,7 @@ def read_shard(
     path: Path, receipt: ShardReceipt, n_labels: int, n_features: int, *, check: bool = True
 ) -> Shard:
     """A shard of a model with so many labels and features; otherwise as `read_shards`."""
-    arrays, _ = _open_checked(path, receipt.sha256 if check else None, receipt.bytes)
+    arrays, _ = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     try:
         shard = Shard(**arrays)
     except TypeError:
@@ -450,13 +411,15 @@ def read_shard(
     return shard
 
 
-def _check_held(directory: Path, manifest: Manifest, shards: Sequence[Shard]) -> None:
-    """That no label is in two shards."""
-    held = np.zeros(manifest.n_labels, np.bool_)
+def _check_held(directory: Path, counts: npt.NDArray[np.int64], shards: Sequence[Shard]) -> None:
+    """That every label with training rows is in one shard, and no other label in any."""
+    held = np.zeros(len(counts), np.int64)
     for shard in shards:
-        held[shard.labels] = True
-    if np.count_nonzero(held) != sum(len(shard.labels) for shard in shards):
+        held += np.bincount(shard.labels, minlength=len(counts))
+    if (held > 1).any():
         raise ModelError(f"{directory}: a label is in its shards twice")
+    if not np.array_equal(held > 0, counts > 0):
+        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
 
 
 def _check_rows(
@@ -481,15 +444,16 @@ def _check_rows(
         raise ModelError(f"{path}: a weight is not a finite number")
 
 
-def _open_checked(
+def open_checked(
     path: Path, sha256: str | None, size: int | None = None
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """The arrays and metadata of a file that must have this SHA-256 and size, if they are given."""
     try:
         if size is not None and path.stat().st_size != size:
             raise ModelError(
                 f"{path}: {path.stat().st_size} bytes, the manifest says {size}; cut off or altered"
             )
-        if sha256 is not None and _sha256(path) != sha256:
+        if sha256 is not None and sha256_of(path) != sha256:
             raise ModelError(f"{path}: altered since it was written (SHA-256 differs)")
         return open_arrays(path)
     except FileNotFoundError:
@@ -500,6 +464,7 @@ def _open_checked(
         raise ModelError(f"{path}: {error}") from None
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,132 +3,38 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec import pruning, store
-from dismec.blocks import Block, BlockStats, costs, cut, cut_evenly
-from dismec.dataset import Dataset, check_names, fingerprint, indicator, save_data
-from dismec.engine import solve_blocks
+from dismec import calibration, pruning, store
+from dismec.blocks import BlockStats
+from dismec.dataset import fingerprint
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform, check_csr, check_X
+from dismec.features import check_X
+from dismec.job import Job, Mask, Progress, check_Y
 from dismec.manifest import BlockReceipt, Manifest
 from dismec.model import Model, open_model
 from dismec.native import kernels, thread_count
-from dismec.shards import check_precision, pack
-from dismec.solver import Problem, SolverParams
-from dismec.store import LabelTable
+from dismec.params import TrainingParams
+from dismec.parts import read_parts, write_parts
+from dismec.shards import pack
 
 if TYPE_CHECKING:
     from dismec.dask_engine import Cluster
+    from dismec.text import Vocabulary
 
-__all__ = ["TrainingParams", "fit", "train"]
-
-T = TypeVar("T")
-Blocks = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
-Mask = npt.NDArray[np.bool_]  # of labels
-Progress = Callable[[int, int], None]
-AUTO = "auto"
+__all__ = ["TrainingParams", "connected", "earlier_run", "fit", "run", "train"]
 
 _log = logging.getLogger("dismec")
-
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    "C": float,
-    "delta": float,
-    "tol": float,
-    "tfidf": bool,
-    "normalize": bool,
-    "bias": float,
-    "block_size": operator.index,
-}
-
-
-@dataclass(frozen=True)
-class TrainingParams:
-    """Everything that decides what a model is, apart from the data.
-
-    Attributes
-    ----------
-    C
-        Weight of the losses against the regulariser.
-    delta
-        Weights with |w| < delta are dropped; "auto" chooses it (`dismec.pruning`): the largest that
-        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this.
-    tol
-        LIBLINEAR's ε in the stopping rule.
-    tfidf
-        Multiply each feature by its inverse document frequency in the training data.
-    normalize
-        Scale each row to Euclidean norm 1.
-    bias
-        Value of the bias feature; 0 for none.
-    block_size
-        Labels in a block of the training, at most. Does not change the model.
-    precision
-        How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
-
-    Raises
-    ------
-    ValueError
-        For a value that is not a number or out of range.
-    """
-
-    C: float = 1.0
-    delta: float | str = 0.01
-    tol: float = 0.01
-    tfidf: bool = False
-    normalize: bool = True
-    bias: float = 1.0
-    block_size: int = 1000
-    precision: str = "float16"
-
-    def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            value = getattr(self, name)
-            if name == "delta" and self.chooses_delta:
-                continue
-            try:
-                if isinstance(value, str):
-                    raise TypeError
-                # A number of NumPy has no place in the manifest.
-                object.__setattr__(self, name, kind(value))
-            except (TypeError, ValueError):
-                expected = 'a number or "auto"' if name == "delta" else "a number"
-                raise ValueError(f"{name} is {value!r}; expected {expected}") from None
-        self.solver  # noqa: B018  its own checks
-        cut(np.empty(0, np.int64), self.block_size)
-        try:
-            check_precision(self.precision)
-        except DataError as error:
-            raise ValueError(str(error)) from None
-        # The solver computes in float32.
-        least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-        if not least <= self.C <= most:
-            raise ValueError(f"C is {self.C}; expected a number from {least:.1e} to {most:.1e}")
-        if self.solver.delta > most:
-            raise ValueError(f"delta is {self.delta}; expected a number up to {most:.1e}")
-
-    @property
-    def chooses_delta(self) -> bool:
-        """Whether `delta` is left to choose."""
-        return isinstance(self.delta, str) and self.delta == AUTO
-
-    @property
-    def solver(self) -> SolverParams:
-        """The part that the solver needs; of a delta left to choose the least that it can be."""
-        delta = pruning.GRID[0] if self.chooses_delta else cast(float, self.delta)
-        return SolverParams(C=self.C, delta=delta, tol=self.tol)
 
 
 def train(
@@ -144,6 +50,7 @@ def train(
     progress: Progress | None = None,
     client: Any = None,
     source: str | os.PathLike[str] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Model:
     """Train a model into a directory, or go on where an earlier run of the same training stopped.
 
@@ -164,20 +71,23 @@ def train(
     names
         One name a label.
     validation
-        X and Y to choose `delta="auto"` on, instead of a tenth of the rows held out for this.
+        X and Y to choose `delta="auto"` and to calibrate on, instead of a tenth of the rows held
+        out for this.
     threads
         All available CPUs by default.
     overwrite
         Replace a model that is there, finished or not.
     progress
-        Called now and then with (labels done, labels in all); each label counts twice if delta is
-        to be chosen first.
+        Called now and then with (labels done, labels in all); each label counts twice if rows are
+        held out, as it is then trained twice.
     client
         Where to train instead of here (``docs/cluster.md``): a client of Dask, or the address or
         scheduler file of a cluster.
     source
         The ``.xmc`` file that X and Y were loaded from, if there is one: workers of a cluster that
         see it there need not be sent the data.
+    vocabulary
+        What has made X of texts; it becomes part of the model.
 
     Raises
     ------
@@ -190,30 +100,51 @@ def train(
     """
     directory = Path(path)
     threads = thread_count(threads)
-    job = _Job.prepare(X, Y, params or TrainingParams(), names, validation)
+    params = params or TrainingParams()
+    job = Job.prepare(X, Y, params, names, vocabulary=vocabulary)
+    trial = _Trial.prepare(job, validation)
     store.make_directory(directory)
-    with store.locked(directory), _connected(client) as cluster:
-        earlier = _earlier(directory, job) if not overwrite else None
-        if job.trial and earlier:
-            job = job.going_on(earlier)
-        elif job.trial:
-            job, progress = job.with_chosen_delta(threads, progress, cluster)
-        manifest, held = _begin(directory, job, earlier)
-        first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
-        if cluster is None:
-            blocks = job.blocks(held, first)
-            receipts = job.run(
-                blocks, lambda block: store.write_block(directory, block), threads, progress
+    with store.locked(directory), connected(client) as cluster:
+        earlier = None if overwrite else earlier_run(directory, trial.job)
+        if earlier and earlier.complete:
+            store.tidy(directory, earlier)  # should it have been killed at the very end
+            raise ModelError(
+                f"{directory} holds the finished model of this training already; "
+                "to train it again, overwrite it (--overwrite)"
             )
-        else:
-            receipts = job.run_on(cluster, directory, source, held, first, progress)
-        with closing(receipts):
-            for receipt in receipts:
-                manifest = manifest.with_blocks([*manifest.blocks, receipt])
-                store.commit(directory, manifest)
-        kernels.release_memory()  # the solver's, before more is taken
-        store.finish(directory, manifest, job.params.precision, job.labels.counts)
+        job, progress = trial.outcome(directory, earlier, threads, progress, cluster)
+        run(directory, job, earlier, threads, progress, cluster, source)
     return open_model(directory, check=False)
+
+
+def run(
+    directory: Path,
+    job: Job,
+    earlier: Manifest | None,
+    threads: int | None,
+    progress: Progress | None,
+    cluster: Cluster | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> Manifest:
+    """Do a job into a directory that is locked, after an earlier run of it if there was one."""
+    manifest, held = _begin(directory, job, earlier)
+    first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
+    if cluster is None:
+        blocks = job.blocks(held, first)
+        receipts = job.run(
+            blocks,
+            lambda block: store.write_block(directory, block),
+            threads,
+            progress,
+        )
+    else:
+        receipts = job.run_on(cluster, directory, source, held, first, progress)
+    with closing(receipts):
+        for receipt in receipts:
+            manifest = manifest.with_blocks([*manifest.blocks, receipt])
+            store.commit(directory, manifest)
+    kernels.release_memory()  # the solver's, before more is taken
+    return store.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
 
 
 def fit(
@@ -226,6 +157,7 @@ def fit(
     threads: int | None = None,
     progress: Progress | None = None,
     client: Any = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
@@ -240,216 +172,126 @@ def fit(
                 threads=threads,
                 progress=progress,
                 client=client,
+                vocabulary=vocabulary,
             )
     threads = thread_count(threads)
-    job = _Job.prepare(X, Y, params or TrainingParams(), names, validation)
-    if job.trial:
-        job, progress = job.with_chosen_delta(threads, progress)
+    job = Job.prepare(X, Y, params or TrainingParams(), names, vocabulary=vocabulary)
+    trial = _Trial.prepare(job, validation)
+    job, progress = trial.outcome(None, None, threads, progress)
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
     blocks = list(job.run(everything, lambda block: block, threads, progress))
-    trained = [block.trained(job.labels.counts) for block in blocks]
+    trained = [block.trained(job.parts.labels.counts) for block in blocks]
     shards = list(pack(trained, job.problem.n_features, job.params.precision))
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
-    return Model(manifest, job.transform, job.labels, shards)
+    return Model(manifest, job.transform, job.parts, shards)
 
 
 class _Trial(NamedTuple):
-    """The data on which delta is chosen, and a name for it."""
+    """A training on some of the rows, to learn from the others what the parameters leave open."""
 
-    X: sp.csr_array
-    Y: sp.csr_array
+    job: Job  # its manifest says on what it is learned
     judge: tuple[sp.csr_array, sp.csr_array] | npt.NDArray[np.int64]  # other rows, or some of these
-    source: str
 
     @classmethod
-    def prepare(
-        cls, X: sp.csr_array, Y: sp.csr_array, validation: tuple[Any, Any] | None
-    ) -> _Trial:
-        if Y.shape[1] < 2:
+    def prepare(cls, job: Job, validation: tuple[Any, Any] | None) -> _Trial:
+        params = job.params
+        if not params.holds_out:
+            if validation is not None:
+                raise DataError(
+                    'validation data is for delta="auto" and for calibrate, '
+                    f"and delta is {params.delta}"
+                )
+            return cls(job, np.empty(0, np.int64))
+        n_labels = job.Y.shape[1]
+        if params.chooses_delta and n_labels < 2:
             raise DataError(
-                f"delta is chosen by the order of labels, and there is {Y.shape[1]} label; "
+                f"delta is chosen by the order of labels, and there is {n_labels} label; "
                 "give it as a number"
             )
+        judge: Any
         if validation is None:
-            rows = pruning.held_out(X.shape[0])
-            return cls(X, Y, rows, f"on {len(rows)} held-out rows")
-        try:
-            judge_X = check_X(validation[0], X.shape[1])
-            judge_Y = _check_Y(validation[1], judge_X.shape[0])
-        except DataError as error:
-            raise DataError(f"validation data: {error}") from None
-        if judge_X.shape[0] == 0:
-            raise DataError("validation data: there are no rows to choose delta on")
-        digest = fingerprint(judge_X, judge_Y)
-        source = f"on {judge_X.shape[0]} rows of data {digest[:16]}"
-        return cls(X, Y, (judge_X, judge_Y), source)
+            judge = pruning.held_out(job.X.shape[0])
+            source = f"on {len(judge)} held-out rows"
+        else:
+            judge = _check_validation(validation, job.X.shape[1])
+            source = f"on {judge[0].shape[0]} rows of data {fingerprint(*judge)[:16]}"
+        facts = {"delta_auto": source} if params.chooses_delta else {}
+        if params.calibrate:
+            facts["calibrated"] = source
+        return cls(job.told(**facts), judge)
 
-    def run(
+    def outcome(
         self,
-        params: TrainingParams,
+        directory: Path | None,
+        earlier: Manifest | None,
         threads: int | None,
         progress: Progress | None,
-        cluster: Cluster | None,
-    ) -> pruning.Choice:
-        """Train at the least delta and choose."""
-        X: Any = self.X
-        Y: Any = self.Y
+        cluster: Cluster | None = None,
+    ) -> tuple[Job, Progress | None]:
+        """The job with what is learned, or was by an earlier run; and the progress from there."""
+        params = self.job.params
+        if not params.holds_out:
+            return self.job, progress
+        if directory and earlier:
+            known = self._known(directory, earlier)
+            if known:
+                return known, progress
+        total = self.job.problem.n_labels
+        first = progress and (lambda done, _: progress(done, 2 * total))
+        second = progress and (lambda done, _: progress(total + done, 2 * total))
+        return self._run(threads, first, cluster), second
+
+    def _known(self, directory: Path, earlier: Manifest) -> Job | None:
+        """The job with what an earlier run has learned, if that is whole."""
+        job = self.job
+        if job.params.chooses_delta:
+            delta = earlier.params.get("delta")
+            if delta not in pruning.GRID:
+                raise ModelError(f"the unfinished model's delta, {delta!r}, is none that is chosen")
+            job = job.at(float(delta), earlier.params.get("delta_effect"))
+        if not job.params.calibrate:
+            return job
+        try:
+            known = read_parts(directory, earlier).calibration
+        except ModelError:
+            return None
+        return job.calibrated(known) if known else None
+
+    def _run(self, threads: int | None, progress: Progress | None, cluster: Cluster | None) -> Job:
+        job = self.job
+        X: Any = job.X
+        Y: Any = job.Y
         if isinstance(self.judge, tuple):
             judge = self.judge
         else:
             judge = X[self.judge], Y[self.judge]
             others = np.delete(np.arange(X.shape[0]), self.judge)
             X, Y = X[others], Y[others]
-        params = replace(params, delta=params.solver.delta)
+        params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
         model = fit(X, Y, params, threads=threads, progress=progress, client=cluster)
-        return pruning.choose(model, *judge, threads=threads)
+        if job.params.chooses_delta:
+            choice = pruning.choose(model, *judge, threads=threads)
+            job = job.at(choice.delta, str(choice))
+            model = model.pruned(choice.delta)
+        if job.params.calibrate:
+            job = job.calibrated(calibration.fit(model, *judge, threads=threads))
+        return job
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """Data that has been checked, and the manifest of the model to come."""
-
-    X: sp.csr_array
-    Y: sp.csr_array
-    problem: Problem
-    params: TrainingParams
-    transform: Transform
-    labels: LabelTable
-    manifest: Manifest
-    trial: _Trial | None = None  # if delta is still to be chosen
-
-    @classmethod
-    def prepare(
-        cls,
-        X: Any,
-        Y: Any,
-        params: TrainingParams,
-        names: Sequence[str] | None,
-        validation: tuple[Any, Any] | None = None,
-    ) -> _Job:
-        if validation is not None and not params.chooses_delta:
-            raise DataError(f'validation data is for delta="auto", and delta is {params.delta}')
-        X = check_X(X)
-        Y = _check_Y(Y, X.shape[0])
-        if X.shape[0] == 0:
-            raise DataError("there are no rows to train on")
-        known = check_names(names, Y.shape[1])
-        _check_memory(X.shape[1], Y.shape[1])
-        transform = Transform.fit(
-            X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
-        )
-        problem = Problem(X, Y, transform)
-        labels = LabelTable(problem.label_counts, known, transform.idf)
-        trial = _Trial.prepare(X, Y, validation) if params.chooses_delta else None
-        manifest = Manifest(
-            n_rows=problem.n_rows,
-            n_features=problem.n_features,
-            n_labels=problem.n_labels,
-            params=asdict(params) | ({"delta_auto": trial.source} if trial else {}),
-            transform=transform.to_dict(),
-            data=fingerprint(X, Y),
-            dismec=version("dismec"),
-        )
-        return cls(X, Y, problem, params, transform, labels, manifest, trial)
-
-    def with_chosen_delta(
-        self, threads: int | None, progress: Progress | None, cluster: Cluster | None = None
-    ) -> tuple[_Job, Progress | None]:
-        """The job at the delta that a trial finds, and the progress that counts on from there."""
-        assert self.trial
-        total = self.problem.n_labels
-        first = progress and (lambda done, _: progress(done, 2 * total))
-        second = progress and (lambda done, _: progress(total + done, 2 * total))
-        choice = self.trial.run(self.params, threads, first, cluster)
-        return self._at(choice.delta, str(choice)), second
-
-    def going_on(self, earlier: Manifest) -> _Job:
-        """The job at the delta that an earlier run has chosen."""
-        delta = earlier.params.get("delta")
-        if delta not in pruning.GRID:
-            raise ModelError(f"the unfinished model's delta, {delta!r}, is none that is chosen")
-        return self._at(float(delta), earlier.params.get("delta_effect"))
-
-    def _at(self, delta: float, effect: Any) -> _Job:
-        params = self.manifest.params | {"delta": delta, "delta_effect": effect}
-        return replace(
-            self,
-            params=replace(self.params, delta=delta),
-            manifest=replace(self.manifest, params=params),
-            trial=None,
-        )
-
-    def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
-        """The labels that are not `held`, in at least so many blocks, numbered from `first`."""
-        labels = np.flatnonzero(~held)
-        groups = self.problem.groups[labels]
-        cost = costs(groups, self.problem.label_counts[labels])
-        parts = cut_evenly(groups, self.params.block_size, cost, n_blocks)
-        return {first + i: labels[part] for i, part in enumerate(parts)}
-
-    def run(
-        self,
-        blocks: Blocks,
-        keep: Callable[[Block], T],
-        threads: int | None,
-        progress: Progress | None,
-    ) -> Generator[T, None, None]:
-        """Solve blocks here."""
-        count = self._counter(blocks, progress)
-        return solve_blocks(
-            self.problem, self.params.solver, blocks, keep, threads=threads, progress=count
-        )
-
-    def run_on(
-        self,
-        cluster: Cluster,
-        directory: Path,
-        source: str | os.PathLike[str] | None,
-        held: Mask,
-        first: int,
-        progress: Progress | None,
-    ) -> Generator[BlockReceipt, None, None]:
-        """Solve the labels that are not `held` on a cluster."""
-        from dismec.cluster_training import (
-            BLOCKS_A_THREAD,
-            Training,
-            check_workers,
-            solve_on_cluster,
-        )
-
-        n_threads = sum(info.threads for info in check_workers(cluster).values())
-        blocks = self.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-        data = Path(source) if source else store.data_file(directory, self.manifest.data)
-        if blocks and not data.exists():
-            save_data(Dataset(self.X, self.Y), data)
-        training = Training(
-            directory,
-            data,
-            self.manifest.data,
-            self.params.solver,
-            self.transform,
-            costs(self.problem.groups, self.problem.label_counts),
-        )
-        count = self._counter(blocks, progress)
-        return solve_on_cluster(cluster, training, blocks, count)
-
-    def _counter(self, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:
-        total = self.problem.n_labels
-        done = total - sum(map(len, blocks.values()))
-
-        def count(n_labels: int) -> None:
-            nonlocal done
-            done += n_labels
-            if progress:
-                progress(done, total)
-
-        count(0)
-        return count
+def _check_validation(given: tuple[Any, Any], n_features: int) -> tuple[sp.csr_array, sp.csr_array]:
+    try:
+        X = check_X(given[0], n_features)
+        Y = check_Y(given[1], X.shape[0])
+    except DataError as error:
+        raise DataError(f"validation data: {error}") from None
+    if X.shape[0] == 0:
+        raise DataError("validation data: there are no rows")
+    return X, Y
 
 
 @contextmanager
-def _connected(client: Any) -> Iterator[Cluster | None]:
+def connected(client: Any) -> Iterator[Cluster | None]:
     """The cluster, which stays open if it was before."""
     if client is None:
         yield None
@@ -466,48 +308,19 @@ def _connected(client: Any) -> Iterator[Cluster | None]:
         yield cluster
 
 
-def _check_memory(n_features: int, n_labels: int) -> None:
-    """Refuse shapes whose dense vectors alone do not fit this machine: a header may lie."""
-    if not hasattr(os, "sysconf"):
-        return
-    # A thread's weights of 32 labels in 16 bits and some vectors; a label's counts and places.
-    needed = 100 * n_features + 64 * n_labels
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > present:
-        raise DataError(
-            f"{n_features} features and {n_labels} labels need at least {needed >> 30} GiB of "
-            f"memory; this machine has {present >> 30}"
-        )
-
-
-def _check_Y(Y: Any, n_rows: int) -> sp.csr_array:
-    """An indicator without stored zeros."""
-    Y = check_csr(Y, "Y", "labels")
-    if Y.shape[0] != n_rows:
-        raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
-    if not np.isin(Y.data, (0, 1)).all():
-        raise DataError("Y is not an indicator: it holds values other than 0 and 1")
-    return cast(sp.csr_array, indicator(Y))
-
-
-def _earlier(directory: Path, job: _Job) -> Manifest | None:
-    """The manifest of an unfinished run of the same training, if there is one."""
+def earlier_run(directory: Path, job: Job) -> Manifest | None:
+    """The manifest of the same training, finished or not, if the directory holds one."""
     if not store.holds_model(directory):
         return None
     manifest = store.read_manifest(directory)
     differences = _as_asked(manifest).differences(_as_asked(job.manifest))
-    if not differences and store.read_labels(directory, manifest).names != job.labels.names:
-        differences = ["other label names"]
+    if not differences:
+        names = read_parts(directory, manifest).labels.names
+        differences = [] if names == job.parts.labels.names else ["other label names"]
     if differences:
         raise ModelError(
             f"{directory} holds a model of another training ({', '.join(differences)}): "
             "choose another directory, or overwrite it (--overwrite)"
-        )
-    if manifest.complete:
-        store.tidy(directory, manifest)  # should it have been killed at the very end
-        raise ModelError(
-            f"{directory} holds the finished model of this training already; "
-            "to train it again, overwrite it (--overwrite)"
         )
     return manifest
 
@@ -525,21 +338,19 @@ def _as_asked(manifest: Manifest) -> Manifest:
     return replace(manifest, params=params)
 
 
-def _begin(directory: Path, job: _Job, earlier: Manifest | None) -> tuple[Manifest, Mask]:
+def _begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest, Mask]:
     """The manifest to go on from, and which labels are in the blocks that it has already."""
     held = np.zeros(job.problem.n_labels, np.bool_)
+    if earlier is None:
+        store.discard(directory, keep=store.data_file(directory, job.manifest.data))
+    manifest = replace(job.manifest, parts=write_parts(directory, job.parts))
     if earlier:
         # Of what the old manifest says, only the blocks count, and only those that are whole.
-        ours = replace(job.manifest, labels_sha256=earlier.labels_sha256)
-        manifest = ours.with_blocks(
-            receipt for receipt in earlier.blocks if _hold(directory, ours, receipt, held)
+        manifest = manifest.with_blocks(
+            receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
         )
-        store.tidy(directory, manifest)
-        return manifest, held
-    store.discard(directory)
-    digest = store.write_labels(directory, job.labels)
-    manifest = replace(job.manifest, labels_sha256=digest)
     store.commit(directory, manifest)
+    store.tidy(directory, manifest)
     return manifest, held
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from dismec.job import Progress
     from dismec.model import Model
-    from dismec.training import Progress
 
 
 @contextmanager

@@ -1,0 +1,251 @@
+"""Labels added to, trained anew in and removed from a finished model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from conftest import random_problem, weight_files
+from dismec import DataError, ModelError, TrainingParams, open_model, store, train
+from dismec.dataset import Dataset, save_data
+from dismec.editing import add_labels, remove_labels, update_labels
+
+PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
+NAMES = [f"label {i}" for i in range(40)]
+OLD = 25  # labels that the model has before others are added
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A model of all labels, trained at once."""
+    X, Y = random_problem()
+    path = tmp_path_factory.mktemp("whole") / "model"
+    return train(X, Y, path, PARAMS, names=NAMES)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The model of the first labels, in shards of a few."""
+    X, Y = random_problem()
+    with mock.patch("dismec.shards._MOST_WEIGHTS", 300):
+        train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def problem():
+    return random_problem()
+
+
+def same(model, other, labels=slice(None)):
+    return (model.weights[labels] != other.weights[labels]).nnz == 0
+
+
+def test_labels_added_later_are_those_trained_at_once(model, problem, whole):
+    before = weight_files(model)
+    assert len(before) > 3
+    found = add_labels(model, *problem, NAMES)
+    assert found.n_labels == 40
+    assert same(found, whole)
+    assert list(found.names) == NAMES
+    np.testing.assert_array_equal(found.label_counts, whole.label_counts)
+    X, _ = problem
+    for mine, its in zip(found.predict_topk(X), whole.predict_topk(X), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    after = weight_files(model)
+    assert {name: after[name] for name in before} == before
+    assert open_model(model, check=True).n_labels == 40
+
+
+def test_names_and_not_columns_say_which_label_is_new(model, problem, whole):
+    X, Y = problem
+    order = np.random.default_rng(0).permutation(40)
+    found = add_labels(model, X, Y[:, order], [NAMES[i] for i in order])
+    place = {name: i for i, name in enumerate(found.names)}
+    assert same_rows(found, [place[name] for name in NAMES], whole)
+
+
+def same_rows(found, places, whole):
+    return (found.weights[places] != whole.weights).nnz == 0
+
+
+def test_without_names_columns_are_labels(tmp_path, problem, whole):
+    X, Y = problem
+    train(X, Y[:, :OLD], tmp_path / "model", PARAMS)
+    found = add_labels(tmp_path / "model", X, Y)
+    assert same(found, whole)
+    assert found.names is None
+
+
+def test_labels_trained_anew_take_the_place_of_the_old(model, problem, whole):
+    X, Y = problem
+    half = np.arange(0, X.shape[0], 2)
+    wanted = [3, 17]
+    before, files = open_model(model), weight_files(model)
+    found = update_labels(model, X[half], Y[half][:, :OLD], [NAMES[3], NAMES[17]], NAMES[:OLD])
+    others = np.setdiff1d(np.arange(OLD), wanted)
+    assert same(found, before, others)
+    assert not same(found, before, wanted)
+    np.testing.assert_array_equal(found.label_counts[others], before.label_counts[others])
+    np.testing.assert_array_equal(found.label_counts[wanted], Y[half][:, wanted].sum(axis=0))
+    after = weight_files(model)
+    untouched = [
+        r.file
+        for r, s in zip(before.manifest.shards, before.shards, strict=True)
+        if not np.isin(s.labels, wanted).any()
+    ]
+    assert untouched
+    assert all(after[file] == files[file] for file in untouched)
+    # On the rows that they were trained on before, they become what they were.
+    again = update_labels(model, X, Y[:, :OLD], ["label 3", "label 17"], NAMES[:OLD])
+    assert same(again, before)
+
+
+def test_removed_labels_are_never_predicted_and_can_come_back(model, problem):
+    X, Y = problem
+    before = open_model(model)
+    found = remove_labels(model, ["label 5", "label 9"])
+    gone = [5, 9]
+    others = np.setdiff1d(np.arange(OLD), gone)
+    assert same(found, before, others)
+    top, _ = found.predict_topk(X, OLD)
+    assert not np.isin(top, gone).any()
+    np.testing.assert_array_equal(np.unique(top[top >= 0]), others[before.label_counts[others] > 0])
+    assert found.weights[gone].nnz == 0
+    with pytest.raises(DataError, match="no label 'label 5'"):
+        remove_labels(model, ["label 5"])
+    back = add_labels(model, X, Y[:, :OLD], NAMES[:OLD])
+    assert same(back, before)
+    assert list(back.names) == NAMES[:OLD]
+
+
+def test_all_labels_can_be_removed(model, problem):
+    found = remove_labels(
+        model, [n for n, c in zip(NAMES, open_model(model).label_counts, strict=False) if c]
+    )
+    assert (found.predict_topk(problem[0])[0] == -1).all()
+
+
+def test_history_says_what_was_done(model, problem):
+    X, Y = problem
+    add_labels(model, X, Y, NAMES)
+    remove_labels(model, ["label 1", "label 2", "label 30"])
+    history = store.read_manifest(model).history
+    assert [(e["action"], e["labels"]) for e in history] == [("added", 15), ("removed", 3)]
+    assert history[1]["numbers"] == "1-2,30"
+    assert history[0]["rows"] == X.shape[0]
+    assert len(history[0]["data"]) == 64
+    assert history[0]["time"].startswith("20")
+
+
+def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
+    before, files = open_model(model), weight_files(model)
+    written = []
+
+    def stop(folder, block):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(block.number)
+        return write(folder, block)
+
+    write = store.write_block
+    with mock.patch("dismec.store.write_block", stop), pytest.raises(KeyboardInterrupt):
+        add_labels(model, *problem, NAMES, threads=1)
+    assert weight_files(model) == files
+    assert same(open_model(model, check=True), before)
+    solved = []
+    with mock.patch(
+        "dismec.store.write_block", lambda *a: (solved.append(a[1].number), write(*a))[1]
+    ):
+        found = add_labels(model, *problem, NAMES, threads=1)
+    assert same(found, whole)
+    assert len(solved) < 3
+    assert not list(model.glob(".edit*"))
+
+
+@pytest.mark.parametrize("step", ["write_shard", "commit"])
+def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
+    before = open_model(model)
+    with (
+        mock.patch(f"dismec.editing.store.{step}", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        add_labels(model, *problem, NAMES)
+    assert same(open_model(model, check=True), before)
+    assert same(add_labels(model, *problem, NAMES), whole)
+
+
+def test_other_data_after_a_kill_begin_anew(model, problem, whole):
+    X, Y = problem
+    with (
+        mock.patch("dismec.editing.write_parts", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        add_labels(model, X[:200], Y[:200], NAMES)
+    assert same(add_labels(model, X, Y, NAMES), whole)
+
+
+def test_more_rows_than_before_are_fine(model, problem):
+    X, Y = problem
+    found = add_labels(model, sp.vstack([X, X]), sp.vstack([Y, Y]), NAMES)
+    assert found.manifest.n_rows == 2 * X.shape[0]
+    assert found.evaluate(X, Y)["rows"] == X.shape[0]
+
+
+def test_what_does_not_fit_is_refused(model, problem, tmp_path):
+    X, Y = problem
+    files = weight_files(model)
+    with pytest.raises(DataError, match="has all labels of these rows already"):
+        add_labels(model, X, Y[:, :OLD], NAMES[:OLD])
+    with pytest.raises(DataError, match="give the names"):
+        add_labels(model, X, Y)
+    with pytest.raises(DataError, match="3 label names for 40 labels"):
+        add_labels(model, X, Y, ["a", "b", "c"])
+    with pytest.raises(DataError, match="same name"):
+        add_labels(model, X, Y, ["a"] * 40)
+    with pytest.raises(DataError, match="the model has 80"):
+        add_labels(model, sp.csr_array((300, 81)), Y, NAMES)
+    with pytest.raises(DataError, match="no label 'nothing'"):
+        update_labels(model, X, Y, ["nothing"], NAMES)
+    with pytest.raises(DataError, match="no row of the data has label 'label 3'"):
+        update_labels(model, X, Y[:, :3], ["label 3"], NAMES[:3])
+    with pytest.raises(DataError, match="no label is named"):
+        remove_labels(model, [])
+    with pytest.raises(ModelError, match="not a dismec model"):
+        remove_labels(tmp_path, ["label 3"])
+    assert not (tmp_path / ".lock").exists()
+    with store.locked(model), pytest.raises(ModelError, match="writing to it"):
+        remove_labels(model, ["label 3"])
+    assert weight_files(model) == files
+
+
+def test_commands(model, problem, whole, tmp_path):
+    X, Y = problem
+    save_data(Dataset(X, Y, NAMES), tmp_path / "all.xmc")
+    (tmp_path / "labels.txt").write_text("label 3\nlabel 30\n")
+
+    def dismec(*args):
+        done = subprocess.run(
+            [sys.executable, "-m", "dismec", *map(str, args)], capture_output=True, text=True
+        )
+        return done.returncode, done.stderr
+
+    code, said = dismec("add-labels", model, tmp_path / "all.xmc")
+    assert code == 0, said
+    assert "15 labels added" in said
+    assert same(open_model(model), whole)
+    code, said = dismec("update", model, tmp_path / "all.xmc", "--labels", tmp_path / "labels.txt")
+    assert code == 0, said
+    assert "2 labels updated" in said
+    assert same(open_model(model), whole)
+    code, said = dismec("remove-labels", model, "label 3", "label 4")
+    assert code == 0, said
+    code, said = dismec("remove-labels", model, "--labels", tmp_path / "labels.txt")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "no label 'label 3'" in said
+    assert open_model(model).weights[[3, 4]].nnz == 0
