@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import tracemalloc
 import zipfile
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from dismec import xmc_text
 from dismec.container import open_arrays, write_arrays
 from dismec.dataset import Dataset, fingerprint, load_data, save_data
 from dismec.errors import DataError
+from dismec.xmc_writer import XmcWriter
 
 TEXT = b"""4 6 5
 1,3 0:1 2:0.25 5:-3e-05
@@ -461,6 +464,98 @@ def test_names_that_no_file_can_hold_are_refused(tmp_path, write, name, reason):
     with pytest.raises(DataError, match=f"label 1: .*{reason}"):
         save_data(dataset, tmp_path / "x.xmc")
     assert not (tmp_path / "x.xmc").exists()
+
+
+# Binary datasets in pieces
+
+
+def in_pieces(dataset, path, cuts, as_lists):
+    with XmcWriter(path, dataset.X.shape[1]) as writer:
+        for begin, end in pairwise(cuts):
+            Y = dataset.Y[begin:end]
+            lists = [ids.tolist()[::-1] * 2 for ids in np.split(Y.indices, Y.indptr[1:-1])]
+            writer.append(dataset.X[begin:end], lists[: end - begin] if as_lists else Y)
+        writer.finish(dataset.Y.shape[1], dataset.names)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    datasets() | datasets(names=st.lists(st.text("aé"))),
+    st.lists(st.integers(0, 8)),
+    st.booleans(),
+)
+def test_pieces_give_the_bytes_of_the_whole(tmp_path_factory, dataset, cuts, as_lists):
+    base = tmp_path_factory.getbasetemp()
+    n_rows = dataset.X.shape[0]
+    cuts = sorted([0, *(min(cut, n_rows) for cut in cuts), n_rows])
+    in_pieces(dataset, base / "pieces.xmc", cuts, as_lists)
+    save_data(dataset, base / "whole.xmc")
+    assert (base / "pieces.xmc").read_bytes() == (base / "whole.xmc").read_bytes()
+
+
+def test_a_writer_keeps_neither_X_nor_Y_in_memory(tmp_path):
+    rng = np.random.default_rng(0)
+    X = csr_array(scipy.sparse.random(1000, 500, 0.2, "csr", np.float32, rng))
+    labels = [[i % 7, i % 50] for i in range(1000)]
+    size = 40 * X.data.nbytes * 2
+    tracemalloc.start()
+    try:
+        with XmcWriter(tmp_path / "a.xmc", 500) as writer:
+            for _ in range(40):
+                writer.append(X, labels)
+            writer.finish(50)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert load_data(tmp_path / "a.xmc").X.nnz == 40 * X.nnz
+    assert peak < size / 8
+
+
+@pytest.mark.parametrize(
+    ("row", "labels", "reason"),
+    [
+        ([[0, np.nan]], [[0]], "X, row 2: the value nan is not finite"),
+        ([[1, 1]], [[-1]], "row 2: -1 is not a label id"),
+        ([[1, 1]], [[2**32]], "row 2: 4294967296 is not a label id"),
+        ([[1, 1]], [[0], [1]], "X has 1 rows and Y has 2"),
+        ([[1, 1, 1]], [[0]], "rows with 3 features, not 2"),
+        ([[1, 1]], [[5]], "4 labels, but a row has label 5"),
+    ],
+)
+def test_bad_pieces_are_refused_and_leave_what_was_there(tmp_path, row, labels, reason):
+    path = tmp_path / "a.xmc"
+    path.write_bytes(b"before")
+
+    def write_pieces():
+        with XmcWriter(path, 2) as writer:
+            writer.append(csr_array(np.ones((2, 2), np.float32)), [[0], []])
+            writer.append(csr_array(np.array(row, np.float32)), labels)
+            writer.finish(4)
+
+    with pytest.raises(DataError) as caught:
+        write_pieces()
+    assert str(caught.value) == f"{path}: {reason}"
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_that_do_not_fit_the_pieces_are_refused(tmp_path):
+    with (
+        pytest.raises(DataError, match="1 label names for 2 labels"),
+        XmcWriter(tmp_path / "a.xmc", 2) as writer,
+    ):
+        writer.finish(2, ["a"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_that_does_not_finish_leaves_nothing(tmp_path):
+    with XmcWriter(tmp_path / "a.xmc", 2) as writer:
+        writer.append(csr_array(np.ones((2, 2), np.float32)), [[0], []])
+    assert not list(tmp_path.iterdir())
+    for bad in (tmp_path, tmp_path / "missing" / "a.xmc"):
+        with pytest.raises(OSError, match=r"directory") as caught:
+            XmcWriter(bad, 2)
+        assert caught.value.filename == str(bad)
 
 
 # Matrices

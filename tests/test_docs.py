@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import dismec
+from dismec.corpus import TextFormat, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,6 +47,21 @@ def test_pruning_commands_and_python_run(tmp_path):
         )
     script = "\n".join(examples("docs/pruning.md", "python"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def test_text_files_of_the_documentation_are_read(tmp_path):
+    page = "docs/text-files.md"
+    tags = TextFormat("title,body", "tags", "|")
+    for language, name, fmt in (("json", "a", None), ("csv", "a.csv", tags), ("text", "a", None)):
+        path = tmp_path / name
+        path.write_text(examples(page, language)[0])
+        (batch,) = read_texts(path, fmt or TextFormat())
+        assert batch.labels[0] == ["grain", "wheat"]
+        assert len(batch.texts) == 2
+    (script,) = examples(page, "python")
+    run = [sys.executable, "-c", script]
+    found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert found.strip() == script.partition("# ")[2].strip()
 
 
 def test_serving_examples_run(tmp_path):

@@ -14,16 +14,19 @@ import math
 import mmap
 import os
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import IO, Any, BinaryIO, overload
 
 import numpy as np
 
 __all__ = [
     "ContainerError",
     "Names",
+    "Spooled",
     "open_arrays",
     "pack_names",
     "unpack_names",
@@ -92,9 +95,27 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
+@dataclass(frozen=True)
+class Spooled:
+    """An array that waits in a file of its own, as little-endian bytes, to be copied from there."""
+
+    file: IO[bytes]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return self.file.seek(0, os.SEEK_END)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """It has one dimension."""
+        return (self.nbytes // self.dtype.itemsize,)
+
+
 def write_arrays(
     path: str | os.PathLike[str],
-    arrays: Mapping[str, np.ndarray[Any, Any]],
+    arrays: Mapping[str, np.ndarray[Any, Any] | Spooled],
     metadata: Mapping[str, str],
 ) -> None:
     """Write arrays and metadata to ``path``, atomically.
@@ -125,6 +146,10 @@ def write_arrays(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for _, array in ordered:
+            if isinstance(array, Spooled):
+                array.file.seek(0)
+                shutil.copyfileobj(array.file, file, 1 << 20)
+                continue
             little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
             if little.size:
                 file.write(little.data)

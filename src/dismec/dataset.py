@@ -24,6 +24,7 @@ from scipy.sparse import csr_array
 
 from dismec.container import (
     ContainerError,
+    Spooled,
     open_arrays,
     pack_names,
     unpack_names,
@@ -36,6 +37,7 @@ from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
 
 __all__ = [
     "Dataset",
+    "check_dataset",
     "check_names",
     "fingerprint",
     "indicator",
@@ -43,6 +45,7 @@ __all__ = [
     "load_data",
     "load_features",
     "save_data",
+    "write_xmc",
 ]
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -159,13 +162,14 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
         If the file cannot be written; what was there before is left as it was.
     """
     path = Path(path)
-    X, Y, names = _sound(path, dataset)
+    X, Y, names = check_dataset(path, dataset)
     name = path.name.lower()
     kind = name.removesuffix(".gz")
     if labels is not None and not name.endswith(".npz"):
         raise DataError(f"{path}: labels apart from the data go only with .npz files")
     if name.endswith(".xmc"):
-        _save_xmc(X, Y, names, path)
+        x, y = (X.indptr, X.indices, X.data), (Y.indptr, Y.indices)
+        write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names)
     elif kind.endswith((".txt", ".svm", ".svmlight")):
         with whole_file(path) as file:
             packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if kind != name else None
@@ -255,8 +259,11 @@ def indicator(Y: Any) -> Any:
     return Y
 
 
-def _sound(path: Path, dataset: Dataset) -> Dataset:
-    """The dataset in the types that ``Dataset`` promises, with everything checked."""
+def check_dataset(path: Path, dataset: Dataset, first_row: int = 0) -> Dataset:
+    """The dataset in the types that ``Dataset`` promises, with everything checked.
+
+    In errors the file is called ``path`` and its rows are counted from ``first_row``.
+    """
     X, Y = _canonical(dataset.X), indicator(dataset.Y)
     if X.shape[0] != Y.shape[0]:
         raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
@@ -272,7 +279,8 @@ def _sound(path: Path, dataset: Dataset) -> Dataset:
         names = check_names(dataset.names, Y.shape[1])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    return _checked(path, (*rows[0], values), rows[1], (X.shape[1], Y.shape[1]), names)
+    columns = (X.shape[1], Y.shape[1])
+    return _checked(path, (*rows[0], values), rows[1], columns, names, first_row)
 
 
 def _checked(
@@ -281,15 +289,16 @@ def _checked(
     y: tuple[NDArray[np.int64], NDArray[np.int32]],
     columns: tuple[int, int],
     names: list[str] | None,
+    first_row: int = 0,
 ) -> Dataset:
     """A dataset of arrays that nobody has vouched for: checked in full, before scipy sees them."""
     for what, (indptr, indices), width in zip("XY", (x[:2], y), columns, strict=True):
         problem = kernels.check_rows(indptr, indices, width)
         if problem:
-            raise DataError(f"{path}: {what}, row {problem[0]}: {problem[1]}")
+            raise DataError(f"{path}: {what}, row {first_row + problem[0]}: {problem[1]}")
     place = kernels.first_non_finite(x[2])
     if place >= 0:
-        row = int(np.searchsorted(x[0], place, side="right")) - 1
+        row = first_row + int(np.searchsorted(x[0], place, side="right")) - 1
         raise DataError(f"{path}: X, row {row}: the value {x[2][place]} is not finite")
     if names is not None and len(names) != columns[1]:
         raise DataError(f"{path}: {len(names)} names for {columns[1]} labels")
@@ -303,17 +312,24 @@ def _ones(indices: NDArray[np.int32]) -> NDArray[np.uint8]:
 # Binary datasets
 
 
-def _save_xmc(X: Any, Y: Any, names: Sequence[str] | None, path: Path) -> None:
-    arrays = {
-        "x.indptr": X.indptr.astype(np.int64, copy=False),
-        "x.indices": X.indices,
-        "x.data": X.data,
-        "y.indptr": Y.indptr.astype(np.int64, copy=False),
-        "y.indices": Y.indices,
+def write_xmc(
+    path: Path,
+    x: tuple[NDArray[Any], NDArray[np.int32] | Spooled, NDArray[np.float32] | Spooled],
+    y: tuple[NDArray[Any], NDArray[np.int32] | Spooled],
+    columns: tuple[int, int],
+    names: Sequence[str] | None,
+) -> None:
+    """Write arrays that are known to be sound as a binary dataset, atomically."""
+    arrays: dict[str, NDArray[Any] | Spooled] = {
+        "x.indptr": x[0].astype(np.int64, copy=False),
+        "x.indices": x[1],
+        "x.data": x[2],
+        "y.indptr": y[0].astype(np.int64, copy=False),
+        "y.indices": y[1],
     }
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
-    sizes = {"n_rows": X.shape[0], "n_features": X.shape[1], "n_labels": Y.shape[1]}
+    sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
 
@@ -361,7 +377,7 @@ def _load_npz(path: Path, labels: StrPath | None, needs_labels: bool) -> Dataset
     Y: Any = csr_array((X.shape[0], 0)) if labels is None else _read_npz(Path(labels))
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")
-    return _sound(path, Dataset(X, Y))
+    return check_dataset(path, Dataset(X, Y))
 
 
 def _read_npz(path: Path) -> Any:

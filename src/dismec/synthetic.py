@@ -10,6 +10,7 @@ cannot know either, so that accuracy stays well below 100 % at any size.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from scipy.sparse import csr_array
 from dismec.dataset import Dataset, save_data
 from dismec.errors import DataError
 
-__all__ = ["generate", "write"]
+__all__ = ["Counts", "World", "draw", "generate", "write"]
 
 _ROWS_AT_A_TIME = 50_000
 _MOST_PER_ROW = 1_000_000
@@ -34,20 +35,21 @@ _LABEL_WORDS, _VAGUE_LABEL_WORDS = 0.21, 0.02  # of the words of a clear and of 
 _TOPIC_WORDS = 0.2
 
 
-class _World(NamedTuple):
-    """What train and test rows have in common. Labels here are sorted by topic."""
+class World(NamedTuple):
+    """What train and test rows have in common. Labels here are sorted by topic, words by rank."""
 
     label_ids: NDArray[np.int32]
     label_cdf: NDArray[np.float64]
     label_topics: NDArray[np.int32]
     topic_starts: NDArray[np.int64]
     label_words: NDArray[np.int32]
+    """Feature ids of each label's own words, the most usual first."""
     topic_words: NDArray[np.int32]
     word_ids: NDArray[np.int32]
     word_cdf: NDArray[np.float64]
 
 
-class _Counts(NamedTuple):
+class Counts(NamedTuple):
     """Rows as sorted ids: how many features a row has, which, and how often each occurs."""
 
     lengths: NDArray[np.int64]
@@ -84,31 +86,11 @@ def generate(
     DataError
         For sizes that no data can have.
     """
-    if min(rows, features, labels) < 1 or max(features, labels) >= 2**31 - 1:
-        raise DataError("rows, features and labels must be at least 1, and ids fit 31 bits")
-    if not (0 <= labels_per_row <= _MOST_PER_ROW and 1 <= features_per_row <= _MOST_PER_ROW):
-        raise DataError(
-            f"labels_per_row is {labels_per_row} and features_per_row {features_per_row}; "
-            f"expected at least 0 and 1, and at most {_MOST_PER_ROW}"
-        )
-    if seed < 0:
-        raise DataError(f"seed is {seed}; expected at least 0")
-    test_rows = rows // 5 if test_rows is None else test_rows
-    world = _make_world(features, labels, np.random.default_rng([seed, 0]))
-
+    shape = (rows, features, labels, labels_per_row, features_per_row, seed, test_rows)
     parts = []
-    for part, n_rows in enumerate((rows, test_rows), start=1):
-        chunks = [
-            _draw_rows(
-                world,
-                min(_ROWS_AT_A_TIME, n_rows - begin),
-                labels_per_row,
-                features_per_row,
-                np.random.default_rng([seed, part, begin]),
-            )
-            for begin in range(0, n_rows, _ROWS_AT_A_TIME)
-        ]
-        parts.append([_joined([chunk[i] for chunk in chunks]) for i in range(2)])
+    for chunks in draw(*shape)[1:]:
+        drawn = list(chunks)
+        parts.append([_joined([chunk[i] for chunk in drawn]) for i in range(2)])
     document_frequency = np.bincount(parts[0][0].features, minlength=features)
     idf = (1 + np.log((1 + rows) / (1 + document_frequency))).astype(np.float32)
     train, test = (
@@ -133,13 +115,46 @@ def write(
     return paths
 
 
-def _make_world(n_features: int, n_labels: int, rng: np.random.Generator) -> _World:
+def draw(
+    rows: int,
+    features: int,
+    labels: int,
+    labels_per_row: float,
+    features_per_row: float,
+    seed: int,
+    test_rows: int | None,
+) -> tuple[World, Iterator[tuple[Counts, Counts]], Iterator[tuple[Counts, Counts]]]:
+    """A world, and the words and labels of its training and of its test rows, many at a time.
+
+    The arguments are those of `generate`.
+    """
+    if min(rows, features, labels) < 1 or max(features, labels) >= 2**31 - 1:
+        raise DataError("rows, features and labels must be at least 1, and ids fit 31 bits")
+    if not (0 <= labels_per_row <= _MOST_PER_ROW and 1 <= features_per_row <= _MOST_PER_ROW):
+        raise DataError(
+            f"labels_per_row is {labels_per_row} and features_per_row {features_per_row}; "
+            f"expected at least 0 and 1, and at most {_MOST_PER_ROW}"
+        )
+    if seed < 0:
+        raise DataError(f"seed is {seed}; expected at least 0")
+    world = _make_world(features, labels, np.random.default_rng([seed, 0]))
+
+    def chunks(part: int, n_rows: int) -> Iterator[tuple[Counts, Counts]]:
+        for begin in range(0, n_rows, _ROWS_AT_A_TIME):
+            size = min(_ROWS_AT_A_TIME, n_rows - begin)
+            rng = np.random.default_rng([seed, part, begin])
+            yield _draw_rows(world, size, labels_per_row, features_per_row, rng)
+
+    return world, chunks(1, rows), chunks(2, rows // 5 if test_rows is None else test_rows)
+
+
+def _make_world(n_features: int, n_labels: int, rng: np.random.Generator) -> World:
     n_topics = max(1, round(n_labels**0.5))
     topics = np.sort(rng.integers(0, n_topics, n_labels, dtype=np.int32))
     weights = (rng.permutation(n_labels) + 3.0) ** -_LABEL_EXPONENT
     word_weights = (np.arange(n_features) + 3.0) ** -_WORD_EXPONENT
     word_ids = rng.permutation(n_features).astype(np.int32)
-    return _World(
+    return World(
         label_ids=rng.permutation(n_labels).astype(np.int32),
         label_cdf=np.append(0, np.cumsum(weights / weights.sum())),
         label_topics=topics,
@@ -162,12 +177,12 @@ def _vocabulary(
 
 
 def _draw_rows(
-    world: _World,
+    world: World,
     n_rows: int,
     labels_per_row: float,
     features_per_row: float,
     rng: np.random.Generator,
-) -> tuple[_Counts, _Counts]:
+) -> tuple[Counts, Counts]:
     """Words and labels of some rows."""
     n_labels = len(world.label_ids)
     if labels_per_row >= 1:
@@ -223,21 +238,21 @@ def _pick(cdf: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]
     return np.clip(np.searchsorted(cdf, u, side="right") - 1, 0, len(cdf) - 2)
 
 
-def _count(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> _Counts:
+def _count(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> Counts:
     keys, occurrences = np.unique(rows * n_ids + ids, return_counts=True)
     lengths = np.bincount(keys // n_ids, minlength=n_rows)
-    return _Counts(
+    return Counts(
         lengths, (keys % n_ids).astype(np.int32), np.minimum(occurrences, 255).astype(np.uint8)
     )
 
 
-def _joined(chunks: list[_Counts]) -> _Counts:
+def _joined(chunks: list[Counts]) -> Counts:
     if not chunks:
-        return _Counts(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
-    return _Counts(*(np.concatenate(arrays) for arrays in zip(*chunks, strict=True)))
+        return Counts(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
+    return Counts(*(np.concatenate(arrays) for arrays in zip(*chunks, strict=True)))
 
 
-def _values(words: _Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
+def _values(words: Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
     """Tf-idf, rounded to four decimals as such files usually are."""
     tf = (1 + np.log(np.arange(1, 257))).astype(np.float32)
     values = np.empty(len(words.features), np.float32)
@@ -248,7 +263,7 @@ def _values(words: _Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
     return values
 
 
-def _matrix(counts: _Counts, data: NDArray[Any], n_columns: int) -> csr_array[Any]:
+def _matrix(counts: Counts, data: NDArray[Any], n_columns: int) -> csr_array[Any]:
     indptr = np.append(0, np.cumsum(counts.lengths))
     if len(data) < 2**31:  # one index type for both arrays: scipy would make that int64
         indptr = indptr.astype(np.int32)
