@@ -55,6 +55,17 @@ def coverage_at_k(truth, top, k):
     return len(found) / len(true_somewhere) if true_somewhere else 0.0
 
 
+def f1_scores(truth, sets):
+    labels = set().union(*truth, *sets)
+    pairs = list(zip(truth, sets, strict=True))
+    found = {n: sum(n in t and n in p for t, p in pairs) for n in labels}
+    total = {n: sum((n in t) + (n in p) for t, p in pairs) for n in labels}
+    return {
+        "micro-F1": 2 * sum(found.values()) / max(sum(total.values()), 1),
+        "macro-F1": sum(2 * found[n] / total[n] for n in labels) / max(len(labels), 1),
+    }
+
+
 def brute_force_scores(Xt, W):
     """Transformed rows × labels: float32 products, added in float32 by ascending feature."""
     X, weights = Xt.toarray(), W.toarray().T

@@ -238,3 +238,43 @@ def test_propensities_are_probabilities_that_grow_with_the_count(n_rows, data):
 def test_impossible_label_counts_are_refused(counts, n_rows):
     with pytest.raises(DataError):
         metrics.propensities(counts, n_rows)
+
+
+@given(judged_rows())
+def test_hits_are_the_places_with_true_labels(rows):
+    truth, top, p = rows
+    found = metrics.hits(indicator(truth, len(p)), top)
+    expected = [[label in t for label in row] for t, row in zip(truth, top, strict=True)]
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(judged_rows())
+def test_f1_equals_the_naive_one(rows):
+    truth, top, p = rows
+    sets = [{label for label in row if label >= 0} for row in top]
+    found = metrics.f1_scores(indicator(truth, len(p)), indicator(sets, len(p)))
+    assert found == pytest.approx(naive.f1_scores(truth, sets), rel=1e-12)
+
+
+def test_f1_takes_what_is_stored_for_assigned_whatever_its_value():
+    Y, assigned = indicator([{0}, {1}], 2), indicator([{0}, {0}], 2)
+    assigned.data[:] = 0
+    assert metrics.f1_scores(Y, assigned) == {"micro-F1": 0.5, "macro-F1": pytest.approx(1 / 3)}
+    with pytest.raises(DataError, match=r"assigned is \(2, 1\), Y_true is \(2, 2\)"):
+        metrics.f1_scores(Y, assigned[:, :1])
+
+
+def test_calibration_error_by_hand():
+    # Bins of a half: 0.1 and 0.3 sum to 0.4 and have no hit; 0.6 and 1.0 to 1.6, and have two.
+    error = metrics.expected_calibration_error([[0.1, 0.6], [0.3, 1.0]], [[0, 1], [0, 1]], bins=2)
+    assert error == pytest.approx((0.4 + abs(1.6 - 2)) / 4)
+    assert metrics.expected_calibration_error([], []) == 0
+    assert metrics.expected_calibration_error([1.0, 0.0], [True, False]) == 0
+    for bad, reason in [
+        (([0.5], [1, 0], 15), "expected the same"),
+        (([np.nan], [1], 15), "a probability is not between 0 and 1"),
+        (([1.5], [1], 15), "a probability is not between 0 and 1"),
+        (([0.5], [1], 0), "bins is 0"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            metrics.expected_calibration_error(*bad)

@@ -15,6 +15,15 @@ the propensity of label l.
 - Coverage@k: of the labels that are true in at least one row, the share that is a hit in at least
   one row.
 
+And on sets of labels and probabilities, which have no k:
+
+- F1 of a label: 2·hits/(times assigned + times true). micro-F1 takes the three sums over all
+  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row: the
+  many that are neither would otherwise decide it.
+- ECE, the expected calibration error: predicted pairs of row and label are put into bins of equal
+  width by their probability; in each bin the mean probability is held against the share of hits,
+  and the differences are averaged, weighted by the pairs.
+
 P, nDCG and R are means over all rows, and a row without true labels counts as a row with 0. PSP and
 PSnDCG are ratios of two sums over rows, not means of ratios, so such a row has no influence. An
 empty place (−1) is never a hit, and a label may stand in a row only once.
@@ -40,6 +49,9 @@ from dismec.errors import DataError
 __all__ = [
     "coverage_at_k",
     "evaluate",
+    "expected_calibration_error",
+    "f1_scores",
+    "hits",
     "ndcg_at_k",
     "precision_at_k",
     "propensities",
@@ -157,6 +169,95 @@ def evaluate(
     }
     result["rows"] = len(judged.hits)
     return result
+
+
+def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which places of `top` hold a true label; arguments and errors as for `precision_at_k`."""
+    places = np.asarray(top)
+    found = np.zeros(places.shape, dtype=np.bool_)
+    if places.ndim == 2 and places.shape[1] == 0:
+        return found
+    judged = _judge(Y_true, places, max(places.shape[1:], default=1)).hits
+    found[:, : judged.shape[1]] = judged
+    return found
+
+
+def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
+    """How well sets of labels agree with the true ones.
+
+    Parameters
+    ----------
+    Y_true, assigned
+        Sparse (n_rows, n_labels). True labels are entries other than 0; assigned are all that are
+        stored, whatever their value.
+
+    Returns
+    -------
+    dict
+        ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1, and 0 where nothing is true or
+        assigned.
+
+    Raises
+    ------
+    DataError
+        If the shapes differ or there are no rows.
+    """
+    truth = _indicator(Y_true)
+    chosen: Any = sp.csr_array(assigned)
+    if chosen.shape != truth.shape:
+        raise DataError(f"assigned is {chosen.shape}, Y_true is {truth.shape}: expected the same")
+    chosen = sp.csr_array(
+        (np.ones(chosen.nnz, np.bool_), chosen.indices, chosen.indptr), chosen.shape, copy=True
+    )
+    chosen.sum_duplicates()
+    both: Any = truth.multiply(chosen)
+    n_labels = truth.shape[1]
+    found, of_true, of_chosen = (
+        np.bincount(matrix.tocsr().indices, minlength=n_labels) for matrix in (both, truth, chosen)
+    )
+    total = of_true + of_chosen
+    seen = total > 0
+    macro = 2 * found[seen] / total[seen]
+    return {
+        "micro-F1": float(2 * found.sum() / max(int(total.sum()), 1)),
+        "macro-F1": float(macro.mean()) if macro.size else 0.0,
+    }
+
+
+def expected_calibration_error(
+    probabilities: npt.ArrayLike, hits: npt.ArrayLike, bins: int = 15
+) -> float:
+    """How far probabilities are from the share of hits; see the module.
+
+    Parameters
+    ----------
+    probabilities, hits
+        Arrays of one shape: the probability of each predicted pair, and whether it is a hit.
+    bins
+        Number of bins between 0 and 1.
+
+    Returns
+    -------
+    float
+        Between 0 and 1; 0 without pairs.
+
+    Raises
+    ------
+    DataError
+        If the shapes differ, or a probability is not between 0 and 1.
+    """
+    p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
+    if p.shape != found.shape:
+        raise DataError(f"probabilities are {p.shape}, hits are {found.shape}: expected the same")
+    if not ((p >= 0) & (p <= 1)).all():
+        raise DataError("a probability is not between 0 and 1")
+    if bins < 1:
+        raise DataError(f"bins is {bins}; expected at least 1")
+    if p.size == 0:
+        return 0.0
+    number = np.minimum((p.ravel() * bins).astype(np.int64), bins - 1)
+    excess = np.bincount(number, p.ravel() - found.ravel(), minlength=bins)
+    return float(np.abs(excess).sum() / p.size)
 
 
 def propensities(

@@ -15,15 +15,19 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec import metrics, store
+from dismec.assignment import assigned, by_margin, by_probability, by_score
+from dismec.calibration import Calibration, logistic
 from dismec.errors import DataError, ModelError
 from dismec.features import Transform, check_csr
 from dismec.manifest import Manifest
 from dismec.parts import Parts, read_parts, write_parts
 from dismec.predictor import Predictor
 from dismec.pruning import prune
-from dismec.shards import Shard, gather
+from dismec.shards import Shard, first_labels, gather
 
-__all__ = ["Model", "TopkModel", "open_model", "read_head"]
+__all__ = ["MACRO_F1", "MICRO_F1", "Model", "TopkModel", "open_model", "read_head"]
+
+MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # thresholds that were chosen for these
 
 
 class TopkModel(ABC):
@@ -41,8 +45,6 @@ class TopkModel(ABC):
         One name a label, or None.
     vocabulary
         What turns texts into rows (`dismec.text.Vocabulary`), or None.
-    calibration
-        What turns scores into probabilities (`dismec.calibration.Calibration`), or None.
     """
 
     def __init__(self, manifest: Manifest, transform: Transform, parts: Parts) -> None:
@@ -51,7 +53,6 @@ class TopkModel(ABC):
         self.label_counts = parts.labels.counts
         self.names = parts.labels.names
         self.vocabulary = parts.vocabulary
-        self.calibration = parts.calibration
         self._parts = parts
 
     @property
@@ -123,17 +124,32 @@ class TopkModel(ABC):
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.metrics`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count.
+        are never predicted, and count. A calibrated model has four entries more: "ECE" of the
+        probabilities of the first max(ks) places, "ECE uncalibrated" if they were the logistic
+        function of the scores, and "micro-F1" and "macro-F1" of the sets that `Model.assign` gives
+        at the thresholds chosen for them.
         """
         truth: Any = check_csr(Y, "Y", "labels").copy()
         n_labels = max(self.n_labels, truth.shape[1])
         depth = max(1, min(max(ks, default=1), n_labels))
-        top, _ = self.predict_topk(X, depth, threads=threads)
+        top, scores = self.predict_topk(X, depth, threads=threads)
         truth.resize((truth.shape[0], n_labels))
         counts = np.zeros(n_labels, dtype=np.int64)
         counts[: self.n_labels] = self.label_counts
         known = metrics.propensities(counts, self.manifest.n_rows, A, B)
-        return metrics.evaluate(truth, top, ks, known)
+        result = metrics.evaluate(truth, top, ks, known)
+        return result | self._reliability(X, truth, top, scores, threads)
+
+    def _reliability(
+        self,
+        X: Any,
+        truth: sp.csr_array,
+        top: npt.NDArray[np.int32],
+        scores: npt.NDArray[np.float32],
+        threads: int | None,
+    ) -> dict[str, float]:
+        """What else `evaluate` tells of probabilities, given the best labels and their scores."""
+        return {}
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
@@ -144,7 +160,7 @@ class Model(TopkModel):
     """One linear classifier a label.
 
     Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
-    as those of `TopkModel`.
+    as those of `TopkModel`, and `calibration`.
     """
 
     def __init__(
@@ -187,6 +203,103 @@ class Model(TopkModel):
     def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
         """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
         return self._predictor.decision_function(X, threads)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What makes probabilities of its scores, or None.
+
+        Labels that share their weights have what the first of them has.
+        """
+        given = self._parts.calibration
+        return None if given is None else given.taken_from(self.first_labels)
+
+    def calibrated(self, calibration: Calibration | None) -> Model:
+        """The same model with another calibration, on the same weights."""
+        if calibration is not None and calibration.n_labels != self.n_labels:
+            raise ModelError(
+                f"the calibration is of {calibration.n_labels} labels, the model has "
+                f"{self.n_labels}"
+            )
+        parts = replace(self._parts, calibration=calibration)
+        return Model(self.manifest, self.transform, parts, self._shards)
+
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """int64 (n_labels,): for each label the first that has the same weights; itself, mostly."""
+        return first_labels(self._shards, self.n_labels)
+
+    def predict_proba_topk(
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The k most probable labels of each row with their probabilities, most probable first.
+
+        They need not be those with the k best scores: each label has its own curve. None of all
+        labels is more probable than those returned. Arguments and errors as for `predict_topk`;
+        empty places hold label −1 and probability 0.
+
+        Raises
+        ------
+        ModelError
+            If the model has no calibration.
+        """
+        labels, z = self._logits.topk(X, k, threads)
+        return labels, np.where(labels < 0, np.float32(0), self._calibrated.of_logits(z))
+
+    def assign(
+        self,
+        X: Any,
+        threshold: float | str,
+        *,
+        probabilities: bool = True,
+        most: int | None = None,
+        threads: int | None = None,
+    ) -> sp.csr_array:
+        """All labels of each row that reach a threshold.
+
+        Parameters
+        ----------
+        X
+            As for `predict_topk`.
+        threshold
+            A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
+            the model was calibrated: one probability for all labels, or one a label. Without
+            `probabilities` a score.
+        probabilities
+            Whether it is about probabilities, or scores, which need no calibration.
+        most
+            Labels that a row is given at most: those with the highest probabilities or scores, or
+            for "macro-f1" those farthest above their thresholds.
+        threads
+            All available CPUs by default.
+
+        Returns
+        -------
+        csr_array
+            float32 (n_rows, n_labels): an entry for each label assigned, its probability or score,
+            which may be 0.
+
+        Raises
+        ------
+        DataError
+            For other thresholds, `most` < 1, and as `predict_topk` does.
+        ModelError
+            If probabilities are asked for and the model has no calibration.
+        """
+        if most is not None and most < 1:
+            raise DataError(f"most is {most}; expected at least 1")
+        named = (MICRO_F1, MACRO_F1) if probabilities else ()
+        if isinstance(threshold, str) and threshold not in named:
+            wanted = " or ".join(["a number", *named])
+            raise DataError(f"threshold is {threshold!r}; expected {wanted}")
+        calibration = self._calibrated if probabilities else None
+        if calibration is None:
+            ranking, rule = self._predictor, by_score(threshold)
+        elif threshold == MACRO_F1:
+            ranking, rule = self._margins, by_margin(calibration)
+        else:
+            least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
+            ranking, rule = self._logits, by_probability(least, calibration)
+        return assigned(ranking, X, rule, most, threads)
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
@@ -248,12 +361,61 @@ class Model(TopkModel):
             receipts = [store.write_shard(directory, i, s) for i, s in enumerate(self._shards)]
             store.commit(directory, manifest.finished(receipts))
 
+    def _reliability(
+        self,
+        X: Any,
+        truth: sp.csr_array,
+        top: npt.NDArray[np.int32],
+        scores: npt.NDArray[np.float32],
+        threads: int | None,
+    ) -> dict[str, float]:
+        if self.calibration is None:
+            return {}
+        hits, there = metrics.hits(truth, top), top >= 0
+        found: dict[str, npt.NDArray[Any]] = {
+            "ECE": self.calibration.probabilities(top, scores),
+            "ECE uncalibrated": logistic(scores),
+        }
+        result = {
+            name: metrics.expected_calibration_error(p[there], hits[there])
+            for name, p in found.items()
+        }
+        for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
+            sets: Any = self.assign(X, threshold, threads=threads)
+            sets.resize(truth.shape)
+            result[name] = metrics.f1_scores(truth, sets)[name]
+        return {name: 100 * value for name, value in result.items()}
+
+    @property
+    def _calibrated(self) -> Calibration:
+        if self.calibration is None:
+            raise ModelError("the model gives no probabilities: train it with --calibrate")
+        return self.calibration
+
     @cached_property
     def _predictor(self) -> Predictor:
         return Predictor(self._shards, self.n_labels, self.transform)
 
+    @cached_property
+    def _logits(self) -> Predictor:
+        """Its scores are slope·score + intercept: their order is that of probabilities."""
+        return self._rescaled(self._calibrated.intercepts)
+
+    @cached_property
+    def _margins(self) -> Predictor:
+        """Its scores are how far that is above the label's threshold for macro-F1."""
+        calibration = self._calibrated
+        least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
+        return self._rescaled(calibration.intercepts - least)
+
+    def _rescaled(self, offsets: npt.NDArray[np.float32]) -> Predictor:
+        slopes, bias = self._calibrated.slopes, self.transform.bias
+        shards = [shard.rescaled(slopes, offsets, bias) for shard in self._shards]
+        return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
+
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
+        cached = [k for k, v in vars(type(self)).items() if isinstance(v, cached_property)]
+        return {key: value for key, value in self.__dict__.items() if key not in cached}
 
 
 def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:

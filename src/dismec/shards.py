@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ from dismec.errors import DataError, ModelError
 from dismec.features import Rows, check_rows
 from dismec.native import kernels
 
-__all__ = ["PRECISIONS", "Shard", "check_precision", "gather", "pack"]
+__all__ = ["PRECISIONS", "Shard", "check_precision", "first_labels", "gather", "pack"]
 
 PRECISIONS: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
@@ -120,8 +120,47 @@ class Shard:
         packed = packer.take()
         return Shard(self.labels, self.label_starts, *_typed(packed, precision))
 
+    def rescaled(
+        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
+    ) -> Shard:
+        """A view whose score is slope·score + offset of each classifier, with their first labels'.
+
+        It is of rows whose bias feature is 1, whatever `bias` it is here. Only sums are scaled, so
+        that the weights are shared; but scales are then no powers of two, and what `unpack` gives
+        is rounded once more.
+
+        Parameters
+        ----------
+        slopes, offsets
+            float32 (n_labels,), of all labels of the model.
+        bias
+            The value of the bias feature here.
+
+        Raises
+        ------
+        ModelError
+            If a classifier's scale would not be positive and finite, or its bias not finite.
+        """
+        first = self.labels[self.label_starts[:-1]]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            scales = self.scales * slopes[first]
+            own = np.float32(bias) * self.bias
+            biases = (own.astype(np.float64) * slopes[first] + offsets[first]).astype(np.float32)
+        if not (np.isfinite(biases) & np.isfinite(scales) & (scales > 0)).all():
+            raise ModelError("weights are too large or too small for the curves of their labels")
+        return replace(self, scales=scales, bias=biases)
+
     def __getstate__(self) -> dict[str, Any]:
         return self.arrays
+
+
+def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64]:
+    """For each label the first one that has the same classifier: itself, for most."""
+    first = np.arange(n_labels)
+    for shard in shards:
+        sizes = np.diff(shard.label_starts)
+        first[shard.labels] = np.repeat(shard.labels[shard.label_starts[:-1]], sizes)
+    return first
 
 
 def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterator[Shard]:

@@ -275,7 +275,8 @@ class _Trial(NamedTuple):
             job = job.at(choice.delta, str(choice))
             model = model.pruned(choice.delta)
         if job.params.calibrate:
-            job = job.calibrated(calibration.fit(model, *judge, threads=threads))
+            curves = calibration.fit(model, *judge, threads=threads)
+            job = job.calibrated(curves.taken_from(job.problem.groups))
         return job
 
 

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import naive
+from conftest import random_problem
+from dismec import DataError, ModelError, metrics
+from dismec.calibration import Calibration, fit, logistic
+from dismec.features import Transform
+from dismec.model import Model
+from dismec.native import kernels
+from dismec.parts import LabelTable, Parts
+from dismec.predictor import Predictor
+from dismec.shards import PRECISIONS, first_labels, pack
+from dismec.training import TrainingParams
+from dismec.training import fit as train
+from test_predictor import by_bounds, random_csr
+
+STRAIGHT = [0, 1, 0, 0, 0]
+BENT = [0.2, 1.5, -0.5, -0.3, 0.1]
+
+
+def random_calibration(rng, n_labels, bend=BENT):
+    return Calibration(
+        rng.uniform(0.3, 8, n_labels).astype(np.float32),
+        rng.normal(0, 2, n_labels).astype(np.float32),
+        np.array([1, 3, -0.2, -0.1, *bend, 0.25]),
+        0.3,
+        rng.uniform(0.05, 0.9, n_labels).astype(np.float32),
+    )
+
+
+def model_of(shards, transform, counts, calibration=None):
+    head = train(*random_problem(rows=20)).manifest
+    head = replace(head, n_labels=len(counts), n_features=transform.n_features)
+    table = LabelTable(np.asarray(counts, np.int64), None, None)
+    return Model(head, transform, Parts(table, calibration=calibration), shards)
+
+
+def random_model(rng, n_labels, n_features, transform=None, precision="float32", values=None):
+    """One with weights of both signs, some shared by several labels, and a calibration."""
+    transform = transform or Transform(n_features)
+    W = random_csr(rng, n_labels, n_features + 1, 0.6, values)
+    W = W[np.sort(rng.integers(0, n_labels, n_labels))]
+    shards = list(pack([(np.arange(n_labels), W)], n_features, precision))
+    return model_of(shards, transform, np.ones(n_labels), random_calibration(rng, n_labels))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_labels=st.integers(1, 70),
+    n_features=st.integers(0, 12),
+    k=st.integers(1, 80),
+    split_rows=st.sampled_from([0, 1 << 16]),
+    ties=st.booleans(),
+    bias=st.sampled_from([0.0, 1.0, -0.5]),
+    precision=st.sampled_from(list(PRECISIONS)),
+)
+def test_most_probable_labels_equal_brute_force(
+    seed, n_labels, n_features, k, split_rows, ties, bias, precision
+):
+    rng = np.random.default_rng(seed)
+    values = [-1, 1, 2] if ties else None
+    with mock.patch.object(kernels, "split_rows", split_rows):
+        model = random_model(
+            rng, n_labels, n_features, Transform(n_features, True, bias), precision, values
+        )
+    X = random_csr(rng, 9, n_features, 0.5, values)
+    calibration = model.calibration
+    all_labels = np.broadcast_to(np.arange(n_labels), (9, n_labels))
+    expected = calibration.probabilities(all_labels, model.decision_function(X))
+    with by_bounds():
+        labels, p = model.predict_proba_topk(X, k)
+    filled = min(k, n_labels)
+    np.testing.assert_allclose(p[:, :filled], -np.sort(-expected)[:, :filled], rtol=1e-5)
+    own = np.take_along_axis(expected, labels[:, :filled].astype(np.int64), 1)
+    np.testing.assert_allclose(p[:, :filled], own, rtol=1e-5)
+    assert (labels[:, filled:] == -1).all()
+    assert (p[:, filled:] == 0).all()
+    # Which labels are left out is not a matter of rounding: those of the view are exact.
+    z = model._logits.decision_function(X)
+    np.testing.assert_array_equal(labels, naive.topk(z, k)[0])
+
+
+def test_skipping_by_sign_is_exact_for_scales_that_are_no_powers_of_two():
+    rng = np.random.default_rng(1)
+    n_labels, n_features = 3000, 40
+    W = -abs(random_csr(rng, n_labels, n_features + 1, 0.2))
+    W.data[rng.random(W.nnz) < 0.1] *= -1
+    with mock.patch.object(kernels, "split_rows", 0):
+        shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
+    c = random_calibration(rng, n_labels)
+    c = c.taken_from(first_labels(shards, n_labels))
+    viewed = [shard.rescaled(c.slopes, c.intercepts, -0.7) for shard in shards]
+    predictor = Predictor(viewed, n_labels, Transform(n_features))
+    X = random_csr(rng, 12, n_features, 0.5)
+    z = predictor.decision_function(X)
+    plain = Predictor(shards, n_labels, Transform(n_features, bias=-0.7)).decision_function(X)
+    np.testing.assert_allclose(z, c.slopes * plain + c.intercepts, rtol=1e-4, atol=1e-4)
+    for k in (1, 5, 300, n_labels):
+        with by_bounds():
+            np.testing.assert_array_equal(predictor.topk(X, k)[0], naive.topk(z, k)[0])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_labels=st.integers(0, 90),
+    most=st.sampled_from([None, 1, 3, 20, 1000]),
+    threshold=st.sampled_from([0.0, 0.02, 0.5, 0.97, 1.0, "micro-f1", "macro-f1", "score"]),
+)
+def test_assigned_labels_equal_brute_force(seed, n_labels, most, threshold):
+    rng = np.random.default_rng(seed)
+    model = random_model(rng, n_labels, 6) if n_labels else random_model(rng, 1, 6)
+    n_labels = model.n_labels
+    X = random_csr(rng, 7, 6, 0.5)
+    c = model.calibration
+    if threshold == "score":
+        order = value = model.decision_function(X)
+        result, least = model.assign(X, -0.2, probabilities=False, most=most), -0.2
+    else:
+        result = model.assign(X, threshold, most=most)
+        if threshold == "macro-f1":
+            order, least = model._margins.decision_function(X), 0
+            value = c.of_logits(order + c.logits(c.macro_thresholds))
+        else:
+            order = value = c.of_logits(model._logits.decision_function(X))
+            least = c.micro_threshold if threshold == "micro-f1" else threshold
+    expected = order >= np.float32(least)
+    if most is not None:
+        top = naive.topk(order, most)[0]
+        if threshold not in ("macro-f1", "score"):  # equal probabilities are in the order of z
+            top = model.predict_proba_topk(X, most)[0]
+        allowed = np.zeros_like(expected)
+        for row, labels in enumerate(top):
+            allowed[row, labels[labels >= 0]] = True
+        expected &= allowed
+    assert result.shape == (7, n_labels)
+    assert result.dtype == np.float32
+    assert result.has_canonical_format
+    rows = np.repeat(np.arange(7), np.diff(result.indptr))
+    np.testing.assert_array_equal(np.argwhere(expected), np.stack([rows, result.indices], 1))
+    np.testing.assert_allclose(result.data, value[expected], rtol=1e-6)
+
+
+def test_probabilities_follow_the_formula_and_empty_places_have_none():
+    c = random_calibration(np.random.default_rng(0), 3, STRAIGHT)
+    scores = np.array([[0.5, -1.0, -np.inf]], np.float32)
+    p = c.probabilities([[2, 0, -1]], scores)
+    z = c.slopes[[2, 0]] * scores[0, :2] + c.intercepts[[2, 0]]
+    np.testing.assert_allclose(p, [[*(1 / (1 + np.exp(-z))), 0]], rtol=1e-6)
+    assert p.dtype == np.float32
+
+
+def test_bend_is_undone_by_its_inverse_and_never_falls():
+    c = random_calibration(np.random.default_rng(0), 1)
+    z = np.linspace(-9, 9, 999)
+    p = c.of_logits(z)
+    assert (np.diff(p) > 0).all()
+    np.testing.assert_allclose(c.logits(logistic(c._bent(z))), z, atol=1e-6)
+    assert 0 < c.of_logits(-50) < 1e-9
+    assert c.of_logits(1e30) == 1
+
+
+def scoring(counts, columns=None):
+    """A model whose label i has score ``x[columns[i]]``; without training rows it is not there."""
+    counts = np.asarray(counts, np.int64)
+    n_labels = len(counts)
+    W = sp.eye_array(n_labels, n_labels + 1, dtype=np.float32, format="csr")
+    W = W[np.arange(n_labels) if columns is None else columns]
+    trained = np.flatnonzero(counts)
+    shards = list(pack([(trained, W[trained])], n_labels, "float32")) if len(trained) else []
+    return model_of(shards, Transform(n_labels, normalize=False, bias=0.0), counts)
+
+
+def labels_by_curve(rng, scores, slopes, intercepts):
+    return sp.csr_array((rng.random(scores.shape) < logistic(slopes * scores + intercepts)) * 1.0)
+
+
+def test_curves_that_made_the_labels_are_found():
+    rng = np.random.default_rng(2)
+    scores = rng.normal(-0.3, 0.6, (20_000, 6)).astype(np.float32)
+    counts = np.array([3, 10, 30, 100, 300, 1000])
+    slopes, intercepts = 2 + 0.4 * np.log1p(counts), -1 + 0.2 * np.log1p(counts)
+    Y = labels_by_curve(rng, scores, slopes, intercepts)
+    c = fit(scoring(counts), scores, Y)
+    labels = np.broadcast_to(np.arange(6), scores.shape)
+    truth = logistic(slopes * scores + intercepts)
+    np.testing.assert_allclose(c.probabilities(labels, scores), truth, atol=0.03)
+    for got, expected in zip(c.for_labels(counts)[:2], (slopes, intercepts), strict=True):
+        np.testing.assert_allclose(got, expected, atol=0.4)
+
+
+def test_a_label_that_behaves_otherwise_gets_its_own_curve_if_it_has_the_rows():
+    rng = np.random.default_rng(3)
+    scores = rng.normal(-0.3, 0.6, (4000, 10)).astype(np.float32)
+    shift = np.where(np.arange(10) == 4, -2.0, 0.0)
+    Y = labels_by_curve(rng, scores, 4.0, shift)
+    many = fit(scoring(np.full(10, 50)), scores, Y)
+    few = fit(scoring(np.full(10, 50)), scores[:4], Y[:4])
+    at_0 = many.probabilities(np.arange(10), np.zeros(10))
+    assert at_0[4] < 0.3 < np.delete(at_0, 4).min()
+    near = few.probabilities(np.arange(10), np.zeros(10))
+    assert abs(near[4] - near.mean()) < 0.15
+
+
+def test_labels_that_share_a_classifier_share_their_curve():
+    rng = np.random.default_rng(4)
+    scores = rng.normal(-0.3, 0.6, (500, 4)).astype(np.float32)
+    scores[:, 3] = scores[:, 1]
+    Y = labels_by_curve(rng, scores, 3.0, np.array([0, 1, 0, -1.0]))
+    c = fit(scoring(np.full(4, 9), [0, 1, 2, 1]), scores, Y)
+    for values in (c.slopes, c.intercepts, c.macro_thresholds):
+        assert values[1] == values[3]
+    assert c.slopes[1] != c.slopes[0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_rows=st.integers(1, 5),
+    n_labels=st.integers(1, 40),
+    share=st.sampled_from([0, 0.2, 1]),
+    size=st.sampled_from([0, 1e-3, 1, 1e4, 1e38]),
+)
+def test_any_rows_give_a_sane_calibration(seed, n_rows, n_labels, share, size):
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        scores = (rng.normal(-0.5, 1, (n_rows, n_labels)) * size).astype(np.float32)
+    Y = sp.csr_array((rng.random(scores.shape) < share) * 1.0)
+    counts = rng.choice([0, 1, 5, 10**6], n_labels)
+    c = fit(scoring(counts), scores, Y)  # raises if anything is not finite or out of range
+    labels = np.broadcast_to(np.arange(n_labels), scores.shape)
+    p = c.probabilities(labels, scores)
+    assert ((p >= 0) & (p <= 1)).all()
+    assert (np.diff(np.sort(c.of_logits(np.linspace(-5, 5, 9)))) > 0).all()
+
+
+def test_thresholds_are_those_of_the_highest_f1():
+    rng = np.random.default_rng(5)
+    scores = rng.normal(-0.5, 0.6, (3000, 12)).astype(np.float32)
+    Y = labels_by_curve(rng, scores, 4.0, np.linspace(-2, 0.5, 12))
+    c = fit(scoring(np.full(12, 40)), scores, Y)
+    p = c.probabilities(np.broadcast_to(np.arange(12), scores.shape), scores)
+
+    def f1(thresholds):
+        return metrics.f1_scores(Y, sp.csr_array((p >= thresholds) * 1.0))
+
+    best = max(f1(t)["micro-F1"] for t in np.linspace(0.01, 0.99, 99))
+    assert f1(c.micro_threshold)["micro-F1"] >= best - 1e-3
+    assert f1(c.macro_thresholds)["macro-F1"] >= max(
+        f1(t)["macro-F1"] for t in np.linspace(0.025, 0.975, 39)
+    )
+
+
+def test_labels_added_later_have_the_shared_curve_of_their_count():
+    c = random_calibration(np.random.default_rng(6), 3)
+    more = c.extended([0, 7])
+    assert more.n_labels == 5
+    np.testing.assert_array_equal(more.slopes[:3], c.slopes)
+    np.testing.assert_allclose(more.slopes[3:], 3 - 0.1 * np.log1p([0, 7]), rtol=1e-6)
+    np.testing.assert_allclose(more.intercepts[3:], 1 - 0.2 * np.log1p([0, 7]), rtol=1e-6)
+    np.testing.assert_allclose(more.macro_thresholds[3:], 0.25)
+
+
+def test_labels_that_the_trial_had_no_rows_of_go_by_their_final_count():
+    rng = np.random.default_rng(7)
+    scores = rng.normal(-0.3, 0.6, (2000, 4)).astype(np.float32)
+    Y = labels_by_curve(rng, scores, np.array([2, 4, 3, 6]), 0.0)
+    trial = scoring([5, 50, 0, 500])
+    c = fit(trial, scores, Y, counts=np.array([6, 55, 9, 550]))
+    without = fit(trial, scores, Y)
+    assert c.slopes[2] == c.for_labels([9])[0]
+    assert without.slopes[2] == c.for_labels([0])[0] != c.slopes[2]
+    np.testing.assert_array_equal(np.delete(c.slopes, 2), np.delete(without.slopes, 2))
+
+
+def test_arrays_round_trip_and_nonsense_is_refused():
+    c = random_calibration(np.random.default_rng(8), 4)
+    arrays = c.to_arrays()
+    back = Calibration.from_arrays(arrays, 4)
+    for name, array in back.to_arrays().items():
+        np.testing.assert_array_equal(array, arrays[name])
+    nan = np.array([1, np.nan, 1, 1], np.float32)
+    fallen = c.shared.copy()
+    fallen[5] = -1
+    for change, n_labels, reason in [
+        ({}, 5, "it is of 4 labels, the model has 5"),
+        ({"slopes": nan}, 4, "slopes holds a value that is not finite"),
+        ({"slopes": np.zeros(4, np.float32)}, 4, "a slope is not above 0"),
+        ({"intercepts": np.zeros(3, np.float32)}, 4, r"intercepts has shape \(3,\)"),
+        ({"intercepts": np.zeros(4)}, 4, "intercepts is float64, not float32"),
+        ({"macro_thresholds": np.ones(4, np.float32)}, 4, "a threshold is not between 0 and 1"),
+        ({"micro_threshold": np.array([np.nan])}, 4, "a threshold is not between 0 and 1"),
+        ({"micro_threshold": np.array([0.5, 0.5])}, 4, "micro_threshold is not one number"),
+        ({"shared": c.shared[:4]}, 4, r"shared has shape \(4,\)"),
+        ({"shared": fallen}, 4, "the bend does not increase"),
+        ({"other": nan}, 4, "other is not expected"),
+    ]:
+        with pytest.raises(ModelError, match=reason):
+            Calibration.from_arrays({**arrays, **change}, n_labels)
+    del arrays["shared"]
+    with pytest.raises(ModelError, match="shared is missing"):
+        Calibration.from_arrays(arrays, 4)
+
+
+def split_problem():
+    X, Y = random_problem(rows=400, labels=12)
+    trial = train(X[:300], Y[:300])
+    return train(X, Y), fit(trial, X[300:], Y[300:]), X, Y
+
+
+def test_a_calibrated_model_tells_more_and_nothing_else_changes():
+    model, calibration, X, Y = split_problem()
+    plain = model.evaluate(X, Y)
+    assert "ECE" not in plain
+    calibrated = model.calibrated(calibration)
+    told = calibrated.evaluate(X, Y)
+    assert {name: told[name] for name in plain} == plain
+    assert told.keys() - plain.keys() == {"ECE", "ECE uncalibrated", "micro-F1", "macro-F1"}
+    assert all(0 <= told[name] <= 100 for name in told.keys() - {"rows"})
+    wider = sp.csr_array((Y.data, Y.indices, Y.indptr), shape=(Y.shape[0], Y.shape[1] + 3))
+    assert calibrated.evaluate(X, wider)["micro-F1"] == told["micro-F1"]
+    again = pickle.loads(pickle.dumps(calibrated))
+    assert again.evaluate(X, Y) == told
+    for made in (calibrated.pruned(0.02), calibrated.pruned(precision="int8")):
+        assert made.calibration is not None
+
+
+def test_without_a_calibration_there_are_no_probabilities_but_scores():
+    model, _, X, _ = split_problem()
+    for ask in (lambda: model.predict_proba_topk(X), lambda: model.assign(X, 0.5)):
+        with pytest.raises(ModelError, match="no probabilities: train it with --calibrate"):
+            ask()
+    assert (model.assign(X, 0.0, probabilities=False).data >= 0).all()
+
+
+def test_wrong_arguments_are_refused():
+    model, calibration, X, Y = split_problem()
+    calibrated = model.calibrated(calibration)
+    for arguments, reason in [
+        ({"threshold": "f2"}, "threshold is 'f2'; expected a number or micro-f1 or macro-f1"),
+        ({"threshold": "micro-f1", "probabilities": False}, "expected a number$"),
+        ({"threshold": float("nan")}, "threshold is nan"),
+        ({"threshold": None}, "threshold is None"),
+        ({"threshold": 0.5, "most": 0}, "most is 0; expected at least 1"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            calibrated.assign(X, **arguments)
+    with pytest.raises(DataError, match="no rows to calibrate on"):
+        fit(model, X[:0], Y[:0])
+    with pytest.raises(DataError, match="Y_true has 5"):
+        fit(model, X, Y[:5])
+    with pytest.raises(DataError, match="Y has 13 labels, the model has 12"):
+        fit(model, X, np.ones((X.shape[0], 13)))
+    with pytest.raises(ModelError, match="the calibration is of 13 labels, the model has 12"):
+        model.calibrated(calibration.extended([1]))
+
+
+def test_weights_too_large_for_a_curve_are_told():
+    W = sp.csr_array(np.array([[3e38, 1]], np.float32))
+    (shard,) = pack([(np.arange(1), W)], 1, "float16")
+    with pytest.raises(ModelError, match="too large or too small"):
+        shard.rescaled(np.full(1, 9, np.float32), np.zeros(1, np.float32), 1.0)
+
+
+@pytest.mark.parametrize("bias", [1.0, 0.0])
+def test_probabilities_of_a_trained_model_are_near_the_share_of_hits(bias):
+    rng = np.random.default_rng(9)
+    topics = rng.random((12, 40)) ** 8
+    which = rng.random((1500, 12)) < 0.12
+    X = sp.csr_array(rng.poisson((which @ topics + 0.02) * 2).astype(np.float32))
+    Y = sp.csr_array(which * np.float32(1))
+    params = TrainingParams(bias=bias)
+    trial, final = train(X[:700], Y[:700], params), train(X[:1000], Y[:1000], params)
+    model = final.calibrated(fit(trial, X[700:1000], Y[700:1000]))
+    told = model.evaluate(X[1000:], Y[1000:])
+    assert told["ECE"] < 8
+    assert told["ECE"] < told["ECE uncalibrated"]
