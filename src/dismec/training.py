@@ -275,7 +275,14 @@ class _Trial(NamedTuple):
             job = job.at(choice.delta, str(choice))
             model = model.pruned(choice.delta)
         if job.params.calibrate:
-            curves = calibration.fit(model, *judge, threads=threads)
+            truth: Any = judge[1]
+            curves = calibration.fit(
+                model,
+                judge[0],
+                truth[:, : model.n_labels],  # it may have labels that the training has not
+                counts=job.parts.labels.counts,
+                threads=threads,
+            )
             job = job.calibrated(curves.taken_from(job.problem.groups))
         return job
 

@@ -1,0 +1,257 @@
+"""Texts with label names → models and datasets; a file is read a batch at a time, twice."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from dismec import store
+from dismec.corpus import Batch, TextFormat, read_texts
+from dismec.dataset import Dataset, fingerprint, load_data
+from dismec.errors import DataError
+from dismec.job import Progress
+from dismec.model import Model
+from dismec.params import TrainingParams
+from dismec.text import TextParams, Vocabulary, VocabularyBuilder
+from dismec.training import train
+from dismec.xmc_writer import XmcWriter
+
+__all__ = ["Texts", "label_numbers", "text_dataset", "train_text", "vectorised"]
+
+StrPath = str | os.PathLike[str]
+News = Callable[[str], None]
+
+_NEWS_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that can be read again and again, a batch at a time.
+
+    Attributes
+    ----------
+    read
+        Begins at the first row each time it is called.
+    name
+        What messages call them.
+    """
+
+    read: Callable[[], Iterable[Batch]]
+    name: str = "the texts"
+
+    @classmethod
+    def of_file(
+        cls, path: StrPath, fmt: TextFormat | None = None, *, needs_labels: bool = True
+    ) -> Texts:
+        """Those of a file, as `dismec.corpus.read_texts` reads it."""
+        chosen = fmt or TextFormat()
+        return cls(lambda: read_texts(path, chosen, needs_labels=needs_labels), str(path))
+
+    @classmethod
+    def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
+        """Those that are in memory, with the names of the labels of each."""
+        if len(texts) != len(labels):
+            raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
+        batch = Batch(list(texts), [list(dict.fromkeys(row)) for row in labels], 0)
+        return cls(lambda: [batch])
+
+
+def train_text(
+    source: StrPath | Texts,
+    path: StrPath,
+    params: TrainingParams | None = None,
+    text: TextParams | None = None,
+    *,
+    fmt: TextFormat | None = None,
+    validation: StrPath | Texts | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    news: News | None = None,
+    client: Any = None,
+) -> Model:
+    """Train a model of texts into a directory, or go on where an earlier run of it stopped.
+
+    Parameters
+    ----------
+    source
+        A file of JSON lines, CSV, TSV or fastText lines (`dismec.corpus.read_texts`), which may be
+        larger than memory, or `Texts`.
+    path
+        The model directory.
+    params
+        As for `dismec.train`; by default with tf-idf.
+    text
+        Which terms of a text are features.
+    fmt
+        Names of the columns of a file.
+    validation
+        Other texts to choose delta and to calibrate on.
+    threads, overwrite, progress, client
+        As for `dismec.train`.
+    news
+        Called with a line now and then while texts are read.
+
+    Raises
+    ------
+    DataError
+        ``file:line: reason`` for what cannot be read; otherwise as `dismec.train`.
+    """
+    directory = Path(path)
+    texts = source if isinstance(source, Texts) else Texts.of_file(source, fmt)
+    vocabulary, names = learn(texts, text or TextParams(), threads=threads, news=news)
+    store.make_directory(directory)
+    numbers = {name: number for number, name in enumerate(names)}
+    judge = None
+    if validation is not None:
+        if not isinstance(validation, Texts):
+            validation = Texts.of_file(validation, fmt)
+        judge = vectorised(validation, vocabulary, numbers, threads=threads)
+    with _on_disk(directory, texts, vocabulary, names, threads, news) as (dataset, file):
+        return train(
+            dataset.X,
+            dataset.Y,
+            directory,
+            params or TrainingParams(tfidf=True),
+            names=names,
+            validation=judge and (judge.X, judge.Y),
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            client=client,
+            source=file,
+            vocabulary=vocabulary,
+        )
+
+
+def learn(
+    texts: Texts,
+    params: TextParams,
+    *,
+    threads: int | None = None,
+    news: News | None = None,
+) -> tuple[Vocabulary, list[str]]:
+    """The vocabulary of texts, and the names of their labels in order."""
+    builder = VocabularyBuilder(params, threads=threads)
+    names: set[str] = set()
+    n_rows = 0
+    for batch in _told(texts, "terms counted", news):
+        builder.add(batch.texts)
+        names.update(name for row in batch.labels for name in row)
+        n_rows += len(batch.texts)
+    if not n_rows:
+        raise DataError(f"{texts.name}: there are no rows to train on")
+    if not names:
+        raise DataError(f"{texts.name}: no row has a label")
+    try:
+        vocabulary = builder.finish()
+    except DataError as error:
+        raise DataError(f"{texts.name}: {error}") from None
+    if news:
+        news(f"{n_rows:,} texts, {len(vocabulary.terms):,} features, {len(names):,} labels")
+    return vocabulary, sorted(names)
+
+
+def text_dataset(
+    model: Any,
+    source: StrPath | Texts,
+    *,
+    fmt: TextFormat | None = None,
+    needs_labels: bool = True,
+    threads: int | None = None,
+) -> Dataset:
+    """Texts as rows of a model's features, their labels as its labels; in memory.
+
+    Names that the model does not know become labels after its own.
+    """
+    if not isinstance(source, Texts):
+        source = Texts.of_file(source, fmt, needs_labels=needs_labels)
+    return vectorised(source, vocabulary_of(model), label_numbers(model), threads=threads)
+
+
+def vocabulary_of(model: Any) -> Vocabulary:
+    """The vocabulary of a model of texts."""
+    if model.vocabulary is None:
+        raise DataError("the model was trained on numeric features, and the data are texts")
+    return model.vocabulary  # type: ignore[no-any-return]
+
+
+def label_numbers(model: Any) -> dict[str, int]:
+    """The labels of a model by their names; of equal names, the first."""
+    return {name: number for number, name in reversed(list(enumerate(model.names or ())))}
+
+
+def vectorised(
+    texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
+) -> Dataset:
+    """Texts as a dataset in memory. Names without a number get the next ones."""
+    known = dict(numbers)
+    rows: list[Any] = []
+    ids: list[int] = []
+    lengths = [0]
+    for batch in texts.read():
+        rows.append(vocabulary.rows(batch.texts, threads=threads))
+        for labels in batch.labels:
+            ids.extend(known.setdefault(name, len(known)) for name in labels)
+            lengths.append(len(labels))
+    if not rows:
+        raise DataError(f"{texts.name}: no rows")
+    n_labels = 1 + max(known.values(), default=-1)
+    Y = sp.csr_array(
+        (np.ones(len(ids), np.uint8), np.array(ids, np.int32), np.cumsum(lengths)),
+        shape=(len(lengths) - 1, n_labels),
+    )
+    Y.sort_indices()
+    return Dataset(sp.vstack(rows, format="csr"), Y, list(known))
+
+
+@contextmanager
+def _on_disk(
+    directory: Path,
+    texts: Texts,
+    vocabulary: Vocabulary,
+    names: Sequence[str],
+    threads: int | None,
+    news: News | None,
+) -> Iterator[tuple[Dataset, Path]]:
+    """Texts as a dataset in a file, mapped into memory, while a model is trained on it."""
+    numbers = {name: number for number, name in enumerate(names)}
+    begun = store.data_file(directory, secrets.token_hex(8))
+    file = begun
+    try:
+        with XmcWriter(begun, len(vocabulary.terms)) as writer:
+            for batch in _told(texts, "features counted", news):
+                try:
+                    ids = [[numbers[name] for name in row] for row in batch.labels]
+                except KeyError as error:
+                    raise DataError(
+                        f"{texts.name}: changed while it was read: label {error} is new"
+                    ) from None
+                writer.append(vocabulary.rows(batch.texts, threads=threads), ids)
+            writer.finish(len(names))
+        dataset = load_data(begun)
+        file = store.data_file(directory, fingerprint(dataset.X, dataset.Y))
+        begun.replace(file)
+        yield dataset, file
+    finally:
+        begun.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+
+
+def _told(texts: Texts, what: str, news: News | None) -> Iterator[Batch]:
+    """The batches, with a line now and then on how far it is."""
+    last = time.monotonic()
+    for batch in texts.read():
+        yield batch
+        if news and time.monotonic() - last > _NEWS_SECONDS:
+            last = time.monotonic()
+            news(f"{batch.first_row + len(batch.texts):,} texts read, their {what}")
