@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "explain.hpp"
 #include "topk.hpp"
 
 namespace {
@@ -134,6 +135,24 @@ void dense_scores(const Handle& handle, const Vector<std::int64_t>& indptr,
   });
 }
 
+nb::tuple explain(const Handle& handle, std::int64_t classifier, const Vector<std::int64_t>& indptr,
+                  const Vector<std::int32_t>& indices, const Vector<float>& data) {
+  const dismec::Csr rows = csr_of(indptr, indices, data);
+  if (indptr.size() != 2) throw std::invalid_argument("one row is explained at a time");
+  std::vector<float> weights(data.size());
+  float score = 0;
+  {
+    nb::gil_scoped_release release;
+    dismec::check_rows(rows, handle.n_features() + 1);
+    score = handle.visit([&](const auto& shard) {
+      if (classifier < 0 || classifier >= shard.n_rows())
+        throw std::invalid_argument("classifier out of range");
+      return dismec::explain(shard, rows, classifier, std::span(weights));
+    });
+  }
+  return nb::make_tuple(score, owned<float>(std::move(weights)));
+}
+
 }  // namespace
 
 void bind_topk(nb::module_& m) {
@@ -148,6 +167,7 @@ void bind_topk(nb::module_& m) {
   m.def("unpack", &unpack, "shard"_a);
   m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = dismec::kLookup);
+  m.def("explain", &explain, "shard"_a, "classifier"_a, "indptr"_a, "indices"_a, "data"_a);
   m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "out"_a.noconvert());
 }

@@ -8,10 +8,10 @@
 // Why the bounds need no slack: they are added in the order of the scores, and rounding is
 // monotone. x ≤ y implies fl(x + t) ≤ fl(y + t), and fl(x + t) ≤ x for t ≤ 0; so a bound that is
 // not below the sum before a term is not below it after, whether both take the term or only the sum
-// takes one that is not above 0. Scaling by any number above 0 and adding the bias are monotone too.
-// Nor does overflow break it: all terms of a bound are at least 0, so if it is finite, then so was
-// every term above 0, and the sum can at worst be −inf; and if it is infinite, or not a number with
-// the bias, the classifier is looked up.
+// takes one that is not above 0. Scaling by any number above 0 and adding the bias are monotone
+// too. Nor does overflow break it: all terms of a bound are at least 0, so if it is finite, then so
+// was every term above 0, and the sum can at worst be −inf; and if it is infinite, or not a number
+// with the bias, the classifier is looked up.
 #pragma once
 
 #include <algorithm>

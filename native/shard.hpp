@@ -8,8 +8,9 @@
 // them are negative, and bounded.hpp tells how to find the best labels without reading those.
 //
 // A stored weight is a code times its classifier's scale, a power of two: as the scaling of a sum
-// of products by a power of two is exact, it is done once for the sum. The bias is kept apart, in
-// float32: it is the largest term of nearly every score.
+// of products by a power of two is exact, it is done once for the sum. A view of a shard that ranks
+// by probability has other scales, all above 0. The bias is kept apart, in float32: it is the
+// largest term of nearly every score.
 #pragma once
 
 #include <algorithm>

@@ -59,6 +59,13 @@ def dense_scores(
     data: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None: ...
+def explain(
+    shard: Shard,
+    classifier: int,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+) -> tuple[float, NDArray[np.float32]]: ...
 def release_memory() -> None: ...
 
 class Problem:

@@ -18,6 +18,7 @@ from dismec import metrics, store
 from dismec.assignment import assigned, by_margin, by_probability, by_score
 from dismec.calibration import Calibration, logistic
 from dismec.errors import DataError, ModelError
+from dismec.explanation import Explanation, contributions
 from dismec.features import Transform, check_csr
 from dismec.manifest import Manifest
 from dismec.parts import Parts, read_parts, write_parts
@@ -300,6 +301,35 @@ class Model(TopkModel):
             least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
             ranking, rule = self._logits, by_probability(least, calibration)
         return assigned(ranking, X, rule, most, threads)
+
+    def explain(self, X: Any, label: int, *, terms: Sequence[str] | None = None) -> Explanation:
+        """What each feature of a row adds to the score of a label.
+
+        Parameters
+        ----------
+        X
+            One row, (1, up to n_features), as for `predict_topk`.
+        label
+            Its number.
+        terms
+            What each feature stands for, one a feature, if the explanation is to tell.
+
+        Raises
+        ------
+        DataError
+            If X is not one row, the label was never trained, and as `predict_topk` does.
+        """
+        row, weights, score = self._predictor.explain(X, label)
+        probability = None
+        if self.calibration is not None:
+            probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
+        return Explanation(
+            label,
+            None if self.names is None else self.names[label],
+            score,
+            probability,
+            *contributions(row, weights, self.n_features, terms),
+        )
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class Predictor:
             raise ModelError(f"label {np.argmax(held)} is in the shards {held.max()} times")
         self._unseen = held == 0
         self._shards = [shard.native for shard in shards]
+        self._labels = [(shard.labels, shard.label_starts) for shard in shards]
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
         """The k labels with the highest scores for every row, ties to the smaller label.
@@ -130,6 +132,38 @@ class Predictor:
         _for_chunks(score, rows.n_rows, threads)
         scores[:, self._unseen] = -1
         return scores
+
+    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
+        """A row transformed, the label's weight for each of its entries, and its score.
+
+        The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
+
+        Raises
+        ------
+        DataError
+            If X is not one row, or training saw no row of the label, and as `check_X` does.
+        """
+        rows = check_rows(X, self.transform.n_features)
+        if rows.n_rows != 1:
+            raise DataError(f"X has {rows.n_rows} rows; one is explained at a time")
+        if not 0 <= label < self.n_labels:
+            raise DataError(f"label {label}; expected one of 0 to {self.n_labels - 1}")
+        if self._unseen[label]:
+            raise DataError(f"label {label} was never trained: no training row had it")
+        shard, classifier = self._classifiers[label].tolist()
+        row = self.transform.apply_between(rows, 0, 1)
+        with _damage_told():
+            score, weights = kernels.explain(self._shards[shard], classifier, *row)
+        return row, weights, score
+
+    @cached_property
+    def _classifiers(self) -> npt.NDArray[np.int32]:
+        """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""
+        found = np.full((self.n_labels, 2), -1, np.int32)
+        for number, (labels, starts) in enumerate(self._labels):
+            found[labels, 0] = number
+            found[labels, 1] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        return found
 
 
 def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:

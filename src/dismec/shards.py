@@ -44,7 +44,7 @@ class Shard:
         int32: the labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``,
         ascending, and so are the first ones of the classifiers.
     scales, bias
-        float32: a power of two and the bias of each classifier.
+        float32: a power of two, but for `rescaled`, and the bias of each classifier.
     starts
         uint32 (n_features + 1, 2): where the weights and the places of each feature begin. If the
         shard is split, (n_features + 1, 4): first of those above 0, then of those below.

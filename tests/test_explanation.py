@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import random_problem
+from dismec import DataError, ModelError
+from dismec.explanation import Contribution, Explanation, highlights
+from dismec.features import Transform
+from dismec.native import kernels
+from dismec.predictor import Predictor
+from dismec.shards import PRECISIONS, Shard, pack
+from dismec.training import fit as train
+from test_calibration import model_of, random_calibration
+from test_predictor import random_csr
+from test_shards import some_shard
+
+
+def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.5):
+    W = random_csr(rng, n_labels, n_features + 1, density)
+    W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels share their weights
+    with (
+        mock.patch.object(kernels, "split_rows", 0 if split else n_labels),
+        mock.patch.object(kernels, "shard_rows", 1000),
+    ):
+        shards = list(pack([(np.arange(n_labels), W)], n_features, precision))
+    transform = Transform(n_features, True, bias)
+    given = random_calibration(rng, n_labels)
+    return model_of(shards, transform, np.ones(n_labels), given)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n_labels=st.sampled_from([1, 5, 40, 1100]),
+    n_features=st.integers(0, 9),
+    precision=st.sampled_from(list(PRECISIONS)),
+    split=st.booleans(),
+    bias=st.sampled_from([1.0, 0.0, -0.5]),
+    density=st.sampled_from([0.03, 0.2, 1.0]),  # lists, and bits
+)
+def test_explanations_add_up_to_the_score_that_is_predicted(
+    seed, n_labels, n_features, precision, split, bias, density
+):
+    rng = np.random.default_rng(seed)
+    model = some_model(rng, n_labels, n_features, precision, split, bias, density)
+    X = random_csr(rng, 4, n_features, 0.7)
+    scores = model.decision_function(X)
+    labels, p = model.predict_proba_topk(X, n_labels)
+    weights, rows = model.weights.toarray(), model.transform.apply(X).toarray()
+    for row in range(4):
+        for label in rng.integers(0, n_labels, 5):
+            told = model.explain(X[[row]], int(label))
+            assert np.float32(told.score) == scores[row, label]
+            assert np.float32(told.probability) == p[row, labels[row] == label][0]
+            total = sum(term.contribution for term in told.terms) + told.bias
+            assert total == pytest.approx(told.score, rel=1e-5, abs=1e-5)
+            sizes = [abs(term.contribution) for term in told.terms]
+            assert sizes == sorted(sizes, reverse=True)
+            parts = rows[row].astype(float) * weights[label]
+            used = np.flatnonzero(parts[:n_features])
+            assert sorted(term.feature for term in told.terms) == used.tolist()
+            for term in told.terms:
+                assert term.value == rows[row, term.feature]
+                assert term.weight == weights[label, term.feature]
+                assert term.contribution == parts[term.feature]
+            assert told.bias == parts[n_features]
+
+
+def test_an_explanation_has_names_and_terms_and_fits_json():
+    X, Y = random_problem(rows=60, labels=3)
+    model = train(X, Y, names=["a", "b", "c"])
+    terms = [f"word {i}" for i in range(X.shape[1])]
+    told = model.explain(X[[5]], 1, terms=terms)
+    assert told.name == "b"
+    assert told.probability is None
+    assert all(term.term == f"word {term.feature}" for term in told.terms)
+    again = json.loads(json.dumps(told.to_dict()))
+    assert list(again) == ["label", "name", "score", "bias", "terms"]
+    assert again["terms"][0] == {
+        name: getattr(told.terms[0], name)
+        for name in ("feature", "value", "weight", "contribution", "term")
+    }
+    assert "term" not in model.explain(X[[5]], 1).to_dict()["terms"][0]
+
+
+def test_what_cannot_be_explained_is_refused():
+    X, Y = random_problem(rows=60, labels=3)
+    Y = sp.csr_array(Y.multiply([[1, 0, 1]]))
+    Y.eliminate_zeros()
+    model = train(X, Y)
+    for arguments, reason in [
+        ((X[[0]], 1), "label 1 was never trained: no training row had it"),
+        ((X[[0]], 3), "label 3; expected one of 0 to 2"),
+        ((X[[0]], -1), "label -1; expected"),
+        ((X[:2], 0), "X has 2 rows; one is explained at a time"),
+        ((np.ones((1, 81)), 0), "X has 81 features, the model has 80"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            model.explain(*arguments)
+    with pytest.raises(DataError, match="there are 2 terms for 80 features"):
+        model.explain(X[[0]], 0, terms=["a", "b"])
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_one_label_is_looked_up_without_going_through_the_others(split):
+    rng = np.random.default_rng(1)
+    W = sp.random_array((16_000, 301), density=0.15, rng=rng, dtype=np.float32, format="csr")
+    with mock.patch.object(kernels, "split_rows", 0 if split else 16_000):
+        shards = list(pack([(np.arange(16_000), W)], 300, "float16"))
+    predictor = Predictor(shards, 16_000, Transform(300))
+    X = random_csr(rng, 1, 300, 1.0)
+
+    def quickest(work):
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert quickest(lambda: predictor.explain(X, 9000)) < quickest(lambda: predictor.topk(X)) / 2
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_binding_refuses_what_is_out_of_range_and_survives_damage(split):
+    shard = some_shard(split=split)
+    row = np.array([0, 50]), np.arange(50, dtype=np.int32), np.ones(50, np.float32)
+    for number in (-1, len(shard.scales)):
+        with pytest.raises(ValueError, match="classifier out of range"):
+            kernels.explain(shard.native, number, *row)
+    with pytest.raises(ValueError, match="one row is explained at a time"):
+        kernels.explain(shard.native, 0, np.array([0, 25, 50]), *row[1:])
+    with pytest.raises(ValueError, match="index out of range"):
+        kernels.explain(shard.native, 0, row[0], row[1] + 2, row[2])
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        arrays = {name: array.copy() for name, array in shard.arrays.items()}
+        for name in ("places", "starts"):
+            flat = arrays[name].reshape(-1)
+            hurt = rng.integers(0, len(flat), 3 if name == "starts" else len(flat) // 2)
+            flat[hurt] = rng.integers(0, np.iinfo(flat.dtype).max, len(hurt), endpoint=True)
+        damaged = Predictor([Shard(**arrays)], 100, Transform(50))
+        for label in range(0, 100, 7):
+            with suppress(ModelError):
+                damaged.explain(np.ones((1, 50)), label)
+
+
+def explained(contributions):
+    terms = [Contribution(f, 1.0, part, part) for f, part in contributions.items()]
+    return Explanation(0, None, 0.0, None, 0.0, terms)
+
+
+def test_words_share_what_their_features_add():
+    # "new york, new deal": 0 new, 1 york, 2 "new york", 3 "new deal"; "deal" is no feature itself.
+    spans = [(0, 0, 3), (1, 4, 8), (2, 0, 8), (0, 10, 13), (3, 10, 18)]
+    found = highlights(explained({0: 2.0, 1: -1.0, 2: 4.0, 3: 6.0, 9: 5.0}), spans)
+    assert found == [(0, 3, 3.0), (4, 8, 1.0), (10, 13, 4.0), (13, 18, 3.0)]
+
+
+def test_words_without_a_contribution_are_left_out():
+    assert highlights(explained({}), [(0, 0, 3)]) == []
+    assert highlights(explained({1: 1.0}), [(0, 0, 3), (1, 4, 6), (1, 7, 7)]) == [(4, 6, 1.0)]
+    assert highlights(explained({1: 1.0}), []) == []
+
+
+@given(
+    contributions=st.dictionaries(st.integers(0, 6), st.floats(-5, 5)),
+    spans=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(1, 9)), max_size=25
+    ),
+)
+def test_words_sum_to_the_features_that_occur(contributions, spans):
+    spans = [(feature, begin, begin + size) for feature, begin, size in spans]
+    found = highlights(explained(contributions), spans)
+    occurring = {feature for feature, _, _ in spans}
+    expected = sum(part for f, part in contributions.items() if f in occurring)
+    assert sum(part for _, _, part in found) == pytest.approx(expected, abs=1e-9)
+    bounds = [bound for begin, end, _ in found for bound in (begin, end)]
+    assert bounds == sorted(bounds)
+    assert all(begin < end for begin, end, _ in found)
