@@ -7,28 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset, load_data, save_data
+    from dismec.editing import add_labels, remove_labels, update_labels
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimator import DiSMECClassifier
     from dismec.metrics import evaluate
     from dismec.model import Model, open_model
+    from dismec.params import TrainingParams
     from dismec.synthetic import generate
-    from dismec.training import TrainingParams, train
+    from dismec.text import TextParams
+    from dismec.text_estimator import DiSMECTextClassifier
+    from dismec.text_training import train_text
+    from dismec.training import train
 
 __all__ = [
     "ClusterError",
     "DataError",
     "Dataset",
     "DiSMECClassifier",
+    "DiSMECTextClassifier",
     "DismecError",
     "Model",
     "ModelError",
+    "TextParams",
     "TrainingParams",
+    "add_labels",
     "evaluate",
     "generate",
     "load_data",
     "open_model",
+    "remove_labels",
     "save_data",
     "train",
+    "train_text",
+    "update_labels",
 ]
 
 _HOME = {
@@ -36,16 +47,22 @@ _HOME = {
     "DataError": "errors",
     "Dataset": "dataset",
     "DiSMECClassifier": "estimator",
+    "DiSMECTextClassifier": "text_estimator",
     "DismecError": "errors",
     "Model": "model",
     "ModelError": "errors",
-    "TrainingParams": "training",
+    "TextParams": "text",
+    "TrainingParams": "params",
+    "add_labels": "editing",
     "evaluate": "metrics",
     "generate": "synthetic",
     "load_data": "dataset",
     "open_model": "model",
+    "remove_labels": "editing",
     "save_data": "dataset",
     "train": "training",
+    "train_text": "text_training",
+    "update_labels": "editing",
 }
 
 

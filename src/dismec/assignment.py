@@ -14,7 +14,7 @@ from dismec.errors import DataError
 from dismec.features import check_X
 from dismec.predictor import Labels, Predictor, Scores
 
-__all__ = ["Rule", "assigned", "by_margin", "by_probability", "by_score"]
+__all__ = ["Rule", "assigned", "by_margin", "by_probability", "by_score", "ranked"]
 
 _FIRST_PLACES = 16  # that are ranked at first: few rows have more labels
 
@@ -76,6 +76,22 @@ def assigned(
     result.indptr = np.searchsorted(row[order], np.arange(n_rows + 1)).astype(np.int32)
     result.indices, result.data = label[order], value[order]
     return result  # type: ignore[no-any-return]
+
+
+def ranked(sets: sp.csr_array) -> tuple[Labels, Scores]:
+    """The labels of each row and their values as int32 and float32 (n_rows, most of a row).
+
+    Highest values first, ties to the smaller label; empty places hold −1 and −inf.
+    """
+    lengths = np.diff(sets.indptr)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort([sets.indices, -sets.data, row])
+    place = np.arange(len(order)) - np.repeat(sets.indptr[:-1], lengths)
+    shape = (len(lengths), int(lengths.max(initial=0)))
+    labels = np.full(shape, -1, np.int32)
+    values = np.full(shape, -np.inf, np.float32)
+    labels[row, place], values[row, place] = sets.indices[order], sets.data[order]
+    return labels, values
 
 
 def _checked(threshold: Any) -> float:

@@ -44,6 +44,7 @@ __all__ = [
     "is_binary",
     "load_data",
     "load_features",
+    "load_names",
     "save_data",
     "write_xmc",
 ]
@@ -102,6 +103,30 @@ def load_data(
         If there is no such file or it is unsound: ``path:line: reason`` for text.
     """
     return _load(Path(path), labels, (n_features, n_labels), threads)
+
+
+def load_names(path: StrPath) -> list[str]:
+    """Names of labels from a text file, one a line; UTF-8.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or a line is empty or not UTF-8: ``path:line: reason``.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    names = []
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            name = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError:
+            raise DataError(f"{path}:{number}: not UTF-8") from None
+        if not name:
+            raise DataError(f"{path}:{number}: a label without a name")
+        names.append(name)
+    return names
 
 
 def is_binary(path: StrPath) -> bool:

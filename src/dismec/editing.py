@@ -155,7 +155,6 @@ class _Edit:
         if (self.model.manifest.estimator or {}).get("classes") is not None:
             raise ModelError(f"{directory}: its classes exclude each other; train it anew")
         self.names = None if self.model.names is None else list(self.model.names)
-        self._numbers: dict[str, int] | None = None
 
     def labels_of(self, Y: Any, names: Sequence[str] | None) -> Ids:
         """The label that each column of Y is; names that are new get the next numbers."""
@@ -169,7 +168,7 @@ class _Edit:
                 f"the data have {n_columns} labels and the model {self.model.n_labels}, which it "
                 "knows by name: give the names of those of the data (--label-names)"
             )
-        numbers = self._by_name()
+        numbers = self.model.label_numbers
         for name in names:
             if name not in numbers:
                 numbers[name] = len(self.names)
@@ -183,11 +182,8 @@ class _Edit:
         """The numbers of labels that the model has."""
         found = []
         for label in labels:
-            if isinstance(label, str) and self.names is not None:
-                number = self._by_name().get(label, -1)
-            else:
-                number = int(label) if str(label).isdecimal() else -1
-            if not (0 <= number < self.model.n_labels and self.model.label_counts[number]):
+            number = self.model.find_label(label)
+            if not self.model.label_counts[number]:
                 raise DataError(f"the model has no label {label!r}")
             found.append(number)
         if not found:
@@ -197,12 +193,6 @@ class _Edit:
     def named(self, label: int) -> str:
         """The label as a person knows it."""
         return f"label {label if self.names is None else repr(self.names[label])}"
-
-    def _by_name(self) -> dict[str, int]:
-        if self._numbers is None:
-            assert self.names is not None
-            self._numbers = {name: number for number, name in reversed(list(enumerate(self.names)))}
-        return self._numbers
 
     def train(
         self,

@@ -71,6 +71,28 @@ class TopkModel(ABC):
         """The parameters of the training."""
         return dict(self.manifest.params)
 
+    def find_label(self, label: str | int) -> int:
+        """The number of a label, given by that or by its name; of equal names, the first.
+
+        Raises
+        ------
+        DataError
+            If the model has no such label.
+        """
+        number = -1
+        if isinstance(label, str) and self.names is not None:
+            number = self.label_numbers.get(label, -1)
+        if number < 0 and str(label).isdecimal():
+            number = int(label)
+        if not 0 <= number < self.n_labels:
+            raise DataError(f"the model has no label {label!r}")
+        return number
+
+    @cached_property
+    def label_numbers(self) -> dict[str, int]:
+        """The labels by their names; of equal names, the first."""
+        return {name: number for number, name in reversed(list(enumerate(self.names or ())))}
+
     @property
     def not_ready(self) -> str | None:
         """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""

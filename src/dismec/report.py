@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from dismec import store
 from dismec.blocks import BlockStats
+from dismec.corpus import TextFormat, read_texts
 from dismec.dataset import load_data
 from dismec.parts import read_parts
 
-__all__ = ["describe_data", "describe_model"]
+__all__ = ["describe_data", "describe_model", "describe_texts"]
 
 
 def describe_data(
@@ -36,6 +38,29 @@ def describe_data(
         "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
         "rows without features": int(np.count_nonzero(np.diff(X.indptr) == 0)),
         "label names": names is not None,
+    }
+
+
+def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) -> dict[str, Any]:
+    """What a file of texts holds; it is read a batch at a time."""
+    counts: Counter[str] = Counter()
+    n_rows = characters = empty = unlabelled = 0
+    for batch in read_texts(path, fmt or TextFormat(), needs_labels=False):
+        counts.update(name for row in batch.labels for name in row)
+        n_rows += len(batch.texts)
+        characters += sum(map(len, batch.texts))
+        empty += sum(not text.strip() for text in batch.texts)
+        unlabelled += sum(not row for row in batch.labels)
+    pairs = counts.total()
+    return {
+        "rows": n_rows,
+        "characters": characters,
+        "labels": len(counts),
+        "characters a row": round(characters / max(n_rows, 1), 2),
+        "labels a row": round(pairs / max(n_rows, 1), 2),
+        "rows a label": round(pairs / max(len(counts), 1), 2),
+        "rows without labels": unlabelled,
+        "rows without text": empty,
     }
 
 

@@ -25,7 +25,7 @@ from dismec.text import TextParams, Vocabulary, VocabularyBuilder
 from dismec.training import train
 from dismec.xmc_writer import XmcWriter
 
-__all__ = ["Texts", "label_numbers", "text_dataset", "train_text", "vectorised"]
+__all__ = ["Texts", "text_dataset", "train_text", "vectorised", "vocabulary_of"]
 
 StrPath = str | os.PathLike[str]
 News = Callable[[str], None]
@@ -175,7 +175,7 @@ def text_dataset(
     """
     if not isinstance(source, Texts):
         source = Texts.of_file(source, fmt, needs_labels=needs_labels)
-    return vectorised(source, vocabulary_of(model), label_numbers(model), threads=threads)
+    return vectorised(source, vocabulary_of(model), model.label_numbers, threads=threads)
 
 
 def vocabulary_of(model: Any) -> Vocabulary:
@@ -183,11 +183,6 @@ def vocabulary_of(model: Any) -> Vocabulary:
     if model.vocabulary is None:
         raise DataError("the model was trained on numeric features, and the data are texts")
     return model.vocabulary  # type: ignore[no-any-return]
-
-
-def label_numbers(model: Any) -> dict[str, int]:
-    """The labels of a model by their names; of equal names, the first."""
-    return {name: number for number, name in reversed(list(enumerate(model.names or ())))}
 
 
 def vectorised(

@@ -91,9 +91,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 def main() -> None:
     """Exact one-vs-rest classification for thousands to millions of labels.
 
-    DATA is XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
-    without a header, either of them gzipped, a binary dataset (.xmc), or a scipy matrix (.npz,
-    labels by --labels).
+    DATA is text with label names (JSON lines {"text": …, "labels": […]}, CSV, TSV, fastText lines),
+    or numeric: XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
+    without a header, a binary dataset (.xmc), or a scipy matrix (.npz, labels by --labels). All but
+    the last two may be gzipped.
     """
 
 
@@ -101,7 +102,11 @@ for _command in (
     training.train,
     prediction.predict,
     prediction.evaluate,
+    prediction.explain,
     training.prune,
+    training.add_labels,
+    training.update,
+    training.remove_labels,
     data.inspect,
     serving.serve,
     data.convert,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from dismec.explanation import Explanation
     from dismec.job import Progress
     from dismec.model import Model
 
@@ -78,6 +79,11 @@ def _lines(what: str, every: float = 10.0) -> Progress:
     return update
 
 
+def spoken(line: str) -> None:
+    """A line of news, apart from what a command prints as its result."""
+    click.echo(line, err=True)
+
+
 def say_trained(model: Model, path: Path, seconds: float) -> None:
     """One line on a model that has been written."""
     size = sum(receipt.bytes for receipt in model.manifest.files)
@@ -110,7 +116,57 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
         column.justify = "right"
     for name in dict.fromkeys(key.split("@")[0] for key in result if "@" in key):
         table.add_row(name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, value in result.items():
+        if "@" not in name and name != "rows":
+            console.print(f"{name} {value:.2f} %", highlight=False)
+
+
+def print_explanation(
+    explanation: Explanation,
+    text: str | None,
+    words: list[tuple[int, int, float]] | None,
+    limit: int,
+) -> None:
+    """What carried a score: the text with its words coloured, if there is one, and a table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    label = explanation.name or f"label {explanation.label}"
+    probability = explanation.probability
+    line = Text(label, style="bold")
+    line.append(f"  score {explanation.score:.3f}", style="default")
+    if probability is not None:
+        line.append(f", probability {100 * probability:.1f} %", style="default")
+    console.print(line)
+    if text is not None and words:
+        shown = Text(text)
+        most = max(abs(part) for _, _, part in words) or 1.0
+        for begin, end, part in words:
+            if abs(part) >= most / 50:
+                strength = "bold " if abs(part) > most / 4 else ""
+                # Underlined and not: colours alone are not for everybody.
+                style = f"{strength}underline blue" if part > 0 else f"{strength}red"
+                shown.stylize(style, begin, end)
+        console.print(shown, soft_wrap=True)
+    table = Table("feature", "value", "weight", "adds")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for term in explanation.terms[:limit]:
+        table.add_row(
+            Text(term.term if term.term is not None else str(term.feature)),
+            f"{term.value:.3f}",
+            f"{term.weight:+.3f}",
+            Text(f"{term.contribution:+.3f}", style="blue" if term.contribution > 0 else "red"),
+        )
+    rest = explanation.terms[limit:]
+    if rest:
+        table.add_row(f"{len(rest):,} more", "", "", f"{sum(t.contribution for t in rest):+.3f}")
+    table.add_row("bias", "", "", f"{explanation.bias:+.3f}")
+    console.print(table)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import print_metrics, say_trained, shown_progress
-from dismec.cli.options import PATH, data_options, json_option, threads_option
+from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", type=PATH)
-@data_options
+@data_options()
 @json_option
-def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
+def inspect(path: Path, reading: Reading, as_json: bool) -> None:
     """Say what a data file or a model directory holds."""
-    from dismec.report import describe_data, describe_model
+    from dismec.report import describe_data, describe_model, describe_texts
 
-    facts = describe_model(path) if path.is_dir() else describe_data(path, labels)
+    if path.is_dir():
+        facts = describe_model(path)
+    elif reading.is_text(path):
+        facts = describe_texts(path, reading.fmt)
+    else:
+        facts = describe_data(path, reading.labels)
     if as_json:
         click.echo(json.dumps(facts, indent=1))
         return
@@ -43,7 +48,9 @@ def inspect(path: Path, labels: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
-@data_options
+@click.option(
+    "--labels", type=PATH, help="The label matrix that goes with SOURCE if that is an .npz file."
+)
 @click.option("--labels-to", type=PATH, help="Where the labels go if TARGET is an .npz file.")
 @threads_option
 def convert(
@@ -67,17 +74,28 @@ def convert(
 @click.option("--features-per-row", type=float, default=42, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--format", "ending", type=click.Choice(["txt", "txt.gz", "svm", "xmc"]), default="txt"
+    "--format",
+    "ending",
+    type=click.Choice(["txt", "txt.gz", "svm", "xmc"]),
+    help="Of numeric data [default: txt].",
 )
-def generate(directory: Path, ending: str, **shape: Any) -> None:
+@click.option("--text", "as_text", is_flag=True, help="Texts with label names, as JSON lines.")
+def generate(directory: Path, ending: str | None, as_text: bool, **shape: Any) -> None:
     """Make data of the shape that extreme classification has: train and test file in a directory.
 
     Zipf features, power-law labels, topics; the same for the same seed.
     """
+    if as_text:
+        from dismec.synthetic_text import generate_text, write_text
+
+        if ending is not None:
+            raise click.UsageError("--format is for numeric data, and --text makes JSON lines")
+        write_text(directory, *generate_text(**shape))
+        return
     from dismec.synthetic import generate as make
     from dismec.synthetic import write
 
-    write(directory, *make(**shape), ending=f".{ending}")
+    write(directory, *make(**shape), ending=f".{ending or 'txt'}")
 
 
 @click.command()

@@ -2,23 +2,114 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from dismec.corpus import TextFormat
+    from dismec.dataset import Dataset
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 MOST_PLACES = 2**31 - 1
+_COLUMNS = ("text_column", "label_column", "label_separator")
 
 
-def data_options(command: F) -> F:
-    """Options for reading DATA."""
-    return click.option(
-        "--labels", type=PATH, help="The label matrix that goes with DATA if that is an .npz file."
-    )(command)
+@dataclass(frozen=True)
+class Reading:
+    """How to read DATA.
+
+    Attributes
+    ----------
+    labels
+        The file of the label matrix.
+    names
+        The file of label names.
+    columns
+        ``text_column``, ``label_column`` and ``label_separator``, as far as they were given.
+    """
+
+    labels: Path | None
+    names: Path | None
+    columns: dict[str, str]
+
+    @property
+    def fmt(self) -> TextFormat:
+        """How to read text."""
+        from dismec.corpus import TextFormat
+
+        return TextFormat(**self.columns)
+
+    def is_text(self, data: Path) -> bool:
+        """Whether DATA holds texts; options that do not go with what it holds are refused."""
+        from dismec.corpus import is_text
+
+        found = is_text(data)
+        if found and (self.labels or self.names):
+            raise click.UsageError(
+                f"{data} holds texts and the names of their labels: --labels and --label-names "
+                "are for numeric data"
+            )
+        if self.columns and not found:
+            option = min(self.columns).replace("_", "-")
+            raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+        return found
+
+    def load(self, data: Path, threads: int | None) -> Dataset:
+        """Numeric data with label names, if there are some."""
+        from dismec.dataset import load_data, load_names
+
+        names = load_names(self.names) if self.names else None
+        n_labels = len(names) if names is not None else None
+        dataset = load_data(data, labels=self.labels, n_labels=n_labels, threads=threads)
+        return dataset if names is None else dataset._replace(names=names)
+
+
+def data_options(matrix: str = "--labels") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options for reading DATA, given to the command as one `Reading`."""
+    options = (
+        click.option(
+            matrix,
+            "label_matrix",
+            type=PATH,
+            help="The label matrix that goes with DATA if that is an .npz file.",
+        ),
+        click.option(
+            "--label-names", type=PATH, help="Names of the labels of numeric DATA, one a line."
+        ),
+        click.option(
+            "--text-column",
+            metavar="NAME",
+            help="Where texts are in CSV, TSV or JSON lines [default: text].",
+        ),
+        click.option("--label-column", metavar="NAME", help="Where labels are [default: labels]."),
+        click.option(
+            "--label-separator",
+            metavar="TEXT",
+            help="What is between labels in CSV and TSV [default: a comma].",
+        ),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathered(
+            *args: Any, label_matrix: Path | None, label_names: Path | None, **others: Any
+        ) -> Any:
+            given = {key: others.pop(key) for key in _COLUMNS}
+            columns = {key: value for key, value in given.items() if value is not None}
+            return command(*args, reading=Reading(label_matrix, label_names, columns), **others)
+
+        for option in reversed(options):
+            gathered = option(gathered)
+        return gathered
+
+    return add
 
 
 def parse_delta(_: click.Context, __: click.Parameter, value: str) -> float | str:

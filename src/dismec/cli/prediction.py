@@ -7,30 +7,56 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, print_metrics
+from dismec.cli.console import cluster_news, print_explanation, print_metrics
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
+    Reading,
     cluster_option,
     data_options,
     json_option,
     parse_ks,
     threads_option,
 )
+from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.model import TopkModel
+    from dismec.model import Model, TopkModel
+
+
+def _parse_threshold(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> float | str | None:
+    if value is None or value in ("micro-f1", "macro-f1"):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number, micro-f1 nor macro-f1") from None
 
 
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
 @click.option(
-    "-k", type=click.IntRange(1, MOST_PLACES), default=5, show_default=True, help="Labels a row."
+    "-k",
+    type=click.IntRange(1, MOST_PLACES),
+    help="Labels a row [default: 5, or all that reach the threshold].",
+)
+@click.option(
+    "--probabilities",
+    is_flag=True,
+    help="The most probable labels with their probabilities; the model must be calibrated.",
+)
+@click.option(
+    "--threshold",
+    callback=_parse_threshold,
+    metavar="NUMBER|micro-f1|macro-f1",
+    help="Only labels that reach this score, or probability; or as was best for F1.",
 )
 @click.option(
     "-o",
@@ -38,30 +64,91 @@ if TYPE_CHECKING:
     type=PATH,
     help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
 )
+@data_options()
 @cluster_option
 @threads_option
 def predict(
     model: Path,
     data: Path,
-    k: int,
+    k: int | None,
+    probabilities: bool,
+    threshold: float | str | None,
     output: Path | None,
+    reading: Reading,
     cluster: str | None,
     threads: int | None,
 ) -> None:
-    """Print the k best labels of every row of DATA with their scores."""
-    from dismec.dataset import load_features
+    """Print the best labels of every row of DATA with their scores."""
+    import numpy as np
+
+    from dismec.dataset import load_names
     from dismec.predictions import print_text, write_predictions
 
+    probabilities = probabilities or isinstance(threshold, str)
+    names = load_names(reading.names) if reading.names else None
     with _opened(model, cluster) as opened:
-        rows = load_features(data, threads=threads)
+        if names is not None and len(names) != opened.n_labels:
+            raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
+        if probabilities and cluster is not None:
+            raise DismecError("probabilities are not to be had on a cluster: leave out --cluster")
+        places = opened.n_labels if k is None and threshold is not None else k or 5
         if output is None or output.suffix != ".npz":
-            k = min(k, max(opened.n_labels, 1))  # empty places are not written
-        top, scores = opened.predict_topk(rows, k, threads=threads)
+            places = min(places, max(opened.n_labels, 1))  # empty places are not written
+        found = [
+            _best(opened, rows, places, probabilities, threshold, threads)
+            for rows in _pieces(opened, data, reading, threads)
+        ]
+    width = max((top.shape[1] for top, _ in found), default=0)
+    top = np.concatenate([_widened(top, width, -1) for top, _ in found])
+    scores = np.concatenate([_widened(values, width, -np.inf) for _, values in found])
+    shown = names or opened.names
     if output is None:
-        print_text(top, scores, opened.names, sys.stdout)
+        print_text(top, scores, shown, sys.stdout)
         sys.stdout.flush()
     else:
-        write_predictions(top, scores, opened.names, output)
+        write_predictions(top, scores, shown, output)
+
+
+def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:
+    """The rows of DATA: of texts a batch at a time, of other data all at once."""
+    from dismec.corpus import read_texts
+    from dismec.dataset import load_features
+    from dismec.text_training import vocabulary_of
+
+    if reading.is_text(data):
+        vocabulary = vocabulary_of(model)
+        for batch in read_texts(data, reading.fmt, needs_labels=False):
+            yield vocabulary.rows(batch.texts, threads=threads)
+    else:
+        yield load_features(data, threads=threads)
+
+
+def _best(
+    model: Any,
+    rows: Any,
+    places: int,
+    probabilities: bool,
+    threshold: float | str | None,
+    threads: int | None,
+) -> tuple[Any, Any]:
+    """Labels and scores of some rows, best first."""
+    if threshold is not None:
+        from dismec.assignment import ranked
+
+        sets = model.assign(
+            rows, threshold, probabilities=probabilities, most=places, threads=threads
+        )
+        return ranked(sets)
+    if probabilities:
+        return model.predict_proba_topk(rows, places, threads=threads)  # type: ignore[no-any-return]
+    return model.predict_topk(rows, places, threads=threads)  # type: ignore[no-any-return]
+
+
+def _widened(array: Any, width: int, empty: float) -> Any:
+    import numpy as np
+
+    missing = width - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=empty) if missing else array
 
 
 @click.command()
@@ -72,8 +159,8 @@ def predict(
 )
 @click.option("--propensity-a", "A", type=float, default=0.55, show_default=True)
 @click.option("--propensity-b", "B", type=float, default=1.5, show_default=True)
+@data_options()
 @cluster_option
-@data_options
 @threads_option
 @json_option
 def evaluate(
@@ -82,25 +169,97 @@ def evaluate(
     ks: tuple[int, ...],
     A: float,
     B: float,
+    reading: Reading,
     cluster: str | None,
-    labels: Path | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
     """Measure a model on DATA: P@k, nDCG@k, PSP@k and more, in percent.
 
     The propensities come from the label counts of the training data with the constants A and B
-    (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5).
+    (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5). Of a calibrated
+    model also the error of its probabilities (ECE), as they are and if scores were taken for log
+    odds, and F1 at the thresholds that were chosen.
     """
-    from dismec.dataset import load_data
+    from dismec.text_training import text_dataset
 
     with _opened(model, cluster) as opened:
-        dataset = load_data(data, labels=labels, threads=threads)
+        if reading.is_text(data):
+            dataset = text_dataset(opened, data, fmt=reading.fmt, threads=threads)
+        else:
+            dataset = reading.load(data, threads)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:
         print_metrics(result, ks)
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("row")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    help="Name or number of a label; may be repeated [default: the best one].",
+)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Features to show.",
+)
+@json_option
+def explain(model: Path, row: str, labels: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """Say which features carried the score of a label, and which were against it.
+
+    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1".
+    """
+    from dismec.explanation import highlights
+    from dismec.model import open_model
+
+    opened = open_model(model, check=True)
+    x = _row_of(opened, row)
+    wanted = [opened.find_label(label) for label in labels]
+    if not wanted:
+        best = int(opened.predict_topk(x, 1)[0][0, 0])
+        if best < 0:
+            raise DismecError("the model has no labels to explain")
+        wanted = [best]
+    terms = opened.vocabulary.terms if opened.vocabulary else None
+    spans = opened.vocabulary.spans(row) if opened.vocabulary else None
+    for label in wanted:
+        explanation = opened.explain(x, label, terms=terms)
+        words = highlights(explanation, spans) if spans is not None else None
+        if as_json:
+            said = explanation.to_dict()
+            said["terms"] = said["terms"][:limit]
+            if words is not None:
+                said["highlights"] = words
+            click.echo(json.dumps(said, ensure_ascii=False))
+        else:
+            print_explanation(explanation, row if words is not None else None, words, limit)
+
+
+def _row_of(model: Model, given: str) -> Any:
+    """A text, or feature:value pairs, as one row."""
+    import scipy.sparse as sp
+
+    if model.vocabulary is not None:
+        return model.vocabulary.rows([given])
+    pairs = [pair.partition(":") for pair in given.split()]
+    try:
+        ids, values = [int(f) for f, _, _ in pairs], [float(v) for _, _, v in pairs]
+    except ValueError:
+        raise DismecError(
+            f"{given[:40]!r} is no row for a model of numeric data: give feature:value pairs"
+        ) from None
+    if not all(0 <= f < model.n_features for f in ids) or len(set(ids)) < len(ids):
+        raise DismecError(f"features go from 0 to {model.n_features - 1}, each once")
+    return sp.csr_array((values, ([0] * len(ids), ids)), shape=(1, model.n_features))
 
 
 @contextmanager
