@@ -39,4 +39,5 @@ NB_MODULE(DISMEC_MODULE, m) {
   bind_topk(m);
   bind_text(m);
   bind_transform(m);
+  bind_vocabulary(m);
 }

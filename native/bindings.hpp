@@ -41,3 +41,4 @@ void bind_solver(nb::module_& m);
 void bind_topk(nb::module_& m);
 void bind_text(nb::module_& m);
 void bind_transform(nb::module_& m);
+void bind_vocabulary(nb::module_& m);
