@@ -31,6 +31,7 @@ from dismec.container import (
     whole_file,
     write_arrays,
 )
+from dismec.corpus import is_text
 from dismec.errors import DataError
 from dismec.native import kernels
 from dismec.xmc_text import MAX_COLUMNS, read_text, write_text
@@ -159,6 +160,11 @@ def _load(
             if labels is not None and not is_npz:
                 raise DataError(f"{path}: labels apart from the data go only with .npz files")
             if not is_npz and not is_xmc:
+                if is_text(path):
+                    raise DataError(
+                        f"{path}: it holds texts, not features; dismec.train_text and the command "
+                        "line read such files"
+                    )
                 x, y, columns = read_text(path, file, sizes, threads)
                 return Dataset(_csr(*x, columns[0]), _csr(*y, _ones(y[1]), columns[1]))
         dataset = _load_npz(path, labels, needs_labels) if is_npz else _load_xmc(path)

@@ -17,9 +17,16 @@ from dismec.model import open_model
 from dismec.native import available_cpus
 from dismec.training import TrainingParams, fit
 
-__all__ = ["DiSMECClassifier"]
+__all__ = ["DiSMECClassifier", "threads_of"]
 
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
+
+
+def threads_of(n_jobs: int | None) -> int | None:
+    """Threads, by scikit-learn's way of counting them; None for all."""
+    if n_jobs is None or n_jobs >= 0:
+        return n_jobs
+    return max(1, available_cpus() + 1 + n_jobs)
 
 
 class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -238,9 +245,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return not self.multilabel_ and len(self.classes_) == 2
 
     def _threads(self) -> int | None:
-        if self.n_jobs is None or self.n_jobs >= 0:
-            return self.n_jobs
-        return max(1, available_cpus() + 1 + self.n_jobs)
+        return threads_of(self.n_jobs)
 
     def __sklearn_clone__(self) -> DiSMECClassifier:
         # A client cannot be copied, and one is enough.

@@ -22,10 +22,10 @@ from dismec.job import Progress
 from dismec.model import Model
 from dismec.params import TrainingParams
 from dismec.text import TextParams, Vocabulary, VocabularyBuilder
-from dismec.training import train
+from dismec.training import fit, train
 from dismec.xmc_writer import XmcWriter
 
-__all__ = ["Texts", "text_dataset", "train_text", "vectorised", "vocabulary_of"]
+__all__ = ["Texts", "fit_text", "text_dataset", "train_text", "vectorised", "vocabulary_of"]
 
 StrPath = str | os.PathLike[str]
 News = Callable[[str], None]
@@ -131,6 +131,31 @@ def train_text(
             source=file,
             vocabulary=vocabulary,
         )
+
+
+def fit_text(
+    texts: Texts,
+    params: TrainingParams | None = None,
+    text: TextParams | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    client: Any = None,
+) -> Model:
+    """Train a model of texts in memory; arguments as for `train_text`."""
+    vocabulary, names = learn(texts, text or TextParams(), threads=threads)
+    numbers = {name: number for number, name in enumerate(names)}
+    dataset = vectorised(texts, vocabulary, numbers, threads=threads)
+    return fit(
+        dataset.X,
+        dataset.Y,
+        params or TrainingParams(tfidf=True),
+        names=names,
+        threads=threads,
+        progress=progress,
+        client=client,
+        vocabulary=vocabulary,
+    )
 
 
 def learn(
