@@ -211,6 +211,9 @@ def test_explanations_name_the_words_that_carried_a_label(model, data):
     shown = run("explain", path, text, "--label", opened.names[3], "--label", opened.names[4])
     assert opened.names[3] in shown.stdout
     assert "bias" in shown.stdout
+    again = run("explain", path, data / "test.jsonl", "--row", 1, "--json").stdout
+    assert json.loads(again) == said
+    run("explain", path, data / "test.jsonl", "--row", 201, code=2)
     assert "no label 'nothing'" in run("explain", path, text, "--label", "nothing", code=2).stderr
 
 
