@@ -54,7 +54,7 @@ _LEAST_SLOPE = 0.1  # of the shared curve and the bend
 # test rows is lower on all of our sets.
 _SLOPE_SPREAD, _INTERCEPT_SPREAD = 0.1, 0.3
 _GRID = np.arange(1, 40) / 40  # thresholds for macro-F1
-_HITS_OF_PRIOR = 5.0  # held-out rows of a label at which its own F1 counts as much as that of all
+_HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,11 +401,13 @@ def _macro_thresholds(
 ) -> tuple[Floats, float]:
     """For each label the threshold of the highest F1, and one for labels nothing is known of.
 
-    The F1 of a label at a threshold is taken to be between what its own rows say and the mean over
-    all labels: the more of them are its, the nearer to the former.
+    The F1 of a label at a threshold is taken to be between that which its probabilities make one
+    expect and the mean over all labels, as found: the more hits are expected of it, the nearer to
+    the former. What is expected varies less than what few rows happen to show.
     """
     n_labels = len(n_true)
-    own = n_true / (n_true + _HITS_OF_PRIOR)
+    expected = np.bincount(label, p, minlength=n_labels)
+    own = expected / (expected + _HITS_OF_PRIOR)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
     for t in _GRID:
@@ -413,10 +415,11 @@ def _macro_thresholds(
         assigned = np.bincount(label[chosen], minlength=n_labels)
         found = np.bincount(label[chosen & y], minlength=n_labels)
         total = assigned + n_true
-        f1 = 2 * found / np.maximum(total, 1)
-        mean = f1.sum() / max(np.count_nonzero(total), 1)
+        mean = (2 * found / np.maximum(total, 1)).sum() / max(np.count_nonzero(total), 1)
         if mean > best_mean:
             best_mean, general = mean, float(t)
+        likely = np.bincount(label[chosen], p[chosen], minlength=n_labels)
+        f1 = 2 * likely / np.maximum(assigned + expected, 1e-9)
         at = own * f1 + (1 - own) * mean
         higher = at > best
         best[higher], threshold[higher] = at[higher], t
