@@ -266,6 +266,17 @@ def test_thresholds_are_those_of_the_highest_f1():
     assert c.macro_thresholds.min() < c.macro_thresholds.max()
 
 
+def test_thresholds_are_not_so_low_that_rows_get_all_labels_that_were_looked_at():
+    rng = np.random.default_rng(11)
+    scores = rng.normal(-0.5, 0.6, (300, 400)).astype(np.float32)
+    Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores tell nothing
+    model = scoring(np.full(400, 3))
+    c = fit(model, scores, Y)
+    for threshold in ("micro-f1", "macro-f1"):
+        sizes = np.diff(model.calibrated(c).assign(scores, threshold).indptr)
+        assert np.count_nonzero(sizes >= 100) <= 9
+
+
 def test_labels_added_later_have_the_shared_curve_of_their_count():
     c = random_calibration(np.random.default_rng(6), 3)
     more = c.extended([0, 7])
