@@ -270,6 +270,10 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
     _, p = grown.predict_proba_topk(grown.vocabulary.rows(texts[:50]), 3)
     assert ((p >= 0) & (p <= 1)).all()
     run("remove-labels", tmp_path / "model", *sorted(late))
+    said = run("inspect", tmp_path / "model").stdout
+    assert f"{len(late)} labels added on {len(texts)} rows" in said
+    assert f"{len(late)} labels removed" in said
+    assert "word_ngrams" in said
     assert not late & {
         name
         for line in run("predict", tmp_path / "model", data / "test.jsonl").stdout.splitlines()
