@@ -253,6 +253,8 @@ def fit(
     if truth.shape[1] > n_labels:
         raise DataError(f"Y has {truth.shape[1]} labels, the model has {n_labels}")
     truth.resize((truth.shape[0], n_labels))
+    truth.sum_duplicates()
+    truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
     depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
@@ -279,7 +281,6 @@ def fit(
         deepest = np.zeros(top.shape)
         deepest[there] = p
         least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
-    truth.eliminate_zeros()
     n_true = np.bincount(first[truth.indices], minlength=n_labels)
     thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true, least)
     return Calibration(
