@@ -48,6 +48,11 @@ def test_pruning_commands_and_python_run(tmp_path):
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
+def test_python_about_probabilities_runs(tmp_path):
+    script = "\n".join(examples("docs/probabilities.md", "python"))
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
 def test_serving_examples_run(tmp_path):
     setup, serve, *requests = examples("docs/serving.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
