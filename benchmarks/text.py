@@ -168,13 +168,12 @@ def quality() -> bool:
     vocabulary = vocabulary_of(train[0], params)
     X = vocabulary.rows(train[0])
     transform = Transform.fit(X, tfidf=True, bias=0.0)
-    svm = OneVsRestClassifier(LinearSVC()).fit(
-        sp.csr_matrix(transform.apply(X)), sp.csr_matrix(indicator(train[1], known))
-    )
+    Y = indicator(train[1], known).astype(np.int64)  # of uint8 scikit-learn makes nonsense
+    svm = OneVsRestClassifier(LinearSVC()).fit(sp.csr_matrix(transform.apply(X)), sp.csr_matrix(Y))
     scores = svm.decision_function(sp.csr_matrix(transform.apply(vocabulary.rows(test[0]))))
     truth = indicator(test[1], known)
     hits = truth[np.arange(len(test[0])), scores.argmax(axis=1)]
-    theirs = 100 * np.asarray(hits).mean()
+    theirs = 100 * hits.mean()
     print(f"cooking-text, P@1 on test: dismec {found['P@1']:.2f}, LinearSVC {theirs:.2f}")
     return bool(found["P@1"] >= theirs - LOSS)
 
