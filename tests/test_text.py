@@ -216,7 +216,7 @@ def test_n_grams_go_on_where_the_buffer_ends():
 @pytest.mark.slow
 def test_a_text_of_a_hundred_megabytes_is_one_row():
     text = "alpha beta gamma, 日本語 " * (100_000_000 // 29)
-    vocabulary = build([text], sublinear=False)
+    vocabulary = build([text], word_ngrams=(1, 2), sublinear=False)
     (row,) = counts(vocabulary, [text])
     assert row["alpha beta"] == row["日本"] == 100_000_000 // 29
     assert row["本語 alpha"] == row["alpha"] - 1

@@ -288,7 +288,7 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
         (b'{"text": "a b", "labels": ["x"]}\n{"text": "\xff"}\n', ":2: "),
         (b"", "no rows"),
         (b'{"text": "one two", "labels": []}\n', "no row has a label"),
-        (b'{"text": "! ?", "labels": ["x"]}\n', "lower min_df"),
+        (b'{"text": "! ?", "labels": ["x"]}\n', "no term in any of them"),
     ],
 )
 def test_bad_texts_get_one_line_and_leave_nothing(tmp_path, content, reason):
@@ -333,7 +333,7 @@ def test_the_estimator_takes_texts_and_gives_names(data, tmp_path):
     assert set(names.ravel()) <= set(clf.classes_)
     assert clf.score(test_texts, test_labels) > 0.6
     _, p = clf.predict_proba_topk(test_texts, k=3)
-    assert ((p > 0) & (p < 1)).all()
+    assert ((p > 0) & (p <= 1)).all()
     sets = clf.predict(test_texts)
     assert np.mean([bool(set(s) & set(t)) for s, t in zip(sets, test_labels, strict=True)]) > 0.5
     clf.save(tmp_path / "model")
