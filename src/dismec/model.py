@@ -24,7 +24,7 @@ from dismec.manifest import Manifest
 from dismec.parts import Parts, read_parts, write_parts
 from dismec.predictor import Predictor
 from dismec.pruning import prune
-from dismec.shards import Shard, first_labels, gather
+from dismec.shards import Shard, first_labels, gather, pack
 
 __all__ = ["MACRO_F1", "MICRO_F1", "Model", "TopkModel", "open_model", "read_head"]
 
@@ -383,11 +383,16 @@ class Model(TopkModel):
             params = {k: v for k, v in params.items() if k not in ("delta_auto", "delta_effect")}
             params["delta"] = float(delta)
         params["precision"] = precision or self.precision
-        shards = [
-            shard.repacked(prune(shard.unpack(), delta or 0), params["precision"])
-            for shard in self._shards
-        ]
+        shards = self._repacked(delta or 0, params["precision"])
         return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
+
+    def _repacked(self, delta: float, precision: str) -> list[Shard]:
+        if not self.manifest.history:
+            return [s.repacked(prune(s.unpack(), delta), precision) for s in self._shards]
+        # Labels that came and went have left small shards behind: all go into as few as possible.
+        labels = np.flatnonzero(self.label_counts)
+        weights: Any = prune(self.weights, delta)
+        return list(pack([(labels, weights[labels])], self.n_features, precision))
 
     def save(
         self,
@@ -496,6 +501,17 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
         If there is no finished model, or one of its files is missing, cut off or altered.
     """
     directory = Path(path)
+    before = store.read_manifest(directory)
+    try:
+        return _open(directory, check)
+    except ModelError:
+        # Its labels may just have been changed, and files removed that it named before.
+        if store.read_manifest(directory) == before:
+            raise
+        return _open(directory, check)
+
+
+def _open(directory: Path, check: bool | None) -> Model:
     manifest, transform, parts = read_head(directory, check=check)
     shards = store.read_shards(directory, manifest, parts.labels.counts, check=check)
     return Model(manifest, transform, parts, shards)
