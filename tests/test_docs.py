@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,38 @@ def examples(name, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
+def run(command, folder):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    subprocess.run(["sh", "-ec", command], cwd=folder, check=True, env=env)
+
+
 @pytest.mark.slow
 def test_readme_commands_and_python_run(tmp_path):
-    setup, *commands = examples("README.md", "sh")
+    setup, texts, serve, numeric = examples("README.md", "sh")
     assert re.findall(r"^make (\w+)", setup, re.MULTILINE) == ["demo", "test"]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in commands:
-        subprocess.run(
-            ["sh", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path}
-        )
+    run(texts, tmp_path)
+    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 1000
+    command = [sys.executable, "-m", *serve.split(), "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().split()[-1]
+            with urllib.request.urlopen(address) as page:
+                assert b"<!doctype html>" in page.read().lower()
+        finally:
+            server.terminate()
+    run(numeric, tmp_path)
     script = "\n".join(examples("README.md", "python"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    assert len((tmp_path / "predictions.txt").read_text().splitlines()) == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/probabilities.md"])
+def test_commands_of_a_page_run(tmp_path, page):
+    for command in examples(page, "sh"):
+        run(command, tmp_path)
+    for script in examples(page, "python"):
+        subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
 @pytest.mark.slow

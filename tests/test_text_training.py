@@ -211,6 +211,9 @@ def test_explanations_name_the_words_that_carried_a_label(model, data):
     shown = run("explain", path, text, "--label", opened.names[3], "--label", opened.names[4])
     assert opened.names[3] in shown.stdout
     assert "bias" in shown.stdout
+    again = run("explain", path, data / "test.jsonl", "--row", 1, "--json").stdout
+    assert json.loads(again) == said
+    run("explain", path, data / "test.jsonl", "--row", 201, code=2)
     assert "no label 'nothing'" in run("explain", path, text, "--label", "nothing", code=2).stderr
 
 
@@ -267,6 +270,10 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
     _, p = grown.predict_proba_topk(grown.vocabulary.rows(texts[:50]), 3)
     assert ((p >= 0) & (p <= 1)).all()
     run("remove-labels", tmp_path / "model", *sorted(late))
+    said = run("inspect", tmp_path / "model").stdout
+    assert f"{len(late)} labels added on {len(texts)} rows" in said
+    assert f"{len(late)} labels removed" in said
+    assert "word_ngrams" in said
     assert not late & {
         name
         for line in run("predict", tmp_path / "model", data / "test.jsonl").stdout.splitlines()

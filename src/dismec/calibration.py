@@ -43,6 +43,8 @@ Labels = npt.NDArray[np.integer[Any]]
 # average if that is more. Measured with 10 to 400: the more, the worse are the probabilities of the
 # first places, as a curve has to follow ever more pairs that nobody asks for.
 _CANDIDATES, _MOST_CANDIDATES = 20, 200
+_DEEPER = 5  # times as many are looked at for thresholds
+_FULL_ROWS = 0.01  # rows that may reach a threshold with all of those
 _STEPS = 30  # of Newton's method, at most
 _LARGEST_SCORE = 50.0  # that curves are fitted on; the margin is at 1
 # The shared curve and the bend where there are no data, and how sure that is.
@@ -54,7 +56,7 @@ _LEAST_SLOPE = 0.1  # of the shared curve and the bend
 # test rows is lower on all of our sets.
 _SLOPE_SPREAD, _INTERCEPT_SPREAD = 0.1, 0.3
 _GRID = np.arange(1, 40) / 40  # thresholds for macro-F1
-_HITS_OF_PRIOR = 5.0  # held-out rows of a label at which its own F1 counts as much as that of all
+_HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,8 +224,10 @@ def fit(
 
     Curves are fitted on the labels of each row that score best, 20 or somewhat more. This choice
     looks only at scores, and so does not bias what is learned of labels with a given score; it
-    makes curves right for labels that may be predicted, and an extrapolation far below. True labels
-    further down are not lost to F1: they count as missed.
+    makes curves right for labels that may be predicted, and an extrapolation far below. Thresholds
+    are chosen on five times as many. True labels further down are not lost to F1, they count as
+    missed; what else is there is not known, so that no threshold is so low that one row in a
+    hundred would be assigned all that was looked at.
 
     Parameters
     ----------
@@ -251,32 +255,38 @@ def fit(
     truth.resize((truth.shape[0], n_labels))
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES, n_labels)
-    top, scores = model.predict_topk(X, max(depth, 1), threads=threads)
+    depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
+    top, scores = model.predict_topk(X, max(min(_DEEPER * depth, n_labels), 1), threads=threads)
     found = metrics.hits(truth, top)
     there = top >= 0
+    near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
     label, y = top[there], found[there].astype(np.float64)
     s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
     trained = model.label_counts[first]
     c = np.log1p(np.where(trained > 0, trained, trained if counts is None else counts))
-    curve = _regress(_curve_terms(s, c[label]), y, _CURVE, _CURVE_SPREAD)
+    curve = _regress(_curve_terms(s, c[label])[:, near], y[near], _CURVE, _CURVE_SPREAD)
     slopes, intercepts = _curve(curve, c)
-    _fit_own(first[label], s, y, slopes, intercepts)
+    _fit_own(first[label[near]], s[near], y[near], slopes, intercepts)
     slopes, intercepts = slopes[first], intercepts[first]
     z = slopes[label] * s + intercepts[label]
-    bend = _increasing(_regress(_bend_terms(z), y, _BEND, _BEND_SPREAD))
+    bend = _increasing(_regress(_bend_terms(z)[:, near], y[near], _BEND, _BEND_SPREAD))
 
     p = logistic(bend @ _bend_terms(z))
+    least = 0.0
+    if top.shape[1] < n_labels:
+        deepest = np.zeros(top.shape)
+        deepest[there] = p
+        least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
     truth.eliminate_zeros()
     n_true = np.bincount(first[truth.indices], minlength=n_labels)
-    thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true)
+    thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true, least)
     return Calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),
         np.concatenate([curve, bend, [general]]),
-        _micro_threshold(p, y, truth.nnz),
+        _micro_threshold(p, y, truth.nnz, least),
         thresholds[first].astype(np.float32),
     )
 
@@ -380,8 +390,9 @@ def _fit_own(
     slopes[labels], intercepts[labels] = a * np.exp(u), b + v
 
 
-def _micro_threshold(p: Floats, y: Floats, n_true: int) -> float:
+def _micro_threshold(p: Floats, y: Floats, n_true: int, least: float) -> float:
     """Where the F1 of all pairs together is highest, half-way to the next lower probability."""
+    p, y = p[p >= least], y[p >= least]
     order = np.argsort(-p, kind="stable")
     p, y = p[order], y[order]
     ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # equal ones are assigned together
@@ -398,25 +409,29 @@ def _macro_thresholds(
     p: Floats,
     y: npt.NDArray[np.bool_],
     n_true: npt.NDArray[np.int64],
+    least: float,
 ) -> tuple[Floats, float]:
     """For each label the threshold of the highest F1, and one for labels nothing is known of.
 
-    The F1 of a label at a threshold is taken to be between what its own rows say and the mean over
-    all labels: the more of them are its, the nearer to the former.
+    The F1 of a label at a threshold is taken to be between that which its probabilities make one
+    expect and the mean over all labels, as found: the more hits are expected of it, the nearer to
+    the former. What is expected varies less than what few rows happen to show.
     """
     n_labels = len(n_true)
-    own = n_true / (n_true + _HITS_OF_PRIOR)
+    expected = np.bincount(label, p, minlength=n_labels)
+    own = expected / (expected + _HITS_OF_PRIOR)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
-    for t in _GRID:
+    for t in _GRID[min(least, _GRID[-1]) <= _GRID]:
         chosen = p >= t
         assigned = np.bincount(label[chosen], minlength=n_labels)
         found = np.bincount(label[chosen & y], minlength=n_labels)
         total = assigned + n_true
-        f1 = 2 * found / np.maximum(total, 1)
-        mean = f1.sum() / max(np.count_nonzero(total), 1)
+        mean = (2 * found / np.maximum(total, 1)).sum() / max(np.count_nonzero(total), 1)
         if mean > best_mean:
             best_mean, general = mean, float(t)
+        likely = np.bincount(label[chosen], p[chosen], minlength=n_labels)
+        f1 = 2 * likely / np.maximum(assigned + expected, 1e-9)
         at = own * f1 + (1 - own) * mean
         higher = at > best
         best[higher], threshold[higher] = at[higher], t

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ from dismec.features import Rows
 __all__ = ["Contribution", "Explanation", "contributions", "highlights"]
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """What one feature of a row adds to a score.
 
     Attributes
@@ -70,8 +69,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold; what is not known is left out."""
-        result = _known(asdict(self))
-        result["terms"] = [_known(term) for term in result["terms"]]
+        result = _known({field.name: getattr(self, field.name) for field in fields(self)})
+        result["terms"] = [_known(term._asdict()) for term in self.terms]
         return result
 
 

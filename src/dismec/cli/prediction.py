@@ -205,6 +205,12 @@ def evaluate(
     help="Name or number of a label; may be repeated [default: the best one].",
 )
 @click.option(
+    "--row",
+    "number",
+    type=click.IntRange(min=1),
+    help="ROW is a data file: this row of it, from 1.",
+)
+@click.option(
     "-n",
     "--limit",
     type=click.IntRange(min=1),
@@ -212,17 +218,31 @@ def evaluate(
     show_default=True,
     help="Features to show.",
 )
+@data_options()
 @json_option
-def explain(model: Path, row: str, labels: tuple[str, ...], limit: int, as_json: bool) -> None:
+def explain(
+    model: Path,
+    row: str,
+    labels: tuple[str, ...],
+    number: int | None,
+    limit: int,
+    reading: Reading,
+    as_json: bool,
+) -> None:
     """Say which features carried the score of a label, and which were against it.
 
-    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1".
+    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
+    --row.
     """
     from dismec.explanation import highlights
     from dismec.model import open_model
 
     opened = open_model(model, check=True)
-    x = _row_of(opened, row)
+    if number is None:
+        text: str | None = row if opened.vocabulary is not None else None
+        x = _row_of(opened, row)
+    else:
+        text, x = _row_in(opened, Path(row), number, reading)
     wanted = [opened.find_label(label) for label in labels]
     if not wanted:
         best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -230,7 +250,7 @@ def explain(model: Path, row: str, labels: tuple[str, ...], limit: int, as_json:
             raise DismecError("the model has no labels to explain")
         wanted = [best]
     terms = opened.vocabulary.terms if opened.vocabulary else None
-    spans = opened.vocabulary.spans(row) if opened.vocabulary else None
+    spans = opened.vocabulary.spans(text) if opened.vocabulary and text is not None else None
     for label in wanted:
         explanation = opened.explain(x, label, terms=terms)
         words = highlights(explanation, spans) if spans is not None else None
@@ -241,7 +261,28 @@ def explain(model: Path, row: str, labels: tuple[str, ...], limit: int, as_json:
                 said["highlights"] = words
             click.echo(json.dumps(said, ensure_ascii=False))
         else:
-            print_explanation(explanation, row if words is not None else None, words, limit)
+            print_explanation(explanation, text, words, limit)
+
+
+def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
+    """A row of a data file, and its text if it has one."""
+    from dismec.corpus import read_texts
+    from dismec.dataset import load_features
+    from dismec.text_training import vocabulary_of
+
+    if not reading.is_text(data):
+        rows = load_features(data)
+        if number > rows.shape[0]:
+            raise DismecError(f"{data}: {rows.shape[0]} rows, and row {number} is asked for")
+        return None, rows[[number - 1]]
+    vocabulary = vocabulary_of(model)
+    seen = 0
+    for batch in read_texts(data, reading.fmt, needs_labels=False):
+        seen = batch.first_row + len(batch.texts)
+        if number <= seen:
+            text = batch.texts[number - 1 - batch.first_row]
+            return text, vocabulary.rows([text])
+    raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
 
 
 def _row_of(model: Model, given: str) -> Any:
