@@ -262,6 +262,9 @@ def test_long_text_gets_the_strongest_highlights_in_order(text_server):
     assert len(pieces) == 2000
     assert pieces[0][:2] == [0, 5]
     assert all(a[1] <= b[0] for a, b in pairwise(pieces))
+    longer = explain(text_server, text="apple " * 170_000, label="fruit")
+    assert "apple" in longer["terms"][0]["term"]
+    assert "highlights" not in longer
 
 
 def test_example_is_of_words_that_speak_for_labels(files, text_server, server):

@@ -36,10 +36,11 @@ __all__ = [
 DEFAULT_K = 5
 DEFAULT_TERMS, MOST_TERMS = 20, 1000
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
+HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
 _NO_TEXTS = "the model takes features, not texts: it was not trained on texts"
-_EXAMPLE_LABELS, _EXAMPLE_TERMS = 2, 8
+_EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,9 @@ def explain(model: Model, question: Question) -> bytes:
     explanation = model.explain(question.X, label, terms=terms)
     told = explanation.to_dict()
     told["terms"] = told["terms"][: question.limit]
-    if question.text is not None and vocabulary is not None:
-        marked = highlights(explanation, vocabulary.spans(question.text))
+    text = question.text
+    if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
+        marked = highlights(explanation, vocabulary.spans(text))
         weakest_last = sorted(marked, key=lambda piece: -abs(piece[2]))
         told["highlights"] = sorted(weakest_last[:HIGHLIGHTS])
     return json.dumps(told).encode()
@@ -212,10 +214,14 @@ def example(model: Model, seed: int | None = None) -> str:
     for label in rng.choice(
         seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=counts / counts.sum()
     ):
-        terms = model.explain(every, int(label)).terms
-        words = [model.vocabulary.terms[t.feature] for t in terms[:200] if t.contribution > 0]
-        words = [word for word in words if word.replace(" ", "").isalpha()]
-        sentences.append(" ".join(rng.permutation(words[:_EXAMPLE_TERMS])).capitalize() + ".")
+        words: dict[str, None] = {}  # each once, those that speak most first
+        for term in model.explain(every, int(label)).terms:
+            new = model.vocabulary.terms[term.feature].split()
+            if term.contribution > 0 and all(word.isalpha() for word in new):
+                words |= dict.fromkeys(new)
+            if len(words) >= _EXAMPLE_WORDS:
+                break
+        sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
     return " ".join(sentences)
 
 

@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-from dismec.api import DEFAULT_K, DEFAULT_TERMS, HIGHLIGHTS, MOST_TERMS, Limits
+from dismec.api import DEFAULT_K, DEFAULT_TERMS, HIGHLIGHTED, HIGHLIGHTS, MOST_TERMS, Limits
 
 __all__ = ["docs_page", "openapi"]
 
@@ -36,7 +36,8 @@ _EXPLANATION: dict[str, Any] = {
         "type": "array",
         "description": (
             "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
-            f"(code points); at most {HIGHLIGHTS}, those that weigh most."
+            f"(code points); at most {HIGHLIGHTS}, those that weigh most. Only if the text has "
+            f"{HIGHLIGHTED} characters or fewer."
         ),
         "items": {"type": "array", "items": _NUMBER, "minItems": 3, "maxItems": 3},
     },
