@@ -218,6 +218,19 @@ def test_a_label_that_behaves_otherwise_gets_its_own_curve_if_it_has_the_rows():
     assert abs(near[4] - near.mean()) < 0.15
 
 
+def test_zeros_and_repetitions_among_true_labels_do_not_count():
+    rng = np.random.default_rng(12)
+    scores = rng.normal(-0.3, 0.6, (200, 3)).astype(np.float32)
+    Y = labels_by_curve(rng, scores, 3.0, 0.0)
+    zeros = sp.csr_array(np.ones(Y.shape))
+    zeros.data = Y.toarray().ravel()
+    half = sp.csr_array((np.repeat(Y.data / 2, 2), np.repeat(Y.indices, 2), 2 * Y.indptr), Y.shape)
+    expected = fit(scoring([9, 9, 9]), scores, Y).to_arrays()
+    for same in (zeros, half):
+        for name, array in fit(scoring([9, 9, 9]), scores, same).to_arrays().items():
+            np.testing.assert_array_equal(array, expected[name])
+
+
 def test_labels_that_share_a_classifier_share_their_curve():
     rng = np.random.default_rng(4)
     scores = rng.normal(-0.3, 0.6, (500, 4)).astype(np.float32)

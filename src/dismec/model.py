@@ -98,6 +98,11 @@ class TopkModel(ABC):
         """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
         return None
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """What makes probabilities of its scores, or None; so far none on a cluster has one."""
+        return None
+
     def close(self) -> None:  # noqa: B027  most have nothing to give up
         """Give up what it holds on a cluster."""
 
@@ -346,7 +351,7 @@ class Model(TopkModel):
         if self.calibration is not None:
             probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
         return Explanation(
-            label,
+            int(label),
             None if self.names is None else self.names[label],
             score,
             probability,
@@ -466,7 +471,7 @@ class Model(TopkModel):
         return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = [k for k, v in vars(type(self)).items() if isinstance(v, cached_property)]
+        cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]
         return {key: value for key, value in self.__dict__.items() if key not in cached}
 
 

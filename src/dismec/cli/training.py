@@ -53,7 +53,7 @@ def _text_options(command: F) -> F:
         (
             click.option(
                 "--word-ngrams",
-                help="Words in a row that make a feature [default: 1,2].",
+                help="Words in a row that make a feature [default: 1].",
                 **lengths,
             ),
             click.option(
@@ -61,7 +61,7 @@ def _text_options(command: F) -> F:
                 help="Characters of a word that make one [default: none].",
                 **lengths,
             ),
-            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 2]."),
+            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
             click.option("--max-df", type=float, help="Drop those in more than this share."),
             click.option("--max-features", type=int, help="Keep only the most frequent."),
             click.option(
