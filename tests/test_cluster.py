@@ -28,6 +28,7 @@ from dismec import (
     train,
     train_text,
 )
+from dismec.dask_engine import Cluster
 from dismec.dataset import Dataset
 from dismec.errors import ClusterError
 from dismec.synthetic_text import generate_text, write_text
@@ -415,6 +416,12 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
     assert ran.stderr.startswith("dismec: gopher://here: ")
+
+
+def test_waiting_for_a_scheduler_file_is_told_at_once(tmp_path, caplog):
+    with pytest.raises(ClusterError, match="no scheduler has answered"):
+        Cluster.connect(tmp_path / "mistyped.json", patience=0.5)
+    assert "no scheduler yet (there is no such file); waiting" in caplog.text
 
 
 @pytest.mark.slow
