@@ -5,6 +5,7 @@ each with train and test as JSON lines {"text": …, "labels": […]}.
 
     python benchmarks/text.py speed     # counting the vocabulary and making the rows
     python benchmarks/text.py choice    # n-grams and min_df, on a part of train held out for this
+    python benchmarks/text.py stages    # where the time goes, from a file to a model
     python benchmarks/text.py quality   # P@1 on test, against OneVsRestClassifier(LinearSVC())
 """
 
@@ -30,6 +31,7 @@ import dismec
 from dismec.features import Transform
 from dismec.native import available_cpus
 from dismec.text import TextParams, Vocabulary, VocabularyBuilder
+from dismec.text_training import Texts, learn, vectorised
 from machine import print_heading
 
 SETS = ("cooking-text", "eurlex57k-text")
@@ -160,6 +162,27 @@ def choice() -> bool:
     return True
 
 
+def stages() -> bool:
+    """What takes how long; reading is part of both passes over the file."""
+    folder = Path(os.environ.get("DISMEC_DATA", "data")) / "eurlex57k-text"
+    texts = Texts.of_file(folder / "train.jsonl.gz")
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        found = work()
+        print(f"{what:28}{time.perf_counter() - start:8.2f} s", flush=True)
+        return found
+
+    with tempfile.TemporaryDirectory() as directory:
+        timed("reading the file", lambda: list(texts.read()))
+        vocabulary, names = timed("vocabulary, with reading", lambda: learn(texts, TextParams()))
+        numbers = {name: i for i, name in enumerate(names)}
+        data = timed("rows, with reading", lambda: vectorised(texts, vocabulary, numbers))
+        params = dismec.TrainingParams(tfidf=True)
+        timed("training", lambda: dismec.train(data.X, data.Y, directory, params, names=names))
+    return True
+
+
 def quality() -> bool:
     train, test = (load("cooking-text", part) for part in ("train", "test"))
     known = sorted({name for names in train[1] for name in names})
@@ -179,7 +202,7 @@ def quality() -> bool:
 
 
 if __name__ == "__main__":
-    parts = {"speed": speed, "choice": choice, "quality": quality}
+    parts = {"speed": speed, "choice": choice, "stages": stages, "quality": quality}
     wanted = sys.argv[1:] or list(parts)
     if not set(wanted) <= set(parts):
         sys.exit(__doc__)

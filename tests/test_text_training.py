@@ -11,7 +11,10 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from sklearn.base import clone
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.svm import LinearSVC
 
 from conftest import weight_files
 from dismec import (
@@ -24,6 +27,7 @@ from dismec import (
     train_text,
 )
 from dismec.corpus import read_texts
+from dismec.features import Transform
 from dismec.synthetic_text import generate_text, write_text
 from dismec.text_training import Texts, text_dataset
 
@@ -396,3 +400,18 @@ def test_a_file_larger_than_memory_trains(tmp_path):
     )
     assert int(done.stdout.split()[-1]) < 220_000, done.stdout
     assert open_model(tmp_path / "model").n_labels == 20
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_cooking_questions_are_tagged_as_well_as_by_linear_svms(real_data, tmp_path):
+    folder = real_data / "cooking-text"
+    model = train_text(folder / "train.jsonl", tmp_path / "model")
+    train, test = (text_dataset(model, folder / f"{part}.jsonl") for part in ("train", "test"))
+    plain = Transform.fit(train.X, tfidf=True, bias=0.0)
+    X, X_test = (sp.csr_matrix(plain.apply(data.X)) for data in (train, test))
+    n_labels = train.Y.shape[1]
+    svm = OneVsRestClassifier(LinearSVC()).fit(X, sp.csr_matrix(train.Y).astype(np.int64))
+    best = svm.decision_function(X_test).argmax(axis=1)
+    theirs = 100 * test.Y[:, :n_labels].toarray()[np.arange(len(best)), best].mean()
+    assert model.evaluate(test.X, test.Y)["P@1"] >= theirs - 0.3

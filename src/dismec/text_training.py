@@ -25,7 +25,15 @@ from dismec.text import TextParams, Vocabulary, VocabularyBuilder
 from dismec.training import fit, train
 from dismec.xmc_writer import XmcWriter
 
-__all__ = ["Texts", "fit_text", "text_dataset", "train_text", "vectorised", "vocabulary_of"]
+__all__ = [
+    "Texts",
+    "fit_text",
+    "learn",
+    "text_dataset",
+    "train_text",
+    "vectorised",
+    "vocabulary_of",
+]
 
 StrPath = str | os.PathLike[str]
 News = Callable[[str], None]
