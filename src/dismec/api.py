@@ -262,10 +262,9 @@ def _label_id(model: Model, label: int | str) -> int:
         return label
     if model.names is None:
         raise DataError("the labels have no names; ask for one by its id")
-    try:
-        return model.names.index(label)
-    except ValueError:
-        raise DataError(f"there is no label {reprlib.repr(label)}") from None
+    if label not in model.label_numbers:
+        raise DataError(f"there is no label {reprlib.repr(label)}")
+    return model.label_numbers[label]
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
