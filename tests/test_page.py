@@ -277,6 +277,7 @@ def test_a_megabyte_stays_quick(server, visit):
         page.locator("#list li", has_text=name).hover()
         expect(page.locator("#why-title")).to_have_text(name, timeout=20_000)
     assert page.evaluate("longest") < 1000
+    assert set(marked(page).all_inner_texts()) == {"apple"}
     assert page.locator("#copy *").count() < 2500
     assert len(page.locator("#copy").inner_text()) < 50_000
 
@@ -302,6 +303,14 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
     page.keyboard.type(TEXT)
     expect(page.locator("#text")).to_have_value(TEXT)
     expect(first_label(page)).to_have_text("fruit")
+
+
+def test_word_that_is_everywhere_is_marked_in_a_long_text(server, visit):
+    page = visit(server)
+    paste(page, ("The harbour was full. It goes on like so. " * 50 + "One apple. ") * 200)
+    page.locator("#list li", has_text="ships").hover()
+    expect(page.locator("#terms th").first).to_have_text("harbour")
+    assert "harbour" in marked(page).all_inner_texts()
 
 
 def test_markup_is_shown_and_never_run(server, visit):
