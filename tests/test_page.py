@@ -12,6 +12,7 @@ from servers import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
+expect.set_options(timeout=20_000)  # of a busy machine
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -79,7 +80,7 @@ def visit(browser):
     def opened(server, *, failures=(), script="", **options):
         context = browser.new_context(**options)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
         origin = f"http://127.0.0.1:{server.port}/"
         page.troubles = []
         note = page.troubles.append
@@ -275,7 +276,7 @@ def test_a_megabyte_stays_quick(server, visit):
     page.evaluate("longest = 0")
     for name in ("ships", "fruit"):
         page.locator("#list li", has_text=name).hover()
-        expect(page.locator("#why-title")).to_have_text(name, timeout=20_000)
+        expect(page.locator("#why-title")).to_have_text(name)
     assert page.evaluate("longest") < 1000
     assert set(marked(page).all_inner_texts()) == {"apple"}
     assert page.locator("#copy *").count() < 2500
