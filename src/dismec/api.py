@@ -191,9 +191,26 @@ def explain(model: Model, question: Question) -> bytes:
     text = question.text
     if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
         marked = highlights(explanation, vocabulary.spans(text))
-        weakest_last = sorted(marked, key=lambda piece: -abs(piece[2]))
-        told["highlights"] = sorted(weakest_last[:HIGHLIGHTS])
+        told["highlights"] = _strongest(text, marked)
     return json.dumps(told).encode()
+
+
+def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """The pieces of the words that weigh most in all, in the order of the text.
+
+    A word that carries a label may be there thousands of times, and each of them adds next to
+    nothing: it counts as a whole, at its first place fully, at its second by half, and so on.
+    """
+    words = [text[begin:end].lower() for begin, end, _ in pieces]
+    totals: dict[str, float] = {}
+    for word, (_, _, part) in zip(words, pieces, strict=True):
+        totals[word] = totals.get(word, 0.0) + part
+    places: Counter[str] = Counter()
+    ranks = []
+    for number, word in enumerate(words):
+        places[word] += 1
+        ranks.append((-abs(totals[word]) / places[word], number))
+    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:HIGHLIGHTS])]
 
 
 def example(model: Model, seed: int | None = None) -> str:

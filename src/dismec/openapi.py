@@ -36,8 +36,8 @@ _EXPLANATION: dict[str, Any] = {
         "type": "array",
         "description": (
             "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
-            f"(code points); at most {HIGHLIGHTS}, those that weigh most. Only if the text has "
-            f"{HIGHLIGHTED} characters or fewer."
+            f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
+            f"text has {HIGHLIGHTED} characters or fewer."
         ),
         "items": {"type": "array", "items": _NUMBER, "minItems": 3, "maxItems": 3},
     },
