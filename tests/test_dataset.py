@@ -290,7 +290,7 @@ def test_bad_rows_are_refused_with_their_line(write, rows, line, reason):
         (b"3 5\n0 1:1\n", 1, "expected feature:value, not '5'"),
         (b"-3 5 5\n0 1:1\n", 1, "negative label id"),
         (b"3 0 5\n0 1:1\n", 2, "there are no features"),
-        (b'{"text": "a"}\n', 1, "not XMC or svmlight text"),
+        (b'{"text": "a"}\n', 1, "texts, not features"),
         (b"\x7fELF\x02\x01\x01\0\0\0\0", 1, "NUL byte"),
         (bytes(range(128, 256)) + b"\0", 1, ""),
         (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n")[:-1], 4, "the gzip data is cut off"),

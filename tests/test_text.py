@@ -93,7 +93,7 @@ def test_any_latin_text_counts_as_in_scikit_learn(texts, ngrams):
     try:
         theirs = CountVectorizer(ngram_range=ngrams).fit(texts)
     except ValueError:
-        with pytest.raises(DataError, match="there is no term"):
+        with pytest.raises(DataError, match="none has a word"):
             build(texts, word_ngrams=ngrams)
         return
     ours = build(texts, word_ngrams=ngrams, sublinear=False)
@@ -345,7 +345,7 @@ def test_terms_are_ordered_by_rows_and_then_by_bytes():
 def test_no_terms_left_is_an_error_that_says_what_to_do():
     with pytest.raises(DataError, match=r"2 rows of text: every term was dropped; lower min_df"):
         build(["one", "two"], min_df=2)
-    with pytest.raises(DataError, match="0 rows of text: there is no term"):
+    with pytest.raises(DataError, match="0 rows of text: none has a word"):
         VocabularyBuilder().finish()
 
 

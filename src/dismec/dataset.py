@@ -162,7 +162,7 @@ def _load(
             if not is_npz and not is_xmc:
                 if is_text(path):
                     raise DataError(
-                        f"{path}: it holds texts, not features; dismec.train_text and the command "
+                        f"{path}:1: texts, not features; dismec.train_text and the command "
                         "line read such files"
                     )
                 x, y, columns = read_text(path, file, sizes, threads)
