@@ -19,6 +19,7 @@ from dismec.training import TrainingParams, fit
 
 __all__ = ["DiSMECClassifier", "threads_of"]
 
+_WEIGHTING = ("positive_weight", "weighting", "propensity_a", "propensity_b")
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
 
 
@@ -49,6 +50,12 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Value of the bias feature; 0 for none.
     precision
         How weights are stored: "float16", "float32", or "int8" for eight bits each.
+    positive_weight
+        What the losses of positive rows are multiplied by.
+    weighting
+        "propensity" to multiply the losses of a label's positive rows the more, the rarer it is.
+    propensity_a, propensity_b
+        The constants A and B of the propensities that this rests on.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     engine
@@ -84,6 +91,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalize: bool = True,
         bias: float = 1.0,
         precision: str = "float16",
+        positive_weight: float = 1.0,
+        weighting: str | None = None,
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
         n_jobs: int | None = None,
         engine: Any = None,
     ) -> None:
@@ -94,6 +105,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.normalize = normalize
         self.bias = bias
         self.precision = precision
+        self.positive_weight = positive_weight
+        self.weighting = weighting
+        self.propensity_a = propensity_a
+        self.propensity_b = propensity_b
         self.n_jobs = n_jobs
         self.engine = engine
 
@@ -131,6 +146,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.normalize,
             self.bias,
             precision=self.precision,
+            positive_weight=self.positive_weight,
+            weighting=self.weighting,
+            propensity_a=self.propensity_a,
+            propensity_b=self.propensity_b,
         )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
@@ -224,6 +243,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         keys = {"C", "delta", "tol", "tfidf", "normalize", "bias"}
         if missing := keys - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
+        # Models from before there were weightings do not say that they have none.
+        keys |= model.params.keys() & set(_WEIGHTING)
         self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
         if "delta_auto" in model.params:
             self.delta = "auto"
