@@ -50,17 +50,17 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Value of the bias feature; 0 for none.
     precision
         How weights are stored: "float16", "float32", or "int8" for eight bits each.
+    n_jobs
+        Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
+    engine
+        Where to fit: None for here; a client of Dask, or the address or scheduler file of a
+        cluster.
     positive_weight
         What the losses of positive rows are multiplied by.
     weighting
         "propensity" to multiply the losses of a label's positive rows the more, the rarer it is.
     propensity_a, propensity_b
         The constants A and B of the propensities that this rests on.
-    n_jobs
-        Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
-    engine
-        Where to fit: None for here; a client of Dask, or the address or scheduler file of a
-        cluster.
 
     Attributes
     ----------
@@ -91,12 +91,12 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalize: bool = True,
         bias: float = 1.0,
         precision: str = "float16",
+        n_jobs: int | None = None,
+        engine: Any = None,
         positive_weight: float = 1.0,
         weighting: str | None = None,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
-        n_jobs: int | None = None,
-        engine: Any = None,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -105,12 +105,12 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.normalize = normalize
         self.bias = bias
         self.precision = precision
+        self.n_jobs = n_jobs
+        self.engine = engine
         self.positive_weight = positive_weight
         self.weighting = weighting
         self.propensity_a = propensity_a
         self.propensity_b = propensity_b
-        self.n_jobs = n_jobs
-        self.engine = engine
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
