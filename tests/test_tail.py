@@ -22,7 +22,6 @@ from dismec import (
     train,
 )
 from dismec.features import Transform
-from dismec.reranking import LogLine
 from dismec.solver import Problem, SolverParams
 from dismec.training import fit
 from dismec.weighting import Costs, Weighting
@@ -251,17 +250,6 @@ def test_scores_are_raised_by_what_is_said(calibrated):
         best = -np.sort(-raised, axis=1)[:, :7]
         np.testing.assert_allclose(scores, best, atol=1e-5)
         np.testing.assert_allclose(np.take_along_axis(raised, labels, axis=1), best, atol=1e-5)
-
-
-def test_line_is_above_the_logarithm_of_probabilities(calibrated):
-    calibration = calibrated[0].calibration
-    line = LogLine.above(calibration)
-    z = np.linspace(*calibration.logits([line.least, 0.5]), 10_001)
-    z = np.concatenate([z, np.linspace(z[-1], z[-1] + 100, 10_001)])
-    above = line.slope * z + line.intercept - np.log(calibration.of_logits(z).astype(np.float64))
-    assert line.slope > 0
-    assert above.min() >= -1e-9
-    assert above.min() < 0.05
 
 
 def test_evaluation_of_a_view_is_of_its_own_ranking(calibrated):

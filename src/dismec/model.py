@@ -383,7 +383,7 @@ class Model(TopkModel):
         ModelError
             If probabilities are asked for and the model has no calibration.
         """
-        from dismec.reranking import Gains, LogLine, Reranked
+        from dismec.reranking import Gains, Reranked
 
         if not 0 <= alpha <= 100:
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
@@ -391,11 +391,7 @@ class Model(TopkModel):
         bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
         ranking: Predictor | Gains
         if probabilities:
-            calibration, line = self._calibrated, LogLine.above(self._calibrated)
-            slopes = np.float32(line.slope) * calibration.slopes
-            offsets = line.slope * calibration.intercepts + line.intercept + bonus
-            bounds = self._rescaled(slopes, offsets.astype(np.float32))
-            ranking = Gains(bounds, calibration, line, bonus)
+            ranking = Gains(self._rescaled, self._calibrated, bonus)
         else:
             ranking = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
         return Reranked(self.manifest, self.transform, self._parts, ranking, self.nnz)

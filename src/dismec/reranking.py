@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dismec.assignment import Rule, assigned, ranked
 from dismec.calibration import Calibration
 from dismec.errors import DataError
 from dismec.features import Transform, check_X
@@ -15,69 +18,47 @@ from dismec.model import TopkModel
 from dismec.parts import Parts
 from dismec.predictor import Labels, Predictor, Scores
 
-__all__ = ["Gains", "LogLine", "Reranked"]
+__all__ = ["Gains", "Reranked"]
 
 Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
 
-_LEAST_PROBABILITY, _MOST_PROBABILITY = 1e-9, 1 - 1e-6  # between which the line is near the curve
-_GRID = 4000
-_TOUCHES = 0.3  # the probability at which the line has the curve's slope
-_ROUNDING = 1e-5  # what it may have taken from a bound, as a share
-_FIRST_PLACES, _TIMES = 16, 4  # that are looked at for k: so many more, so many times as many
-
-
-class LogLine(NamedTuple):
-    """A line above the logarithm of a calibration's probabilities.
-
-    log P(z) ≤ slope·z + intercept if P(z) is at least `least`. Labels are ranked by sums that are
-    linear in the row; so by log P they are not, and by the line they are.
-    """
-
-    slope: float
-    intercept: float
-    least: float
-
-    @classmethod
-    def above(cls, calibration: Calibration) -> LogLine:
-        """One that is close where probabilities are neither near 0 nor near 1."""
-        touch, step = float(calibration.logits(_TOUCHES)), 1e-3
-        around = _log_probabilities(calibration, np.array([touch - step, touch + step]))
-        slope = float(around[1] - around[0]) / (2 * step)
-        first, last = calibration.logits([_LEAST_PROBABILITY, _MOST_PROBABILITY])
-        z = np.linspace(first, last, _GRID)
-        # P rises with z: between two points it is at most what it is at the second, and the line
-        # is at least what it is at the first. Beyond the last it is at most 1.
-        most = np.append(_log_probabilities(calibration, z)[1:], 0.0)
-        return cls(slope, float((most - slope * z).max()), _LEAST_PROBABILITY)
+_FIRST_LEVEL, _STEP = -1.0, 0.25  # of log(P/p^alpha); levels are multiples of the step
+_LEAST_LOG, _MOST = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
+_ROUNDING = 1e-4  # what it may have taken from z
+_VIEWS = 16  # that are kept
 
 
 class Gains:
     """Ranks labels by P/p^alpha, exactly, where P is a label's probability and p its propensity.
 
-    Candidates come from a ranking by what log(P/p^alpha) is at most. Once the k best of them are at
-    least as good as the bound of all that are not among them, they are the best of all labels.
+    P is not linear in the row, but it rises with z = slope·score + intercept, which is. So the
+    log(P/p^alpha) of a label reaches a level just where its z reaches a number of its own, and the
+    labels that reach the level are those whose z less that number is at least 0. A first look finds
+    a level that k labels reach; a second one all labels that do, and the best k of these are the
+    best of all.
 
     Parameters
     ----------
-    bounds
-        Scores labels by ``line.slope·z + line.intercept + bonus``, z as for `calibration`.
+    rescaled
+        Makes of slopes and offsets of all labels what ranks by slope·score + offset.
     calibration
-        What makes probabilities of z.
-    line
-        Above their logarithm.
+        What makes probabilities of scores.
     bonus
-        float64 (n_labels,): −alpha·log p of each label.
+        float64 (n_labels,): −alpha·log p of each label, at least 0.
     """
 
     def __init__(
-        self, bounds: Predictor, calibration: Calibration, line: LogLine, bonus: Floats
+        self,
+        rescaled: Callable[[Float32s, Float32s], Predictor],
+        calibration: Calibration,
+        bonus: Floats,
     ) -> None:
-        self._bounds = bounds
+        self._rescaled = rescaled
         self._calibration = calibration
-        self._line = line
         self._bonus = bonus
-        # Less than `least` is not below the line, but never more than this.
-        self._floor = np.log(line.least) + bonus.max(initial=0.0)
+        self._lowest = _LEAST_LOG + float(bonus.max(initial=0.0))
+        self._margins = lru_cache(_VIEWS)(self._make_margins)
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
         """The k labels of the highest P/p^alpha with these, best first, ties to the smaller label.
@@ -86,33 +67,56 @@ class Gains:
         """
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
-        rows: Any = check_X(X, self._bounds.transform.n_features)
-        n_labels = self._bounds.n_labels
+        first = self._margins(_FIRST_LEVEL)
+        rows: Any = check_X(X, first.transform.n_features)
         labels = np.full((rows.shape[0], k), -1, np.int32)
         gains = np.zeros((rows.shape[0], k), np.float32)
-        places = min(k, n_labels)
-        left, depth = np.arange(rows.shape[0]), min(_TIMES * k + _FIRST_PLACES, n_labels)
-        while len(left) and places:
-            found, bounds = self._bounds.topk(
-                rows if len(left) == rows.shape[0] else rows[left], depth, threads
-            )
-            values = self._values(found, bounds)
-            order = np.lexsort((found, -values))[:, :places]
-            best = np.take_along_axis(values, order, axis=1)
-            beyond = np.maximum(bounds[:, -1], self._floor)
-            beyond += _ROUNDING * (1 + np.abs(beyond))
-            done = (best[:, -1] > beyond) | (found[:, -1] < 0) | (depth == n_labels)
-            labels[left[done], :places] = np.take_along_axis(found, order, axis=1)[done]
-            gains[left[done], :places] = np.exp(np.minimum(best[done], 80.0))
-            left, depth = left[~done], min(_TIMES * depth, n_labels)
+        places = min(k, len(self._bonus))
+        if places == 0:
+            return labels, gains
+        found, margins = first.topk(rows, 2 * places + 8, threads)
+        values = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
+        reached = _STEP * np.floor(values[:, -places] / _STEP)
+        level = np.where(reached < self._lowest, -np.inf, reached)
+        for at in np.unique(level).tolist():
+            some = np.flatnonzero(level == at)
+            sets = assigned(self._margins(at), rows[some], self._reaching(at), None, threads)
+            best, logs = ranked(sets)
+            width = min(places, best.shape[1])
+            labels[some, :width] = best[:, :width]
+            gains[some, :width] = np.exp(np.minimum(logs[:, :width], np.float32(80)))
         return labels, gains
 
-    def _values(self, labels: Labels, bounds: Scores) -> Floats:
-        """log(P/p^alpha) of labels with these bounds; −inf for none."""
+    def _make_margins(self, level: float) -> Predictor:
+        """Scores labels by how far z is above what it takes to reach a level."""
+        least = self._least(level)
+        calibration = self._calibration
+        return self._rescaled(
+            calibration.slopes, (calibration.intercepts - least).astype(np.float32)
+        )
+
+    def _least(self, level: float) -> Floats:
+        """The z of each label at which it reaches a level, or one that is less."""
+        log_p = np.maximum(level, self._lowest) - self._bonus
+        return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST))
+
+    def _reaching(self, level: float) -> Rule:
+        """Takes the labels that reach a level, with their log(P/p^alpha)."""
+
+        def rule(labels: Labels, margins: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
+            values = self._values(labels, margins, level).astype(np.float32)
+            if level < self._lowest:
+                return np.ones(labels.shape, np.bool_), values
+            return margins >= -_ROUNDING, values
+
+        return rule
+
+    def _values(self, labels: Labels, margins: Scores, level: float) -> Floats:
+        """log(P/p^alpha) of labels that are so far above a level; −inf for none."""
         there = labels >= 0
-        bonus = self._bonus[np.where(there, labels, 0)]
-        line = np.where(there, bounds, 0).astype(np.float64) - bonus - self._line.intercept
-        values = _log_probabilities(self._calibration, line / self._line.slope) + bonus
+        of = np.where(there, labels, 0)
+        z = np.where(there, margins, 0) + self._least(level)[of]
+        values = np.log(self._calibration.of_logits(z).astype(np.float64)) + self._bonus[of]
         return np.where(there, values, -np.inf)
 
 
@@ -139,7 +143,3 @@ class Reranked(TopkModel):
         self, X: Any, k: int = 5, *, threads: int | None = None
     ) -> tuple[Labels, Scores]:
         return self._ranking.topk(X, k, threads)
-
-
-def _log_probabilities(calibration: Calibration, z: Floats) -> Floats:
-    return np.log(calibration.of_logits(z).astype(np.float64))
