@@ -84,16 +84,30 @@ class Problem {
   Vector<std::int32_t> label_rows_;
 };
 
+void check_costs(std::span<const double> costs, std::size_t n_labels) {
+  if (costs.size() != n_labels) throw std::invalid_argument("costs: one number a label expected");
+  // Their roots and what they make of C have to be numbers of single precision.
+  for (const double cost : costs) {
+    if (!(cost >= 1e-30 && cost <= 1e30)) throw std::invalid_argument("costs: out of range");
+  }
+}
+
 /// One thread's solver. `cancel` is one byte that another thread may set; answers are then
 /// incomplete.
 class Worker {
  public:
   Worker(const Problem& problem, float C, double tolerance, float delta,
-         Vector<std::uint8_t> cancel)
+         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel)
       : problem_(problem),
+        positive_costs_(std::move(positive_costs)),
+        negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
-        solver_(problem.X, problem.summary, problem.positives, {C, tolerance, delta}) {
+        solver_(problem.X, problem.summary, problem.positives,
+                {view(positive_costs_), view(negative_costs_)}, {C, tolerance, delta}) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+    for (const auto& costs : {positive_costs_, negative_costs_}) {
+      check_costs(view(costs), problem.positives.indptr.size() - 1);
+    }
   }
   Worker(const Worker&) = delete;
 
@@ -150,6 +164,9 @@ class Worker {
 
  private:
   const Problem& problem_;
+  // The solver looks into them.
+  Vector<double> positive_costs_;
+  Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
   dismec::Solver solver_;
   std::vector<SolvedLabel> solved_;
@@ -173,8 +190,10 @@ void bind_solver(nb::module_& m) {
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "label_indptr"_a, "label_rows"_a);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
-           "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Problem&, float, double, float, Vector<double>, Vector<double>,
+                    Vector<std::uint8_t>>(),
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "positive_costs"_a, "negative_costs"_a,
+           "cancel"_a, nb::keep_alive<1, 2>())
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

@@ -1,4 +1,5 @@
-// One-vs-rest labels → pruned weights: min ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)² for each label.
+// One-vs-rest labels → pruned weights: for each label min ½‖w‖² + C·Σ_i cost_i·max(0, 1 −
+// s_i·w·x_i)² where a positive row costs a and a negative one b.
 //
 // A label is solved on a working set: minimise there (subspace.hpp), look at all rows once
 // (full_pass.hpp, kSlots labels at a time), take in the rows that are on the wrong side of the
@@ -34,6 +35,12 @@ struct Positives {
   }
 };
 
+/// What the losses of positive and negative rows are multiplied by, one number a label.
+struct Costs {
+  std::span<const double> positive, negative;
+  Cost of(std::int64_t label) const { return {positive[label], negative[label]}; }
+};
+
 struct SolvedLabel {
   std::int64_t label = -1;
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
@@ -54,7 +61,8 @@ inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 }  // namespace solver_limits
 
 /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-/// ∇f(0) = 2C·(Σ_all x − 2·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the positives.
+/// ∇f(0) = 2C·(b·Σ_all x − (a + b)·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the
+/// positives.
 inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary,
                     const SolverOptions& options, std::vector<float>& scratch) {
   const auto factor = set.factor(X);
@@ -62,9 +70,11 @@ inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary
   const auto neg = static_cast<double>(set.n_outside);
   scratch.assign(set.w.size(), 0.0F);
   for (std::int64_t i = 0; i < set.size(); ++i) add_scaled(1, set.row(X, i), scratch.data());
-  double squared = summary.sums_squared;
+  const double b = set.cost.negative;
+  const double both = set.cost.positive + b;
+  double squared = b * b * summary.sums_squared;
   const auto count = [&](double all, double positive) {
-    squared += 4 * positive * (positive - all);
+    squared += both * positive * (both * positive - 2 * b * all);
   };
   for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
     count(summary.sums[set.feature(f)], scratch[f] * (factor.empty() ? 1.0 : factor[f]));
@@ -86,14 +96,15 @@ struct Task {
 };
 
 /// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
-/// depends on nothing but X, its positives and the options.
+/// depends on nothing but X, its positives, its costs and the options.
 class Solver {
  public:
-  Solver(const Rows& X, const Summary& summary, const Positives& positives,
+  Solver(const Rows& X, const Summary& summary, const Positives& positives, const Costs& costs,
          const SolverOptions& options)
       : X_(X),
         summary_(summary),
         positives_(positives),
+        costs_(costs),
         options_(options),
         pass_(X, summary),
         local_of_(X.n_features, -1) {}
@@ -142,7 +153,7 @@ class Solver {
     ++running_;
     count_bytes(task, expected_bytes(positives));
     task.out = SolvedLabel{.label = label};
-    begin(task.set, X_, positives, local_of_, pool_);
+    begin(task.set, X_, positives, costs_.of(label), local_of_, pool_);
     task.goal = goal_of(task.set, X_, summary_, options_, scratch_.gathered);
     pass_.join(slot, positives);
   }
@@ -192,9 +203,12 @@ class Solver {
       violation += slack;
       loss += slack * slack;
     }
+    violation *= task.set.cost.negative;
+    loss *= task.set.cost.negative;
     // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
     // their stand-in, which counts in the other only.
-    const double stand_in = task.minimum.mean_slack * static_cast<double>(task.set.n_outside);
+    const double stand_in =
+        task.minimum.mean_slack * static_cast<double>(task.set.n_outside) * task.set.cost.negative;
     const double bound =
         task.minimum.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
     ++task.out.passes;
@@ -251,6 +265,7 @@ class Solver {
   const Rows& X_;
   const Summary& summary_;
   Positives positives_;
+  Costs costs_;
   SolverOptions options_;
   FullPass pass_;
   ChunkPool pool_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -39,6 +40,12 @@ class ChunkPool {
   std::vector<std::byte*> free_;
 };
 
+/// What the losses of a label's positive and negative rows are multiplied by.
+struct Cost {
+  double positive = 1;
+  double negative = 1;
+};
+
 /// A label's working set: its positives, then the negatives taken in so far. Vectors over features
 /// hold the bias last.
 ///
@@ -49,6 +56,9 @@ struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
   std::int64_t n_outside = 0;  // the other rows, all of them negatives
+  Cost cost;
+  float positive_root = 1;  // √cost
+  float negative_root = 1;
   std::vector<float> w;
 
   bool compact = true;
@@ -60,7 +70,12 @@ struct WorkingSet {
   std::int64_t bytes = 0;  // of all copies
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  float sign(std::int64_t i) const { return i < n_positive ? 1.0F : -1.0F; }
+  /// √cost of a row: times this, its slack counts with cost 1.
+  float root(std::int64_t i) const { return i < n_positive ? positive_root : negative_root; }
+  /// s_i·√cost.
+  float signed_root(std::int64_t i) const {
+    return i < n_positive ? positive_root : -negative_root;
+  }
   Row row(const Rows& X, std::int64_t i) const { return compact ? copies[i] : row_of(X, rows[i]); }
   /// The feature that entry f of a vector is about; not for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
@@ -177,9 +192,12 @@ inline void end(WorkingSet& set, ChunkPool& pool) {
 
 /// The set of a label's positives, at the solution that holds where there is no positive at all.
 inline void begin(WorkingSet& set, const Rows& X, std::span<const std::int32_t> positives,
-                  std::vector<std::int32_t>& local_of, ChunkPool& pool) {
+                  const Cost& cost, std::vector<std::int32_t>& local_of, ChunkPool& pool) {
   set.rows.clear();
   set.n_positive = std::ssize(positives);
+  set.cost = cost;
+  set.positive_root = static_cast<float>(std::sqrt(cost.positive));
+  set.negative_root = static_cast<float>(std::sqrt(cost.negative));
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
   set.compact = true;
   set.features.clear();

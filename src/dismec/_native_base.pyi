@@ -89,6 +89,8 @@ class Worker:
         C: float,
         tolerance: float,
         delta: float,
+        positive_costs: NDArray[np.float64],
+        negative_costs: NDArray[np.float64],
         cancel: NDArray[np.uint8],
     ) -> None: ...
     def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 from dismec.blocks import Block, BlockStats
 from dismec.native import available_cpus
 from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker, empty_array
+from dismec.weighting import Costs
 
 __all__ = ["BlockSolver", "Kept", "solve_blocks"]
 
@@ -106,8 +107,11 @@ class BlockSolver(Generic[T]):
         self._parts = _Parts()
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
+        costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
-            self._pool.submit(_work, problem, params, self._cancel, self._parts, self._results)
+            self._pool.submit(
+                _work, problem, params, costs, self._cancel, self._parts, self._results
+            )
 
     def __enter__(self) -> BlockSolver[T]:
         return self
@@ -192,13 +196,14 @@ class _Parts:
 def _work(
     problem: Problem,
     params: SolverParams,
+    costs: Costs,
     cancel: Cancel,
     parts: _Parts,
     results: SimpleQueue[Any],
 ) -> None:
     """Solve parts until there are none, handing on whatever gets done."""
     try:
-        worker = Worker(problem, params, cancel)
+        worker = Worker(problem, params, cancel, costs)
         while parts.wait() and not cancel:
             part: npt.NDArray[np.int64] | None = _NONE
             while part is not None and not cancel:

@@ -14,6 +14,7 @@ from dismec.blocks import cut
 from dismec.errors import DataError
 from dismec.shards import check_precision
 from dismec.solver import SolverParams
+from dismec.weighting import Weighting
 
 __all__ = ["TrainingParams"]
 
@@ -28,6 +29,9 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "bias": float,
     "block_size": operator.index,
     "calibrate": bool,
+    "positive_weight": float,
+    "propensity_a": float,
+    "propensity_b": float,
 }
 
 
@@ -56,6 +60,13 @@ class TrainingParams:
         How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
     calibrate
         Learn from rows that are held out for this what probability a score stands for.
+    positive_weight
+        What the losses of positive rows are multiplied by.
+    weighting
+        None, or "propensity": the losses of a label's positive rows are also multiplied by 2/p − 1,
+        the more, the rarer it is (``docs/tail.md``).
+    propensity_a, propensity_b
+        The constants A and B of the propensities p (`dismec.metrics.propensities`).
 
     Raises
     ------
@@ -72,6 +83,10 @@ class TrainingParams:
     block_size: int = 1000
     precision: str = "float16"
     calibrate: bool = False
+    positive_weight: float = 1.0
+    weighting: str | None = None
+    propensity_a: float = 0.55
+    propensity_b: float = 1.5
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -113,4 +128,7 @@ class TrainingParams:
     def solver(self) -> SolverParams:
         """The part that the solver needs; of a delta left to choose the least that it can be."""
         delta = pruning.GRID[0] if self.chooses_delta else cast(float, self.delta)
-        return SolverParams(C=self.C, delta=delta, tol=self.tol)
+        weighting = Weighting(
+            self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
+        )
+        return SolverParams(self.C, delta, self.tol, weighting)

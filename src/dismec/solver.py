@@ -2,15 +2,16 @@
 
 For each label, with s_i = +1 for the rows that have it and −1 for all others::
 
-    min_w  f(w) = ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)²
+    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·max(0, 1 − s_i·w·x_i)²
 
-    gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
+    gradient            w + 2C·Σ_I c_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
-x_i is the transformed row (see `dismec.features`), its last feature the bias, which is regularised
-like any other. Weights with |w| < delta are dropped as soon as a label is solved. The loops are
-native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
+c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.weighting` says
+otherwise. x_i is the transformed row (see `dismec.features`), its last feature the bias, which is
+regularised like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
+loops are native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
 parameters.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,7 @@ import scipy.sparse as sp
 from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
+from dismec.weighting import Costs, Weighting
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
@@ -45,11 +47,14 @@ class SolverParams:
         Weights with |w| < delta are dropped; 0 keeps all.
     tol
         LIBLINEAR's ε in the stopping rule, > 0.
+    weighting
+        How the costs of a label's rows follow from their number.
     """
 
     C: float = 1.0
     delta: float = 0.01
     tol: float = 0.01
+    weighting: Weighting = field(default_factory=Weighting)
 
     def __post_init__(self) -> None:
         for name in ("C", "tol"):
@@ -89,7 +94,7 @@ class Solution:
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
         """The part of some labels, in the order of `which`."""
-        return Solution(*(getattr(self, field.name)[which] for field in fields(self)))
+        return Solution(*(getattr(self, part.name)[which] for part in fields(self)))
 
 
 def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -183,16 +188,17 @@ class Problem:
         labels: npt.NDArray[np.int64] | range,
         params: SolverParams,
         cancel: Cancel | None = None,
+        costs: Costs | None = None,
     ) -> Solution:
         """Solve `labels` on the calling thread, with the GIL released.
 
         A label without positives gets an empty row. Labels with about equally many positives
-        should be solved together: they finish together.
+        should be solved together: they finish together. `costs` of all labels of the problem take
+        the place of those that `params` give.
         """
         labels = np.asarray(labels, dtype=np.int64)
-        solution = Worker(self, params, Cancel() if cancel is None else cancel).solve(
-            labels, drain=True
-        )
+        worker = Worker(self, params, Cancel() if cancel is None else cancel, costs)
+        solution = worker.solve(labels, drain=True)
         if len(solution.labels) < len(labels):
             return solution  # cancelled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
@@ -206,10 +212,18 @@ class Worker:
     so that the solver's slots do not run empty in between.
     """
 
-    def __init__(self, problem: Problem, params: SolverParams, cancel: Cancel) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        params: SolverParams,
+        cancel: Cancel,
+        costs: Costs | None = None,
+    ) -> None:
         self._n_columns = problem.n_features + 1
+        if costs is None:
+            costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         self._native = kernels.Worker(
-            problem._native, params.C, params.tol, params.delta, cancel.byte
+            problem._native, params.C, params.tol, params.delta, *costs, cancel.byte
         )
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
