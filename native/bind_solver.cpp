@@ -111,12 +111,12 @@ class Worker {
   }
   Worker(const Worker&) = delete;
 
-  /// Labels that are done, where the weights of each end, and their statistics as columns. The
-  /// weights themselves are for `take`.
+  /// Labels that are done, where the weights of each end, and their statistics as columns, of which
+  /// the last has kBins entries a label. The weights themselves are for `take`.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> passes, steps;
+    std::vector<std::int32_t> passes, steps, counts;
     std::vector<double> objective, gradient;
     {
       const nb::gil_scoped_release release;
@@ -136,12 +136,13 @@ class Worker {
         passes.push_back(label.passes);
         steps.push_back(label.steps);
         set_size.push_back(label.set_size);
+        counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
       }
     }
     return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
                           to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
                           to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-                          to_numpy(std::move(set_size)));
+                          to_numpy(std::move(set_size)), to_numpy(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of their size.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -41,6 +42,22 @@ struct Costs {
   Cost of(std::int64_t label) const { return {positive[label], negative[label]}; }
 };
 
+/// Weights before pruning, by sign and size: half an octave a bin from 2⁻²⁰ outwards on both sides
+/// of the middle, which is for what is smaller; the outermost are open. Zeros are not counted.
+struct WeightCounts {
+  static constexpr int kSide = 48;
+  static constexpr int kBins = 2 * kSide + 1;
+  std::array<std::int32_t, kBins> of = {};
+
+  void add(float weight) {
+    const auto bits = std::bit_cast<std::uint32_t>(std::abs(weight));
+    const bool upper = (bits & 0x7FFFFFU) >= 0x3504F3U;  // the mantissa of √2
+    const int half_octaves = 2 * (static_cast<int>(bits >> 23U) - (127 - 20)) + upper;
+    const int place = std::clamp(half_octaves + 1, 0, kSide);
+    ++of[kSide + (weight < 0 ? -place : place)];
+  }
+};
+
 struct SolvedLabel {
   std::int64_t label = -1;
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
@@ -50,6 +67,7 @@ struct SolvedLabel {
   std::int32_t passes = 0;
   std::int32_t steps = 0;
   std::int64_t set_size = 0;
+  WeightCounts counts = {};
 };
 
 namespace solver_limits {
@@ -239,7 +257,9 @@ class Solver {
     task.out.set_size = set.size();
     order_.clear();
     for (std::size_t f = 0; f < set.w.size(); ++f) {
-      if (set.w[f] != 0 && std::abs(set.w[f]) >= options_.delta) {
+      if (set.w[f] == 0) continue;
+      task.out.counts.add(set.w[f]);
+      if (std::abs(set.w[f]) >= options_.delta) {
         const bool bias = f + 1 == set.w.size();
         const std::int64_t feature = bias ? X_.n_features : set.compact ? set.features[f] : f;
         order_.push_back({static_cast<std::int32_t>(feature), set.w[f]});

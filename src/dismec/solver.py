@@ -31,6 +31,7 @@ from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
 from dismec.weighting import Costs, Weighting
+from dismec.weight_counts import BINS
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
@@ -82,6 +83,8 @@ class Solution:
         Passes over all rows; steps on the working set.
     set_size
         Rows in the working set at the end.
+    weight_counts
+        (len(labels), `dismec.weight_counts.BINS`): weights other than 0 before pruning, by size.
     """
 
     labels: npt.NDArray[np.int64]
@@ -91,6 +94,7 @@ class Solution:
     passes: npt.NDArray[np.int32]
     steps: npt.NDArray[np.int32]
     set_size: npt.NDArray[np.int64]
+    weight_counts: npt.NDArray[np.int32]
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
         """The part of some labels, in the order of `which`."""
@@ -235,4 +239,5 @@ class Worker:
         features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
         self._native.take(features, weights)
         matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        statistics[-1] = statistics[-1].reshape(len(done), BINS)
         return Solution(done, matrix, *statistics)
