@@ -250,6 +250,17 @@ def test_what_does_not_fit_is_refused(model, problem, tmp_path):
     assert weight_files(model) == files
 
 
+@pytest.mark.parametrize("name", ["shard-000001.safetensors", "labels.safetensors"])
+def test_a_damaged_model_is_not_made_to_look_sound(model, problem, name):
+    content = bytearray((model / name).read_bytes())
+    content[len(content) * 4 // 5] ^= 0x40
+    (model / name).write_bytes(content)
+    with pytest.raises(ModelError, match=r"altered since it was written"):
+        remove_labels(model, [NAMES[3]])
+    with pytest.raises(ModelError, match=r"altered since it was written"):
+        add_labels(model, *problem, NAMES)
+
+
 def test_commands(model, problem, whole, tmp_path):
     X, Y = problem
     save_data(Dataset(X, Y, NAMES), tmp_path / "all.xmc")

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -285,6 +286,72 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
     }
 
 
+def test_labels_of_texts_that_are_trained_again_are_what_they_were(data, tmp_path):
+    run("train", data / "train.jsonl", "-o", tmp_path / "model", "--quiet")
+    before = open_model(tmp_path / "model")
+    wanted = list(before.names)[::3]
+    (tmp_path / "labels.txt").write_text("\n".join(wanted))
+    more = tmp_path / "more.jsonl"
+    more.write_text((data / "train.jsonl").read_text())
+    run("update", tmp_path / "model", more, "--labels", tmp_path / "labels.txt")
+    after = open_model(tmp_path / "model")
+    assert (after.weights != before.weights).nnz == 0
+    np.testing.assert_array_equal(after.label_counts, before.label_counts)
+    run("remove-labels", tmp_path / "model", *wanted)
+    run("add-labels", tmp_path / "model", more)
+    assert (open_model(tmp_path / "model").weights != before.weights).nnz == 0
+    with more.open("a") as file:
+        file.write(json.dumps({"text": "one more", "labels": ["never seen"]}) + "\n")
+    run("update", tmp_path / "model", more, "--labels", tmp_path / "labels.txt")
+    assert list(open_model(tmp_path / "model").names) == list(before.names)
+
+
+def test_a_label_that_every_row_has_is_told(model, data, tmp_path):
+    shutil.copytree(model[1], tmp_path / "model")
+    (tmp_path / "new.jsonl").write_text('{"text": "xyzzy", "labels": ["everywhere"]}\n')
+    said = run("add-labels", tmp_path / "model", tmp_path / "new.jsonl").stderr
+    assert "every row has label 'everywhere'" in said
+
+
+def test_predictions_never_replace_their_data(model, data, tmp_path):
+    copy = tmp_path / "test.jsonl"
+    shutil.copy(data / "test.jsonl", copy)
+    before = copy.read_bytes()
+    assert "choose another file" in run("predict", model[1], copy, "-o", copy, code=2).stderr
+    assert copy.read_bytes() == before
+
+
+def test_probabilities_have_a_name_of_their_own(model, data, tmp_path):
+    out = tmp_path / "best.jsonl"
+    run("predict", model[1], data / "test.jsonl", "--probabilities", "-o", out)
+    assert json.loads(out.read_text().splitlines()[0]).keys() == {"labels", "probabilities"}
+    assert (
+        "between 0 and 1"
+        in run(
+            "predict", model[1], data / "test.jsonl", "--probabilities", "--threshold", 2, code=2
+        ).stderr
+    )
+
+
+def test_what_a_model_does_not_know_is_told(model, data, tmp_path):
+    unknown = tmp_path / "unknown.jsonl"
+    unknown.write_text('{"text": "xyzzy", "labels": ["never", "seen"]}\n')
+    assert "2 of the 2 labels of DATA are unknown" in run("evaluate", model[1], unknown).stderr
+    assert "knows no word" in run("explain", model[1], "xyzzy").stderr
+    assert "--row" in run("explain", model[1], unknown, code=2).stderr
+    said = run(
+        "train", data / "train.jsonl", "-o", tmp_path / "x", "--calibrate",
+        "--validation", unknown, code=2,
+    ).stderr  # fmt: skip
+    assert "no row has a label of the training data" in said
+    small = tmp_path / "small.jsonl"
+    small.write_text("".join((data / "train.jsonl").read_text().splitlines(True)[:50]))
+    assert "they are rough" in run("train", small, "-o", tmp_path / "y", "--calibrate").stderr
+    for wrong in (["-o", data], ["-o", tmp_path / "z", "--calibrate", "--validation", "nothing"]):
+        said = run("train", data / "train.jsonl", *wrong, code=2).stderr
+        assert said.count("\n") == 1  # nothing was read before
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -292,7 +359,7 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
         (b'{"text": "a b", "labels": ["x"]}\n{"text": "\xff"}\n', ":2: "),
         (b"", "no rows"),
         (b'{"text": "one two", "labels": []}\n', "no row has a label"),
-        (b'{"text": "! ?", "labels": ["x"]}\n', "no term in any of them"),
+        (b'{"text": "! ?", "labels": ["x"]}\n', "none has a word of two letters"),
     ],
 )
 def test_bad_texts_get_one_line_and_leave_nothing(tmp_path, content, reason):

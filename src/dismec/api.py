@@ -122,6 +122,8 @@ def parse_query(
         raise DataError(f'"rank" is {reprlib.repr(rank)}; expected "score" or "probability"')
     if rank == "probability" and not calibrated:
         raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
+    if rank == "probability" and threshold is not None and not 0 <= threshold <= 1:
+        raise DataError(f'"threshold" is {threshold:g}; a probability is between 0 and 1')
     kind = "text" if rows and isinstance(rows[0], dict) and "text" in rows[0] else "features"
     values = [_value(row, kind, f"row {number}") for number, row in enumerate(rows)]
     if kind == "text":

@@ -572,4 +572,8 @@ def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, 
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
     parts = read_parts(directory, manifest, check=check)
-    return manifest, Transform.from_dict(manifest.transform, parts.labels.idf), parts
+    try:
+        transform = Transform.from_dict(manifest.transform, parts.labels.idf)
+    except ModelError as error:
+        raise ModelError(f"{directory}: {error}") from None
+    return manifest, transform, parts

@@ -198,7 +198,7 @@ class VocabularyBuilder:
                 f"{self.n_rows} rows of text: every term was dropped; "
                 f"lower min_df (now {params.min_df}) or raise max_df (now {params.max_df:g})"
                 if params.min_df > 1 or params.max_df < 1
-                else f"{self.n_rows} rows of text: there is no term in any of them"
+                else f"{self.n_rows} rows of text: none has a word of two letters or more"
             )
         return Vocabulary(params, *arrays)
 

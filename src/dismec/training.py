@@ -215,6 +215,8 @@ class _Trial(NamedTuple):
             source = f"on {len(judge)} held-out rows"
         else:
             judge = _check_validation(validation, job.X.shape[1])
+            if not judge[1][:, :n_labels].nnz:
+                raise DataError("validation data: no row has a label of the training data")
             source = f"on {judge[0].shape[0]} rows of data {fingerprint(*judge)[:16]}"
         facts = {"delta_auto": source} if params.chooses_delta else {}
         if params.calibrate:
