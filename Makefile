@@ -47,7 +47,7 @@ sanitize: .venv-sanitize/tools
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[server]'
 	touch $@
 
 .venv/tools: .venv/installed

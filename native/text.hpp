@@ -57,9 +57,13 @@ struct TextBuffer {
 
 namespace unicode {
 
-enum Kind : std::uint8_t { kOther = 0, kLetter = 1, kMark = 2, kAlone = 3, kKind = 3, kUpper = 4 };
+/// What a character is to a word; kAlone is of a script without spaces.
+enum Kind : std::uint8_t { kOther, kLetter, kMark, kAlone };
 
-/// The Kind of every character, with kUpper added where it has a lower case.
+constexpr std::uint8_t kKind = 3;   // the bits of a Kind
+constexpr std::uint8_t kUpper = 4;  // one more: it has a lower case
+
+/// The Kind of every character, with kUpper where that holds.
 inline const std::uint8_t* kinds() {
   static const std::vector<std::uint8_t> table = [] {
     std::vector<std::uint8_t> kinds(0x110000, kOther);

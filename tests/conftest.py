@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -43,6 +46,40 @@ def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
 @pytest.fixture(scope="session")
 def problem_data():
     return random_problem()
+
+
+# Label names with the words that texts of theirs have: some names that a page must take care with.
+LABELS = {
+    "fruit": ("apple", "banana", "pear"),
+    "ships": ("harbour", "vessel", "cargo"),
+    '<img src=x onerror="alert(1)"><script>alert(2)</script>': ("markup", "script", "browser"),
+    "ספרים עתיקים": ("books", "scroll", "parchment"),
+    "a very long name " * 20: ("endless", "lengthy", "verbose"),
+    "party 🎉": ("confetti", "cake", "balloon"),
+}
+
+
+def write_texts(path, rows=240, seed=0):
+    """JSON lines, each a text of the words of one or two of `LABELS` among common ones."""
+    rng = np.random.default_rng(seed)
+    common = ["the", "and", "was", "with", "some", "lay", "seen", "full", "day", "crates"]
+    with path.open("w") as file:
+        for i in range(rows):
+            names = sorted({list(LABELS)[i % len(LABELS)], rng.choice(list(LABELS))})
+            words = [*rng.choice(common, 5), *(w for n in names for w in rng.choice(LABELS[n], 2))]
+            text = " ".join(rng.permutation(words))
+            file.write(json.dumps({"text": text, "labels": names}) + "\n")
+
+
+@pytest.fixture(scope="session")
+def text_files(tmp_path_factory):
+    """A directory with two models of `LABELS`, of which one is calibrated."""
+    directory = tmp_path_factory.mktemp("texts")
+    write_texts(directory / "texts.jsonl")
+    for name, options in (("plain", []), ("calibrated", ["--calibrate"])):
+        command = ["train", directory / "texts.jsonl", "-o", directory / name, *options]
+        subprocess.run([sys.executable, "-m", "dismec", *map(str, command)], check=True)
+    return directory
 
 
 def weight_files(path):

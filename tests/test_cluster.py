@@ -17,9 +17,22 @@ from sklearn.base import clone
 
 from clusters import CountingProxy, Machines, Processes, wait_until, with_version
 from conftest import random_problem, weight_files
-from dismec import DiSMECClassifier, TrainingParams, open_model, save_data, store, train
+from dismec import (
+    DiSMECClassifier,
+    TrainingParams,
+    add_labels,
+    open_model,
+    remove_labels,
+    save_data,
+    store,
+    train,
+    train_text,
+)
+from dismec.dask_engine import Cluster
 from dismec.dataset import Dataset
 from dismec.errors import ClusterError
+from dismec.synthetic_text import generate_text, write_text
+from dismec.text_training import text_dataset
 
 pytestmark = pytest.mark.cluster
 
@@ -120,6 +133,32 @@ def test_estimator_fits_on_a_cluster(shared):
     assert (there.model_.weights != here.model_.weights).nnz == 0
     again = DiSMECClassifier(engine=str(shared.file)).fit(X, Y.toarray()[:, 0])
     np.testing.assert_array_equal(again.classes_, [0, 1])
+
+
+def test_texts_are_learned_and_predicted_on_a_cluster_as_they_are_here(tmp_path, shared):
+    write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))
+    params = TrainingParams(tfidf=True, calibrate=True)
+    source, address = tmp_path / "train.jsonl", str(shared.file)
+    train_text(source, tmp_path / "here", params)
+    train_text(source, tmp_path / "there", params, client=address)
+    for path in (tmp_path / "here").glob("*.safetensors"):
+        assert (tmp_path / "there" / path.name).read_bytes() == path.read_bytes()
+    for name in ("here", "there"):
+        remove_labels(tmp_path / name, open_model(tmp_path / name).names[:5])
+    texts = text_dataset(open_model(tmp_path / "here"), source)
+    add_labels(tmp_path / "here", *texts)
+    add_labels(tmp_path / "there", *texts, client=address)
+    assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
+    run = [sys.executable, "-m", "dismec", "predict"]
+    here, there = (
+        subprocess.run(
+            [*run, tmp_path / "here", tmp_path / "test.jsonl", *option],
+            capture_output=True,
+            check=True,
+        ).stdout
+        for option in ((), ("--cluster", address))
+    )
+    assert here == there
 
 
 def test_delta_is_chosen_on_a_cluster_as_it_is_here(tmp_path, shared):
@@ -377,6 +416,12 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
     assert ran.stderr.startswith("dismec: gopher://here: ")
+
+
+def test_waiting_for_a_scheduler_file_is_told_at_once(tmp_path, caplog):
+    with pytest.raises(ClusterError, match="no scheduler has answered"):
+        Cluster.connect(tmp_path / "mistyped.json", patience=0.5)
+    assert "no scheduler yet (there is no such file); waiting" in caplog.text
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -36,8 +37,9 @@ from dismec.native import kernels
 from dismec.placement import Place, plan
 from dismec.predictor import Predictor, best_labels
 from dismec.shards import pack
+from servers import serving
 from test_cluster import blind
-from test_server import features, refused, serving
+from test_server import features, refused
 
 pytestmark = pytest.mark.cluster
 
@@ -399,7 +401,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
             assert int(headers["Retry-After"]) >= 1
             assert f"of {SHARDS} shards of the model are being brought" in health["error"]
             assert health["error"] in reasons
-            assert server.ask("GET", "/model")[0] == 200
+            assert server.ask("GET", "/model")[2]["explanations"] is False
             processes.worker()
             ask_until(server, X, local, status=200)
             assert server.ask("GET", "/health")[0] == 200
@@ -471,6 +473,8 @@ def test_server_reloads_on_the_cluster(tmp_path, shared, model, X):
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: server.metric('dismec_reloads_total{result="ok"}') == 1)
         after = server.predict(row)[2]
+        status, _, refusal = server.ask("POST", "/explain", json.dumps({**row, "label": 0}))
+        assert (status, refusal["error"].split(",")[0]) == (501, "explanations need the weights")
     assert before["names"]
     assert "names" not in after
     labels, scores = open_model(tmp_path / "other").predict_topk(X[3:4], 5)

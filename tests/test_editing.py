@@ -131,6 +131,32 @@ def test_all_labels_can_be_removed(model, problem):
     assert (found.predict_topk(problem[0])[0] == -1).all()
 
 
+def test_pruning_brings_together_what_many_changes_have_scattered(model, problem, tmp_path):
+    X, Y = problem
+    for last in range(OLD + 1, 41, 3):
+        add_labels(model, X, Y[:, :last], NAMES[:last])
+    scattered = open_model(model)
+    assert len(scattered.shards) > 8
+    scattered.pruned().save(tmp_path / "new")
+    tidied = open_model(tmp_path / "new")
+    assert len(tidied.shards) == 1
+    assert same(tidied, scattered)
+    assert tidied.manifest.history == scattered.manifest.history
+
+
+def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
+    read = store.read_manifest
+    before = read(model)
+    add_labels(model, *problem, NAMES)
+    remove_labels(model, ["label 3"])
+    answers = [before, before]  # what the reader has seen until just now
+    with mock.patch(
+        "dismec.store.read_manifest", lambda path: answers.pop() if answers else read(path)
+    ):
+        found = open_model(model, check=True)
+    assert found.n_labels == 40
+
+
 def test_history_says_what_was_done(model, problem):
     X, Y = problem
     add_labels(model, X, Y, NAMES)
@@ -222,6 +248,17 @@ def test_what_does_not_fit_is_refused(model, problem, tmp_path):
     with store.locked(model), pytest.raises(ModelError, match="writing to it"):
         remove_labels(model, ["label 3"])
     assert weight_files(model) == files
+
+
+@pytest.mark.parametrize("name", ["shard-000001.safetensors", "labels.safetensors"])
+def test_a_damaged_model_is_not_made_to_look_sound(model, problem, name):
+    content = bytearray((model / name).read_bytes())
+    content[len(content) * 4 // 5] ^= 0x40
+    (model / name).write_bytes(content)
+    with pytest.raises(ModelError, match=r"altered since it was written"):
+        remove_labels(model, [NAMES[3]])
+    with pytest.raises(ModelError, match=r"altered since it was written"):
+        add_labels(model, *problem, NAMES)
 
 
 def test_commands(model, problem, whole, tmp_path):

@@ -12,6 +12,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from conftest import random_problem
 from dismec import (
     DataError,
     DiSMECClassifier,
@@ -126,3 +127,17 @@ def test_model_of_the_command_line_loads_as_an_estimator(problem_data, tmp_path)
     clf = DiSMECClassifier.load(tmp_path / "model")
     assert clf.C == 2
     assert sp.issparse(clf.predict(X))
+
+
+def test_probabilities_need_calibration_and_are_saved(tmp_path):
+    X, Y = random_problem(rows=600)
+    clf = DiSMECClassifier(calibrate=True).fit(X, Y)
+    labels, p = clf.predict_proba_topk(X, k=3)
+    assert labels.shape == p.shape == (600, 3)
+    assert ((p > 0) & (p < 1) & (np.diff(p, axis=1, append=0) <= 0)).all()
+    clf.save(tmp_path / "model")
+    again = DiSMECClassifier.load(tmp_path / "model")
+    assert again.calibrate
+    np.testing.assert_array_equal(again.predict_proba_topk(X, k=3)[1], p)
+    with pytest.raises(ModelError, match="calibrate"):
+        DiSMECClassifier().fit(X, Y).predict_proba_topk(X)

@@ -79,7 +79,7 @@ def test_an_explanation_has_names_and_terms_and_fits_json():
     X, Y = random_problem(rows=60, labels=3)
     model = train(X, Y, names=["a", "b", "c"])
     terms = [f"word {i}" for i in range(X.shape[1])]
-    told = model.explain(X[[5]], 1, terms=terms)
+    told = model.explain(X[[5]], np.int32(1), terms=terms)  # as predictions hold it
     assert told.name == "b"
     assert told.probability is None
     assert all(term.term == f"word {term.feature}" for term in told.terms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -11,107 +10,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import random_problem
+from conftest import LABELS, random_problem
 from dismec import DataError, TrainingParams, open_model, train
-from dismec.api import Limits, parse_query
-
-TIMEOUT = 30
-
-
-class Server:
-    """A running server, and a client of it."""
-
-    def __init__(self, process, log):
-        self.process = process
-        self.log = log
-        line = process.stdout.readline()
-        found = re.fullmatch(r"serving .* on http://127\.0\.0\.1:(\d+)\n", line)
-        assert found, line + log.read_text()
-        self.port = int(found[1])
-
-    def connect(self):
-        return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT))
-
-    def ask(self, method, path, body=None, headers=None):
-        """Status, headers and parsed body of an answer."""
-        with self.connect() as connection:
-            return exchange(connection, method, path, body, headers)
-
-    def predict(self, body, **headers):
-        return self.ask("POST", "/predict", json.dumps(body), headers)
-
-    def metric(self, name):
-        text = self.ask("GET", "/metrics")[2]
-        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
-
-    @contextmanager
-    def half_sent(self, body):
-        """A request of which one half has arrived; yields what sends the rest and answers."""
-        data = json.dumps(body).encode()
-        pending = self.metric("dismec_pending_requests")
-        with self.connect() as connection:
-            connection.putrequest("POST", "/predict")
-            connection.putheader("Content-Length", str(len(data)))
-            connection.endheaders(data[: len(data) // 2])
-            wait_until(lambda: self.metric("dismec_pending_requests") == pending + 1)
-
-            def finish():
-                connection.send(data[len(data) // 2 :])
-                return received(connection)
-
-            yield finish
-
-    def memory(self):
-        """Peak resident size in bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
-
-
-def exchange(connection, method, path, body=None, headers=None):
-    connection.request(method, path, body, headers or {})
-    return received(connection)
-
-
-def received(connection):
-    response = connection.getresponse()
-    data = response.read()
-    is_json = response.headers["Content-Type"] == "application/json"
-    return response.status, response.headers, json.loads(data) if is_json else data.decode()
-
-
-def wait_until(holds):
-    end = time.monotonic() + TIMEOUT
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@contextmanager
-def serving(directory, model, *options, token=None):
-    env = {key: value for key, value in os.environ.items() if key != "DISMEC_TOKEN"}
-    if token is not None:
-        env["DISMEC_TOKEN"] = token
-    command = [sys.executable, "-m", "dismec", "serve", str(model), "--port", "0", *options]
-    log = directory / f"log-{time.monotonic_ns()}"
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
-        ) as process,
-    ):
-        try:
-            yield Server(process, log)
-        finally:
-            process.kill()
+from dismec.api import Limits, parse_query, parse_question
+from servers import TIMEOUT, exchange, received, serving, wait_until
 
 
 def features(X, i):
@@ -208,6 +118,12 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [], "k": null}', "expected 1 to 50"),
         ('{"features": [], "threshold": "0"}', "expected a number"),
         ('{"features": [], "threshold": 1e999}', "expected a number"),
+        ('{"text": "apple"}', "not trained on texts"),
+        ('{"rows": [{"text": "apple"}]}', "not trained on texts"),
+        ('{"features": [], "text": "apple"}', 'either "features"'),
+        ('{"features": [], "rank": "probability"}', "not calibrated"),
+        ('{"features": [], "rank": "luck"}', 'expected "score" or "probability"'),
+        ('{"features": [], "rank": ["score"]}', 'expected "score" or "probability"'),
     ],
 )
 def test_malformed_bodies_get_400_and_one_line(server, body, reason):
@@ -219,11 +135,176 @@ def test_malformed_bodies_get_400_and_one_line(server, body, reason):
     assert len(answer["error"]) < 200
 
 
+@pytest.fixture(scope="module")
+def text_server(text_files):
+    with serving(text_files, text_files / "calibrated") as running:
+        yield running
+
+
+TEXTS = ["An apple and a pear.", "", "vessel vessel cargo 🎉 cake", "Nothing that is known\0"]
+
+
+def test_texts_get_what_the_library_gives_their_rows(text_files, text_server):
+    model = open_model(text_files / "calibrated")
+    X = model.vocabulary.rows(TEXTS)
+    labels, scores = model.predict_topk(X, 4)
+    probabilities = model.calibration.probabilities(labels, scores)
+    status, _, many = text_server.predict({"rows": [{"text": text} for text in TEXTS], "k": 4})
+    assert status == 200
+    expected = {"labels": labels, "scores": scores, "probabilities": probabilities}
+    for key, values in expected.items():
+        np.testing.assert_array_equal(np.float32([row[key] for row in many["rows"]]), values)
+    for i, text in enumerate(TEXTS):
+        assert text_server.predict({"text": text, "k": 4})[2] == many["rows"][i]
+        given = {"features": features(X, i), "k": 4}
+        assert text_server.predict(given)[2] == many["rows"][i]
+
+
+def test_rank_chooses_the_order_and_what_the_threshold_is_of(text_files, text_server):
+    model = open_model(text_files / "calibrated")
+    labels, probabilities = model.predict_proba_topk(model.vocabulary.rows(TEXTS[:1]), 6)
+    request = {"text": TEXTS[0], "k": 6, "rank": "probability"}
+    found = text_server.predict(request)[2]
+    assert found["labels"] == labels[0].tolist()
+    assert np.float32(found["probabilities"]).tolist() == probabilities[0].tolist()
+    assert found["names"][0] == "fruit"
+    some = text_server.predict({**request, "threshold": found["probabilities"][2]})[2]
+    assert some["labels"] == found["labels"][:3]
+    by_score = text_server.predict({**request, "rank": "score"})[2]
+    some = text_server.predict({**request, "rank": "score", "threshold": by_score["scores"][1]})[2]
+    assert some == {key: values[:2] for key, values in by_score.items()}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"text": null}', 'row 0: "text" is None; expected a string'),
+        ('{"text": ["apple"]}', "expected a string"),
+        ('{"rows": [{"text": "apple"}, {"text": 1}]}', "row 1"),
+        ('{"rows": [{"text": "apple"}, {"features": []}]}', 'row 1 is not an object with "text"'),
+        ('{"rows": [{"features": []}, {"text": ""}]}', 'row 1 is not an object with "features"'),
+        ('{"rows": [{"text": "", "features": []}]}', "row 0 has an unknown key 'features'"),
+        (r'{"text": "\ud83c"}', "0"),
+    ],
+)
+def test_malformed_texts_get_400_and_one_line(text_server, body, reason):
+    status, _, answer = text_server.ask("POST", "/predict", body)
+    assert (status, answer.keys()) == (400, {"error"})
+    assert reason in answer["error"]
+
+
+def explain(server, **question):
+    status, _, answer = server.ask("POST", "/explain", json.dumps(question))
+    assert status == 200, answer
+    return answer
+
+
+def test_explanation_adds_up_to_the_score_and_marks_the_text(text_files, text_server):
+    text = "🎉 One apple, one PEAR, one vessel. 🍐 One Pear!"
+    best = text_server.predict({"text": text})[2]
+    why = explain(text_server, text=text, label=best["labels"][0], limit=1000)
+    assert (why["label"], why["name"]) == (best["labels"][0], "fruit")
+    assert why["score"] == best["scores"][0]
+    assert why["probability"] == pytest.approx(best["probabilities"][0], rel=1e-5)
+    parts = [term["contribution"] for term in why["terms"]]
+    assert sum(parts) + why["bias"] == pytest.approx(why["score"], abs=1e-5)
+    assert parts == sorted(parts, key=abs, reverse=True)
+    for term in why["terms"]:
+        assert term["contribution"] == pytest.approx(term["value"] * term["weight"])
+    assert sum(part for _, _, part in why["highlights"]) == pytest.approx(sum(parts))
+    speaking = [text[begin:end] for begin, end, part in why["highlights"] if part > 0.05]
+    assert speaking == ["apple", "PEAR", "Pear"]
+    assert explain(text_server, text=text, label="fruit", limit=1000) == why
+    assert explain(text_server, text=text, label="fruit", limit=2)["terms"] == why["terms"][:2]
+    X = open_model(text_files / "calibrated").vocabulary.rows([text])
+    by_features = explain(text_server, features=features(X, 0), label="fruit", limit=1000)
+    assert by_features == {key: why[key] for key in why if key != "highlights"}
+
+
+def test_rows_of_numbers_are_explained_too(files, server):
+    X, _ = random_problem()
+    row = features(X, 3)
+    best = server.predict({"features": row})[2]
+    why = explain(server, features=row, label=best["names"][0])
+    assert (why["label"], why["score"]) == (best["labels"][0], best["scores"][0])
+    assert {"probability", "highlights"}.isdisjoint(why)
+    assert {term["feature"] for term in why["terms"]} <= {feature for feature, _ in row}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("[]", "not a JSON object"),
+        ('{"label": 1}', 'either "features" or "text"'),
+        ('{"text": "", "features": [], "label": 1}', 'either "features" or "text"'),
+        ('{"text": "apple"}', "id or name"),
+        ('{"text": "apple", "label": null}', "id or name"),
+        ('{"text": "apple", "label": true}', "id or name"),
+        ('{"text": "apple", "label": -1}', "outside 0 … 5"),
+        ('{"text": "apple", "label": 6}', "outside 0 … 5"),
+        ('{"text": "apple", "label": "frui"}', "there is no label 'frui'"),
+        ('{"text": "apple", "label": 1, "k": 1}', "unknown key 'k'"),
+        ('{"text": "apple", "label": 1, "limit": 0}', "expected 1 to 1000"),
+        ('{"text": 1, "label": 1}', "expected a string"),
+        ('{"features": [[1]], "label": 1}', "not a pair"),
+    ],
+)
+def test_malformed_questions_get_400_and_one_line(text_server, body, reason):
+    status, _, answer = text_server.ask("POST", "/explain", body)
+    assert (status, answer.keys()) == (400, {"error"})
+    assert reason in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_long_text_gets_the_strongest_highlights_in_order(text_server):
+    text = "apple " + "pear and some crates " * 3000
+    pieces = explain(text_server, text=text, label="fruit")["highlights"]
+    assert len(pieces) == 2000
+    assert pieces[0][:2] == [0, 5]
+    assert pieces[1][:2] == [6, 10]  # the first of 3000, each of which adds next to nothing
+    assert all(a[1] <= b[0] for a, b in pairwise(pieces))
+    longer = explain(text_server, text="apple " * 170_000, label="fruit")
+    assert "apple" in longer["terms"][0]["term"]
+    assert "highlights" not in longer
+
+
+def test_example_is_of_words_that_speak_for_labels(files, text_server, server):
+    examples = {text_server.ask("GET", "/example")[2]["text"] for _ in range(20)}
+    assert len(examples) > 1
+    known = {word for words in LABELS.values() for word in words}
+    for text in examples:
+        assert known & set(re.findall(r"\w+", text.lower()))
+    status, _, answer = server.ask("GET", "/example")
+    assert status == 400
+    assert "not trained on texts" in answer["error"]
+
+
+def test_page_is_kept_to_itself(text_server, server):
+    for running, said in ((text_server, "<textarea"), (server, "named</h1>")):
+        status, headers, page = running.ask("GET", "/")
+        assert status == 200
+        assert headers["Content-Type"] == "text/html; charset=utf-8"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cache-Control"] == "no-cache"
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; connect-src 'self'; ")
+        assert "unsafe" not in policy
+        assert said in page
+        assert "href=docs" in page or 'href="docs"' in page
+        assert len(page) < 30_000
+        status, answered, body = running.ask("HEAD", "/")
+        assert (status, body) == (200, "")
+        assert answered["Content-Length"] == str(len(page.encode()))
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["features", "rows", "k", "threshold"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["features", "text", "rows", "k", "threshold", "rank", "label"]), inner
+        )
     ),
 )
 
@@ -233,6 +314,8 @@ anything = st.recursive(
 def test_any_body_is_a_query_or_has_a_reason(body):
     with suppress(DataError):
         assert parse_query(body, 80, Limits()).X.shape[1] == 80
+    with suppress(DataError):
+        assert parse_question(body, 80).X.shape == (1, 80)
 
 
 numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
@@ -272,10 +355,15 @@ def test_every_request_that_is_cut_off_is_refused(end):
 
 
 def test_unknown_paths_and_methods_are_refused_in_json(server):
-    for path in ("/", "/predict/", "/predictions", "/reload", "/..", "/%00"):
+    for path in ("/predict/", "/predictions", "/reload", "/..", "/%00"):
         status, _, answer = server.ask("POST", path, "{}")
         assert (status, answer) == (404, {"error": "Not Found"})
-    for method, path in [("GET", "/predict"), ("POST", "/health"), ("DELETE", "/model")]:
+    for method, path in [
+        ("GET", "/predict"),
+        ("POST", "/health"),
+        ("DELETE", "/model"),
+        ("POST", "/"),
+    ]:
         status, headers, answer = server.ask(method, path)
         assert (status, answer) == (405, {"error": "Method Not Allowed"})
         assert headers["Allow"]
@@ -286,6 +374,8 @@ def test_health_and_model_say_what_is_served(files, server):
     model = open_model(files / "named")
     told = server.ask("GET", "/model")[2]
     assert (told["labels"], told["features"], told["names"]) == (40, 80, True)
+    assert (told["name"], told["text"], told["calibrated"]) == ("named", False, False)
+    assert told["limits"] == {"body": 10_000_000, "rows": 400, "k": 50}
     assert told["params"] == model.params
     assert told["weights"] == model.weights.nnz
     assert told["version"]
@@ -293,7 +383,8 @@ def test_health_and_model_say_what_is_served(files, server):
 
 def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
     description = server.ask("GET", "/openapi.json")[2]
-    assert description["paths"].keys() == {"/predict", "/model", "/metrics", "/health"}
+    asked = {"/predict", "/explain", "/example", "/model", "/metrics", "/health"}
+    assert description["paths"].keys() == asked
     text = json.dumps(description)
     for name in re.findall(r'"#/components/schemas/(\w+)"', text):
         assert name in description["components"]["schemas"]
@@ -392,7 +483,10 @@ def test_token_guards_all_but_health_and_lets_reload(files):
                 assert answered["WWW-Authenticate"] == "Bearer"
             headers = {"Authorization": "Bearer a secret"}
             assert server.ask(method, path, '{"features": []}', headers)[0] == 200
-        assert server.ask("GET", "/health")[0] == 200
+        for path in ("/health", "/"):
+            assert server.ask("GET", path)[0] == 200
+        for method, path in [("POST", "/explain"), ("GET", "/example")]:
+            assert server.ask(method, path, "{}")[0] == 401
         assert "/reload" in server.ask("GET", "/openapi.json")[2]["paths"]
         assert "secret" not in server.log.read_text()
 

@@ -1,8 +1,7 @@
-"""What travels over HTTP: request → rows, top k → answer, and the description of both."""
+"""What travels over HTTP: request → rows, top k or explanation → answer."""
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import reprlib
@@ -14,15 +13,34 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.calibration import Calibration
 from dismec.errors import DataError
-from dismec.model import TopkModel
+from dismec.explanation import highlights
+from dismec.model import Model, TopkModel
 from dismec.native import kernels
+from dismec.text import Vocabulary
 
-__all__ = ["Limits", "Query", "answer", "describe", "docs_page", "openapi", "parse_query"]
+__all__ = [
+    "Limits",
+    "Query",
+    "Question",
+    "answer",
+    "describe",
+    "example",
+    "explain",
+    "is_calibrated",
+    "parse_query",
+    "parse_question",
+]
 
+DEFAULT_K = 5
+DEFAULT_TERMS, MOST_TERMS = 20, 1000
+HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
+HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
-_K = 5
+_NO_TEXTS = "the model takes features, not texts: it was not trained on texts"
+_EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 
 @dataclass(frozen=True)
@@ -49,15 +67,33 @@ class Limits:
 
 @dataclass(frozen=True)
 class Query:
-    """A request for predictions: CSR rows, k, the least score, and whether it was one row."""
+    """A request for predictions: CSR rows, k, what ranks and its least, and if it was one row."""
 
     X: sp.csr_array
     k: int
     threshold: float | None
     single: bool
+    by_probability: bool = False
 
 
-def parse_query(body: bytes, n_features: int, limits: Limits) -> Query:
+@dataclass(frozen=True)
+class Question:
+    """A request for an explanation: one CSR row, the text it was, the label, terms to name."""
+
+    X: sp.csr_array
+    text: str | None
+    label: int | str
+    limit: int
+
+
+def parse_query(
+    body: bytes,
+    n_features: int,
+    limits: Limits,
+    vocabulary: Vocabulary | None = None,
+    *,
+    calibrated: bool = False,
+) -> Query:
     """The query in the body of a request to ``/predict``.
 
     Raises
@@ -66,60 +102,195 @@ def parse_query(body: bytes, n_features: int, limits: Limits) -> Query:
         With a reason of one line, for anything but what `openapi` describes.
     """
     body, X = _lift_rows(body, n_features, limits.rows)
-    request = _read_json(body)
-    if not isinstance(request, dict):
-        raise DataError("the body is not a JSON object")
-    _check_keys(request, ("features", "rows", "k", "threshold"), "the request")
-    if ("features" in request) == ("rows" in request):
-        raise DataError('the request needs either "features" (one row) or "rows" (many)')
-    single = "features" in request
-    rows = [{"features": request["features"]}] if single else request["rows"]
+    request = _read_object(body)
+    _check_keys(request, ("features", "text", "rows", "k", "threshold", "rank"), "the request")
+    given = [key for key in ("features", "text", "rows") if key in request]
+    if len(given) != 1:
+        raise DataError('the request needs either "features" or "text" (a row), or "rows" (many)')
+    single = given != ["rows"]
+    rows = [{given[0]: request[given[0]]}] if single else request["rows"]
     if not isinstance(rows, list):
         raise DataError('"rows" is not a list')
     if len(rows) > limits.rows:
         raise DataError(f"{len(rows)} rows; at most {limits.rows} a request")
-    k = request.get("k", _K)
-    if type(k) is not int or not 1 <= k <= limits.k:
-        raise DataError(f'"k" is {reprlib.repr(k)}; expected 1 to {limits.k}')
+    k = _number_within(request, "k", DEFAULT_K, limits.k)
     threshold = request.get("threshold")
     if threshold is not None and not _is_float32(threshold):
         raise DataError(f'"threshold" is {reprlib.repr(threshold)}; expected a number')
-    lists = [_feature_list(row, f"row {number}") for number, row in enumerate(rows)]
-    return Query(_matrix(lists, n_features) if X is None else X, k, threshold, single)
+    rank = request.get("rank", "score")
+    if rank not in ("score", "probability"):
+        raise DataError(f'"rank" is {reprlib.repr(rank)}; expected "score" or "probability"')
+    if rank == "probability" and not calibrated:
+        raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
+    if rank == "probability" and threshold is not None and not 0 <= threshold <= 1:
+        raise DataError(f'"threshold" is {threshold:g}; a probability is between 0 and 1')
+    kind = "text" if rows and isinstance(rows[0], dict) and "text" in rows[0] else "features"
+    values = [_value(row, kind, f"row {number}") for number, row in enumerate(rows)]
+    if kind == "text":
+        X = _text_rows(values, vocabulary)
+    elif X is None:
+        X = _matrix(values, n_features)
+    return Query(X, k, threshold, single, rank == "probability")
 
 
 def answer(model: TopkModel, query: Query) -> bytes:
     """The best labels of the query's rows as JSON; scores are exactly those of `predict_topk`."""
-    labels, scores = model.predict_topk(query.X, query.k, threads=1)
+    if query.by_probability and isinstance(model, Model):
+        labels, ranks = model.predict_proba_topk(query.X, query.k, threads=1)
+        ranked = "probabilities"
+    else:
+        labels, ranks = model.predict_topk(query.X, query.k, threads=1)
+        ranked = "scores"
+    lists = {"labels": labels.tolist(), ranked: ranks.tolist()}
+    calibration = _calibration(model)
+    if calibration is not None and ranked == "scores":
+        lists["probabilities"] = calibration.probabilities(labels, ranks).tolist()
     least = -np.inf if query.threshold is None else query.threshold
     rows: list[dict[str, Any]] = []
-    for row_labels, row_scores in zip(labels.tolist(), scores.tolist(), strict=True):
+    for i, row_labels in enumerate(lists["labels"]):
         # Best first, and empty places (label −1) last.
         kept = sum(
-            label >= 0 and score >= least
-            for label, score in zip(row_labels, row_scores, strict=True)
+            label >= 0 and rank >= least
+            for label, rank in zip(row_labels, lists[ranked][i], strict=True)
         )
-        row = {"labels": row_labels[:kept], "scores": row_scores[:kept]}
+        row = {key: values[i][:kept] for key, values in lists.items()}
         if model.names is not None:
             row["names"] = [model.names[label] for label in row["labels"]]
         rows.append(row)
     return json.dumps(rows[0] if query.single else {"rows": rows}).encode()
 
 
-def describe(model: TopkModel, version: str) -> dict[str, Any]:
+def parse_question(body: bytes, n_features: int, vocabulary: Vocabulary | None = None) -> Question:
+    """The question in the body of a request to ``/explain``; errors as of `parse_query`."""
+    request = _read_object(body)
+    _check_keys(request, ("features", "text", "label", "limit"), "the request")
+    if ("features" in request) == ("text" in request):
+        raise DataError('the request needs either "features" or "text"')
+    label = request.get("label")
+    if isinstance(label, bool) or not isinstance(label, int | str):
+        raise DataError(f'"label" is {reprlib.repr(label)}; expected the id or name of a label')
+    limit = _number_within(request, "limit", DEFAULT_TERMS, MOST_TERMS)
+    if "text" not in request:
+        return Question(_matrix([request["features"]], n_features), None, label, limit)
+    X = _text_rows([request["text"]], vocabulary)
+    return Question(X, request["text"], label, limit)
+
+
+def explain(model: Model, question: Question) -> bytes:
+    """What carried a label's score, as JSON.
+
+    Raises
+    ------
+    DataError
+        If the model has no such label, or never saw it.
+    """
+    vocabulary = model.vocabulary
+    label = _label_id(model, question.label)
+    terms = None if vocabulary is None else vocabulary.terms
+    explanation = model.explain(question.X, label, terms=terms)
+    told = explanation.to_dict()
+    told["terms"] = told["terms"][: question.limit]
+    text = question.text
+    if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
+        marked = highlights(explanation, vocabulary.spans(text))
+        told["highlights"] = _strongest(text, marked)
+    return json.dumps(told).encode()
+
+
+def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    """The pieces of the words that weigh most in all, in the order of the text.
+
+    A word that carries a label may be there thousands of times, and each of them adds next to
+    nothing: it counts as a whole, at its first place fully, at its second by half, and so on.
+    """
+    words = [text[begin:end].lower() for begin, end, _ in pieces]
+    totals: dict[str, float] = {}
+    for word, (_, _, part) in zip(words, pieces, strict=True):
+        totals[word] = totals.get(word, 0.0) + part
+    places: Counter[str] = Counter()
+    ranks = []
+    for number, word in enumerate(words):
+        places[word] += 1
+        ranks.append((-abs(totals[word]) / places[word], number))
+    return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:HIGHLIGHTS])]
+
+
+def example(model: Model, seed: int | None = None) -> str:
+    """A text made of the words that speak most for a few labels; frequent labels come up more.
+
+    Raises
+    ------
+    DataError
+        If the model takes no texts.
+    """
+    if model.vocabulary is None:
+        raise DataError(_NO_TEXTS)
+    rng = np.random.default_rng(seed)
+    seen = np.flatnonzero(model.label_counts)
+    counts = model.label_counts[seen]
+    every = sp.csr_array(np.ones((1, model.n_features), np.float32))
+    sentences = []
+    for label in rng.choice(
+        seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=counts / counts.sum()
+    ):
+        words: dict[str, None] = {}  # each once, those that speak most first
+        for term in model.explain(every, int(label)).terms:
+            new = model.vocabulary.terms[term.feature].split()
+            if term.contribution > 0 and all(word.isalpha() for word in new):
+                words |= dict.fromkeys(new)
+            if len(words) >= _EXAMPLE_WORDS:
+                break
+        sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
+    return " ".join(sentences)
+
+
+def describe(model: TopkModel, name: str, limits: Limits, version: str) -> dict[str, Any]:
     """What is served: the answer of ``/model``."""
     manifest = model.manifest
     return {
+        "name": name,
         "labels": model.n_labels,
         "features": model.n_features,
         "names": model.names is not None,
+        "text": model.vocabulary is not None,
+        "calibrated": is_calibrated(model),
+        "explanations": isinstance(model, Model),
         "weights": model.nnz,
         "params": model.params,
         "training_rows": manifest.n_rows,
         "training_data": manifest.data,
         "trained_by": manifest.dismec,
         "version": version,
+        "limits": {"body": limits.body, "rows": limits.rows, "k": limits.k},
     }
+
+
+def is_calibrated(model: TopkModel) -> bool:
+    """Whether the model gives probabilities where it is: on a cluster none does."""
+    return _calibration(model) is not None
+
+
+def _calibration(model: TopkModel) -> Calibration | None:
+    return model.calibration if isinstance(model, Model) else None
+
+
+def _label_id(model: Model, label: int | str) -> int:
+    if isinstance(label, int):
+        if not 0 <= label < model.n_labels:
+            raise DataError(f"label {reprlib.repr(label)} is outside 0 … {model.n_labels - 1}")
+        return label
+    if model.names is None:
+        raise DataError("the labels have no names; ask for one by its id")
+    if label not in model.label_numbers:
+        raise DataError(f"there is no label {reprlib.repr(label)}")
+    return model.label_numbers[label]
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    request = _read_json(body)
+    if not isinstance(request, dict):
+        raise DataError("the body is not a JSON object")
+    return request
 
 
 def _read_json(body: bytes) -> Any:
@@ -148,6 +319,13 @@ def _check_keys(entries: dict[str, Any], known: tuple[str, ...], where: str) -> 
     for key in entries:
         if key not in known:
             raise DataError(f"{where} has an unknown key {reprlib.repr(key)}")
+
+
+def _number_within(request: dict[str, Any], key: str, default: int, most: int) -> int:
+    number = request.get(key, default)
+    if type(number) is not int or not 1 <= number <= most:
+        raise DataError(f'"{key}" is {reprlib.repr(number)}; expected 1 to {most}')
+    return number
 
 
 def _is_float32(value: Any) -> bool:
@@ -181,11 +359,21 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
     return b"".join([*rest, body[end:]]), sp.csr_array(arrays, shape=(len(ids), n_features))
 
 
-def _feature_list(row: Any, where: str) -> Any:
-    if not isinstance(row, dict) or "features" not in row:
-        raise DataError(f'{where} is not an object with "features"')
-    _check_keys(row, ("features",), where)
-    return row["features"]
+def _value(row: Any, kind: str, where: str) -> Any:
+    """What a row holds; `kind` is that of the first, and rows are all of one kind."""
+    if not isinstance(row, dict) or kind not in row:
+        raise DataError(f'{where} is not an object with "{kind}"')
+    _check_keys(row, (kind,), where)
+    return row[kind]
+
+
+def _text_rows(texts: list[Any], vocabulary: Vocabulary | None) -> sp.csr_array:
+    if vocabulary is None:
+        raise DataError(_NO_TEXTS)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f'row {number}: "text" is {reprlib.repr(text)}; expected a string')
+    return vocabulary.rows(texts, threads=1)
 
 
 def _matrix(lists: list[Any], n_features: int) -> sp.csr_array:
@@ -224,171 +412,3 @@ def _append(
     if len(set(new)) < len(new):
         twice, _ = Counter(new).most_common(1)[0]
         raise DataError(f"{where}: feature {twice} is there twice")
-
-
-def openapi(version: str, limits: Limits, guarded: bool) -> dict[str, Any]:
-    """The OpenAPI description; `guarded` says that a token is asked for."""
-    features = {
-        "type": "array",
-        "description": "Pairs [feature id, value]; ids from 0, each once, in any order.",
-        "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-        "example": [[3, 0.5], [17, 1.0]],
-    }
-    options = {
-        "k": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": limits.k,
-            "default": _K,
-            "description": "Labels a row.",
-        },
-        "threshold": {
-            "type": "number",
-            "nullable": True,
-            "description": "Leave out labels with a score below this.",
-        },
-    }
-    best = {
-        "labels": {"type": "array", "items": {"type": "integer"}, "description": "Best first."},
-        "scores": {"type": "array", "items": {"type": "number"}},
-        "names": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Only if the model has names.",
-        },
-    }
-    schemas = {
-        "Row": _object({"features": features}, "features"),
-        "OneRow": _object({"features": features, **options}, "features"),
-        "ManyRows": _object(
-            {
-                "rows": {"type": "array", "maxItems": limits.rows, "items": _ref("Row")},
-                **options,
-            },
-            "rows",
-        ),
-        "Best": _object(best, "labels", "scores"),
-        "BestOfRows": _object({"rows": {"type": "array", "items": _ref("Best")}}, "rows"),
-        "Model": _object(
-            {
-                "labels": {"type": "integer"},
-                "features": {"type": "integer"},
-                "names": {"type": "boolean", "description": "Whether labels have names."},
-                "weights": {"type": "integer"},
-                "params": {"type": "object", "description": "Parameters of the training."},
-                "training_rows": {"type": "integer"},
-                "training_data": {"type": "string", "nullable": True, "description": "SHA-256."},
-                "trained_by": {"type": "string", "description": "Version of dismec."},
-                "version": {"type": "string", "description": "Version of the server."},
-            }
-        ),
-        "Health": _object({"status": {"type": "string", "enum": ["ok"]}}, "status"),
-        "Error": _object({"error": {"type": "string", "description": "One line."}}, "error"),
-    }
-    refused = {
-        "400": "The request is malformed.",
-        "408": "The body did not arrive in time.",
-        "413": f"The body has more than {limits.body} bytes.",
-        "503": "The queue is full, or as for /health; try again after Retry-After seconds.",
-    }
-    unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
-    locked = {"401": "The token is missing or wrong."} if guarded else {}
-    predict = _operation(
-        "The best labels of one row or of many.",
-        _either("Best", "BestOfRows"),
-        {**refused, **locked},
-    )
-    predict["requestBody"] = {"required": True, "content": _json(_either("OneRow", "ManyRows"))}
-    paths: dict[str, Any] = {
-        "/predict": {"post": predict},
-        "/model": {"get": _operation("What is served.", _ref("Model"), locked)},
-        "/metrics": {"get": _operation("Counters as Prometheus text.", None, locked)},
-        "/health": {"get": _operation("Whether the server answers.", _ref("Health"), unready)},
-    }
-    if guarded:
-        failed = {"500": "The model could not be opened; the old one stays.", **locked}
-        paths["/reload"] = {
-            "post": _operation("Open the model directory anew.", _ref("Model"), failed)
-        }
-    for path, methods in paths.items():
-        if guarded and path != "/health":
-            for operation in methods.values():
-                operation["security"] = [{"token": []}]
-    components: dict[str, Any] = {"schemas": schemas}
-    if guarded:
-        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    return {
-        "openapi": "3.0.3",
-        "info": {
-            "title": "dismec",
-            "version": version,
-            "description": "The best labels of sparse rows by a one-vs-rest model.",
-        },
-        "paths": paths,
-        "components": components,
-    }
-
-
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
-        schema |= {"required": list(required), "additionalProperties": False}
-    return schema
-
-
-def _ref(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _either(*names: str) -> dict[str, Any]:
-    return {"oneOf": [_ref(name) for name in names]}
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
-
-
-def _operation(
-    summary: str, schema: dict[str, Any] | None, errors: dict[str, str]
-) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}} if schema is None else _json(schema)
-    return {
-        "summary": summary,
-        "responses": {
-            "200": {"description": "Done.", "content": content},
-            **{
-                status: {"description": reason, "content": _json(_ref("Error"))}
-                for status, reason in sorted(errors.items())
-            },
-        },
-    }
-
-
-def docs_page(description: dict[str, Any]) -> str:
-    """The OpenAPI description as a plain page that needs nothing from elsewhere."""
-    parts = []
-    for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            answers = "".join(
-                f"<li>{status}: {html.escape(response['description'])}</li>"
-                for status, response in operation["responses"].items()
-            )
-            lock = " (with the token)" if "security" in operation else ""
-            body = operation.get("requestBody")
-            takes = f"<p>Body:</p>{_listing(body['content'])}" if body else ""
-            parts.append(
-                f"<h2>{method.upper()} {path}</h2><p>{html.escape(operation['summary'])}{lock}</p>"
-                f"{takes}<ul>{answers}</ul>"
-            )
-    schemas = _listing(description["components"]["schemas"])
-    info = description["info"]
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>{info['title']}</title><h1>{info['title']} {info['version']}</h1>"
-        f"<p>{info['description']} <a href=openapi.json>openapi.json</a></p>"
-        f"{''.join(parts)}<h2>Schemas</h2>{schemas}</html>"
-    )
-
-
-def _listing(value: Any) -> str:
-    return f"<pre>{html.escape(json.dumps(value, indent=1))}</pre>"

@@ -32,6 +32,8 @@ def by_score(threshold: Any) -> Rule:
 def by_probability(threshold: Any, calibration: Calibration) -> Rule:
     """Take the labels whose probabilities are, given their log odds for scores."""
     least = _checked(threshold)
+    if not 0 <= least <= 1:
+        raise DataError(f"threshold is {least:g}; a probability is between 0 and 1")
 
     def rule(_: Labels, z: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
         p = calibration.of_logits(z)

@@ -273,7 +273,7 @@ def _json_row(line: str, text_keys: list[str], label_key: str, needs_labels: boo
         if end < len(line):
             raise json.JSONDecodeError("Extra data", line, end)
     except json.JSONDecodeError as error:
-        place = f"{error.msg} at character {error.pos + 1}"
+        place = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
         raise _RefusedError(f"not a row as JSON on a line of its own: {place}") from None
     except (ValueError, RecursionError) as error:
         raise _RefusedError(f"not JSON that can be read: {error}") from None

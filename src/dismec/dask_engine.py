@@ -449,6 +449,7 @@ def step_aside() -> None:
 
 def _open(where: str, patience: float) -> distributed.Client:
     begin = time.monotonic()
+    told = False
     while True:
         try:
             left = patience - (time.monotonic() - begin)
@@ -459,6 +460,10 @@ def _open(where: str, patience: float) -> distributed.Client:
             waited = time.monotonic() - begin
             if waited >= patience:
                 raise _no_scheduler(where, waited) from None
+            if not told:
+                there = "" if "://" in where or Path(where).exists() else " (there is no such file)"
+                _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
+                told = True
             time.sleep(0.2)
 
 

@@ -36,7 +36,7 @@ from dismec.parts import LabelTable, Parts, write_parts
 from dismec.shards import Shard, gather, pack
 from dismec.training import connected, earlier_run, run
 
-__all__ = ["add_labels", "remove_labels", "update_labels"]
+__all__ = ["add_labels", "ranged", "remove_labels", "update_labels"]
 
 Ids = npt.NDArray[np.int64]
 StrPath = str | os.PathLike[str]
@@ -77,10 +77,10 @@ def add_labels(
         If there is no finished model, or another process is writing to it.
     """
     with _opened(path) as edit:
-        labels = edit.labels_of(Y, names)
+        labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
         known[: edit.model.n_labels] = edit.model.label_counts > 0
-        columns = np.flatnonzero(~known[labels] & (_counts(Y) > 0))
+        columns = np.flatnonzero((labels >= 0) & ~known[labels] & (_counts(Y) > 0))
         if not len(columns):
             raise DataError("the model has all labels of these rows already")
         edit.train("added", X, Y, columns, labels[columns], threads, progress, client, source)
@@ -110,7 +110,7 @@ def update_labels(
         wanted = edit.find(labels)
         found = edit.labels_of(Y, names)
         counts = np.zeros(max(edit.model.n_labels, 1 + found.max(initial=-1)), np.int64)
-        counts[found] = _counts(Y)
+        counts[found[found >= 0]] = _counts(Y)[found >= 0]
         if not counts[wanted].all():
             lost = wanted[np.argmin(counts[wanted])]
             raise DataError(
@@ -147,7 +147,7 @@ class _Edit:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.model = open_model(directory, check=False)
+        self.model = open_model(directory, check=True)  # what is written anew must be sound
         if self.model.manifest.shards is None:
             raise ModelError(
                 f"{directory}: of an older format; `dismec prune {directory} -o NEW` writes it anew"
@@ -156,8 +156,11 @@ class _Edit:
             raise ModelError(f"{directory}: its classes exclude each other; train it anew")
         self.names = None if self.model.names is None else list(self.model.names)
 
-    def labels_of(self, Y: Any, names: Sequence[str] | None) -> Ids:
-        """The label that each column of Y is; names that are new get the next numbers."""
+    def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
+        """The label that each column of Y is, or −1.
+
+        With `grow` names that are new, and that some row has, get the next numbers.
+        """
         n_columns = check_csr(Y, "Y", "labels").shape[1]
         if names is not None and len(names) != n_columns:
             raise DataError(f"there are {len(names)} label names for {n_columns} labels")
@@ -168,15 +171,14 @@ class _Edit:
                 f"the data have {n_columns} labels and the model {self.model.n_labels}, which it "
                 "knows by name: give the names of those of the data (--label-names)"
             )
-        numbers = self.model.label_numbers
-        for name in names:
+        if len(set(names)) < len(names):
+            raise DataError("two labels of the data have the same name")
+        numbers = dict(self.model.label_numbers)
+        for name in np.array(names, object)[_counts(Y) > 0] if grow else ():
             if name not in numbers:
                 numbers[name] = len(self.names)
                 self.names.append(name)
-        labels = np.array([numbers[name] for name in names], np.int64)
-        if len(np.unique(labels)) < len(labels):
-            raise DataError("two labels of the data have the same name")
-        return labels
+        return np.array([numbers.get(name, -1) for name in names], np.int64)
 
     def find(self, labels: Iterable[str | int]) -> Ids:
         """The numbers of labels that the model has."""
@@ -330,6 +332,13 @@ def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibrati
     for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):
         curve[labels] = values
     return replace(grown, slopes=curves[0], intercepts=curves[1], macro_thresholds=curves[2])
+
+
+def ranged(numbers: str) -> Iterator[int]:
+    """The numbers of labels in an entry of the history, such as "3-5,8"."""
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _ranges(labels: Ids) -> str:

@@ -50,6 +50,9 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Value of the bias feature; 0 for none.
     precision
         How weights are stored: "float16", "float32", or "int8" for eight bits each.
+    calibrate
+        Learn on a tenth of the rows, or on the `validation` of `fit`, what probability a score
+        stands for: for `predict_proba_topk`.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     engine
@@ -91,6 +94,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         normalize: bool = True,
         bias: float = 1.0,
         precision: str = "float16",
+        calibrate: bool = False,
         n_jobs: int | None = None,
         engine: Any = None,
         positive_weight: float = 1.0,
@@ -105,6 +109,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.normalize = normalize
         self.bias = bias
         self.precision = precision
+        self.calibrate = calibrate
         self.n_jobs = n_jobs
         self.engine = engine
         self.positive_weight = positive_weight
@@ -122,7 +127,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y
             Indicator (n_rows, n_labels), sparse or dense, or (n_rows,) classes.
         validation
-            Other X and y to choose `delta="auto"` on.
+            Other X and y to choose `delta="auto"` and to calibrate on.
         """
         self._sparse_output = sp.issparse(y)
         if self._sparse_output:
@@ -146,6 +151,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.normalize,
             self.bias,
             precision=self.precision,
+            calibrate=self.calibrate,
             positive_weight=self.positive_weight,
             weighting=self.weighting,
             propensity_a=self.propensity_a,
@@ -197,6 +203,18 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return self.model_.predict_topk(self._rows(X), k, threads=self._threads())
 
+    def predict_proba_topk(
+        self, X: Any, k: int = 5
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The k most probable labels of each row, as positions in `classes_`, with probabilities.
+
+        It needs `calibrate`. Each label is judged by itself: probabilities need not sum to 1.
+        """
+        rows = self._rows(X)
+        if self._is_binary():
+            raise DataError("of two classes only one has a score: there is no top k")
+        return self.model_.predict_proba_topk(rows, k, threads=self._threads())
+
     def decision_function(self, X: Any) -> npt.NDArray[np.float32]:
         """Scores, dense (n_rows, n_labels); (n_rows,) for two classes."""
         rows = self._rows(X)
@@ -246,6 +264,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # Models from before there were weightings do not say that they have none.
         keys |= model.params.keys() & set(_WEIGHTING)
         self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
+        self.calibrate = model.params.get("calibrate", False)
         if "delta_auto" in model.params:
             self.delta = "auto"
         about = model.manifest.estimator or {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,27 +130,27 @@ def highlights(
         ``(begin, end, contribution)`` of words that features with a contribution cover, in the
         order of the text; no two overlap.
     """
-    places = [span for span in spans if span[1] < span[2]]
-    begins, ends = {begin for _, begin, _ in places}, {end for _, _, end in places}
+    table = np.array(list(spans), dtype=np.int64).reshape(-1, 3)
+    feature, begin, end = table[table[:, 1] < table[:, 2]].T
+    bounds = np.sort(np.concatenate([begin, end]))
+    bounds = bounds[np.diff(bounds, prepend=-1) > 0]
     # The blank between the words of a pair lies between an end and a begin.
-    words = [
-        (begin, end)
-        for begin, end in pairwise(sorted(begins | ends))
-        if begin in begins or end in ends
-    ]
-    first = {begin: number for number, (begin, _) in enumerate(words)}
-    last = {end: number for number, (_, end) in enumerate(words)}
-    occurrences: dict[int, list[tuple[int, int]]] = {}
-    for feature, begin, end in places:
-        occurrences.setdefault(feature, []).append((first[begin], last[end] + 1))
-    shares: dict[int, float] = {}
-    for term in explanation.terms:
-        found = occurrences.get(term.feature, [])
-        for start, stop in found:
-            share = term.contribution / len(found) / (stop - start)
-            for number in range(start, stop):
-                shares[number] = shares.get(number, 0.0) + share
-    return [(*words[number], shares[number]) for number in sorted(shares)]
+    is_word = np.isin(bounds[:-1], begin) | np.isin(bounds[1:], end)
+    first, last = bounds[:-1][is_word], bounds[1:][is_word]
+    numbers, occurrence, occurrences = np.unique(feature, return_inverse=True, return_counts=True)
+    known = {term.feature: term.contribution for term in explanation.terms}
+    parts = np.array([known.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
+    part = (parts / occurrences)[occurrence]
+    used = ~np.isnan(part)
+    start = np.searchsorted(first, begin[used])
+    size = np.searchsorted(last, end[used]) + 1 - start
+    # Each occurrence once for each of its words: start, start + 1, …
+    offset = np.cumsum(size) - size
+    word = np.arange(size.sum()) + np.repeat(start - offset, size)
+    shares = np.bincount(word, np.repeat(part[used] / size, size), len(first))
+    covered = np.bincount(word, minlength=len(first)) > 0
+    columns = (array[covered].tolist() for array in (first, last, shares))
+    return list(zip(*columns, strict=True))
 
 
 def _known(entries: dict[str, Any]) -> dict[str, Any]:

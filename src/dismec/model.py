@@ -24,7 +24,7 @@ from dismec.manifest import Manifest
 from dismec.parts import Parts, read_parts, write_parts
 from dismec.predictor import Predictor
 from dismec.pruning import prune
-from dismec.shards import Shard, first_labels, gather
+from dismec.shards import Shard, first_labels, gather, pack
 
 if TYPE_CHECKING:
     from dismec.reranking import Reranked
@@ -99,6 +99,11 @@ class TopkModel(ABC):
     @property
     def not_ready(self) -> str | None:
         """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
+        return None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What makes probabilities of its scores, or None; so far none on a cluster has one."""
         return None
 
     def close(self) -> None:  # noqa: B027  most have nothing to give up
@@ -349,7 +354,7 @@ class Model(TopkModel):
         if self.calibration is not None:
             probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
         return Explanation(
-            label,
+            int(label),
             None if self.names is None else self.names[label],
             score,
             probability,
@@ -421,11 +426,16 @@ class Model(TopkModel):
             params = {k: v for k, v in params.items() if k not in ("delta_auto", "delta_effect")}
             params["delta"] = float(delta)
         params["precision"] = precision or self.precision
-        shards = [
-            shard.repacked(prune(shard.unpack(), delta or 0), params["precision"])
-            for shard in self._shards
-        ]
+        shards = self._repacked(delta or 0, params["precision"])
         return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
+
+    def _repacked(self, delta: float, precision: str) -> list[Shard]:
+        if not self.manifest.history:
+            return [s.repacked(prune(s.unpack(), delta), precision) for s in self._shards]
+        # Labels that came and went have left small shards behind: all go into as few as possible.
+        labels = np.flatnonzero(self.label_counts)
+        weights: Any = prune(self.weights, delta)
+        return list(pack([(labels, weights[labels])], self.n_features, precision))
 
     def save(
         self,
@@ -512,7 +522,7 @@ class Model(TopkModel):
         return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = [k for k, v in vars(type(self)).items() if isinstance(v, cached_property)]
+        cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]
         return {key: value for key, value in self.__dict__.items() if key not in cached}
 
 
@@ -537,6 +547,17 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
         If there is no finished model, or one of its files is missing, cut off or altered.
     """
     directory = Path(path)
+    before = store.read_manifest(directory)
+    try:
+        return _open(directory, check)
+    except ModelError:
+        # Its labels may just have been changed, and files removed that it named before.
+        if store.read_manifest(directory) == before:
+            raise
+        return _open(directory, check)
+
+
+def _open(directory: Path, check: bool | None) -> Model:
     manifest, transform, parts = read_head(directory, check=check)
     shards = store.read_shards(directory, manifest, parts.labels.counts, check=check)
     return Model(manifest, transform, parts, shards)
@@ -551,4 +572,8 @@ def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, 
             f"{manifest.n_labels} labels); run the same training again to go on"
         )
     parts = read_parts(directory, manifest, check=check)
-    return manifest, Transform.from_dict(manifest.transform, parts.labels.idf), parts
+    try:
+        transform = Transform.from_dict(manifest.transform, parts.labels.idf)
+    except ModelError as error:
+        raise ModelError(f"{directory}: {error}") from None
+    return manifest, transform, parts

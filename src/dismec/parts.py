@@ -110,7 +110,10 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
     assert labels is not None  # every manifest names them
     vocabulary = None
     if manifest.text is not None:
-        params = TextParams.from_dict(manifest.text)
+        try:
+            params = TextParams.from_dict(manifest.text)
+        except ModelError as error:
+            raise ModelError(f"{directory}: {error}") from None
         vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
         if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
             raise ModelError(f"{directory}: no vocabulary of {manifest.n_features} features")

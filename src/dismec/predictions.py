@@ -31,22 +31,29 @@ def print_text(top: Labels, scores: Scores, names: Sequence[str] | None, out: Te
 
 
 def write_predictions(
-    top: Labels, scores: Scores, names: Sequence[str] | None, path: str | Path
+    top: Labels,
+    scores: Scores,
+    names: Sequence[str] | None,
+    path: str | Path,
+    *,
+    what: str = "scores",
 ) -> None:
     """Write predictions in the format of the file's ending, atomically.
 
     ``.jsonl``: a line ``{"labels": [...], "scores": [...]}`` a row. ``.npz``: arrays ``labels`` and
-    ``scores`` (n_rows, k), −1 and −inf for places beyond the number of labels. Else text.
+    ``scores`` (n_rows, k), −1 and −inf for places beyond the number of labels. Else text. `what`
+    names the scores there.
     """
     path = Path(path)
     with whole_file(path) as file:
         if path.suffix == ".npz":
-            np.savez_compressed(file, labels=top, scores=scores)
+            arrays: dict[str, Any] = {"labels": top, what: scores}
+            np.savez_compressed(file, **arrays)
             return
         text = TextIOWrapper(file, encoding="utf-8", newline="\n")
         if path.suffix == ".jsonl":
             for row in _rows(top, scores, names):
-                entry = {"labels": [label for label, _ in row], "scores": [s for _, s in row]}
+                entry = {"labels": [label for label, _ in row], what: [s for _, s in row]}
                 text.write(json.dumps(entry, ensure_ascii=False) + "\n")
         else:
             print_text(top, scores, names, text)

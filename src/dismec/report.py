@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "training rows": manifest.n_rows,
         "training data": manifest.data,
         **manifest.params,
+        **({"text": _settings(manifest.text)} if manifest.text is not None else {}),
+        **({"history": _told(manifest.history)} if manifest.history else {}),
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),
         "labels not solved": stats.unsolved,
         "passes a label": round(stats.passes / solved, 2),
@@ -102,3 +105,16 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "kernels": made.isa,
         "dismec": manifest.dismec,
     }
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _told(history: Sequence[dict[str, Any]]) -> list[str]:
+    """What was done to labels later, a line each."""
+    return [
+        f"{entry.get('time')}: {entry.get('labels')} labels {entry.get('action')}"
+        + (f" on {entry['rows']} rows" if "rows" in entry else "")
+        for entry in history
+    ]

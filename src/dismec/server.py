@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 import scipy.sparse as sp
 import uvicorn
@@ -29,8 +30,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dismec import api, prometheus
 from dismec.api import Limits
 from dismec.errors import DataError, DismecError, NotReady
-from dismec.model import TopkModel, open_model
+from dismec.model import Model, TopkModel, open_model
 from dismec.native import thread_count
+from dismec.openapi import docs_page, openapi
+from dismec.page import page
 
 __all__ = ["Limits", "serve"]
 
@@ -39,6 +42,7 @@ _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so tha
 _CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -180,18 +184,31 @@ class _Service:
         self.guarded = token is not None
         self._token = (token or "").encode(errors="surrogateescape")
         self._path = path
+        self._name = path.absolute().name
         self._cluster = cluster
         self._model = _open(path, cluster)
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + limits.queue
-        self._description = api.openapi(self.version, limits, self.guarded)
+        self._description = openapi(self.version, limits, self.guarded)
 
     def close(self) -> None:
         self._model.close()
 
     async def predict(self, request: Request) -> Response:
+        answer, rows = await self._work(request, self._predict)
+        self.metrics.rows += rows
+        return _json(answer)
+
+    async def explain(self, request: Request) -> Response:
+        return _json(await self._work(request, self._explain))
+
+    async def example(self, request: Request) -> Response:
+        return JSONResponse({"text": await self._work(request, self._example)})
+
+    async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
+        """What `task` makes of the request's body, in a thread of the pool."""
         self._authorise(request)
         self._check_ready()
         if int(request.headers.get("content-length", 0)) > self.limits.body:
@@ -203,20 +220,37 @@ class _Service:
         try:
             body = await self._read(request)
             loop = asyncio.get_running_loop()
-            answer, rows = await loop.run_in_executor(self._pool, self._answer, body)
+            return await loop.run_in_executor(self._pool, task, body)
         except DataError as error:
             raise HTTPException(400, str(error)) from None
         except NotReady as error:
             raise _not_ready(str(error)) from None
         finally:
             self.metrics.pending -= 1
-        self.metrics.rows += rows
-        return Response(answer, media_type="application/json")
 
-    def _answer(self, body: bytes) -> tuple[bytes, int]:
+    def _predict(self, body: bytes) -> tuple[bytes, int]:
         model = self._model  # one for the whole request, whatever is loaded meanwhile
-        query = api.parse_query(body, model.n_features, self.limits)
+        query = api.parse_query(
+            body,
+            model.n_features,
+            self.limits,
+            model.vocabulary,
+            calibrated=api.is_calibrated(model),
+        )
         return api.answer(model, query), query.X.shape[0]
+
+    def _explain(self, body: bytes) -> bytes:
+        model = self._local_model()
+        question = api.parse_question(body, model.n_features, model.vocabulary)
+        return api.explain(model, question)
+
+    def _example(self, _: bytes) -> str:
+        return api.example(self._local_model())
+
+    def _local_model(self) -> Model:
+        if not isinstance(self._model, Model):
+            raise HTTPException(501, "explanations need the weights, and a cluster holds them")
+        return self._model
 
     async def _read(self, request: Request) -> bytes:
         body = bytearray()
@@ -245,9 +279,13 @@ class _Service:
         self._check_ready()
         return JSONResponse({"status": "ok"})
 
+    async def page(self, _: Request) -> Response:
+        text, headers = page(self._model, self._name)
+        return HTMLResponse(text, headers=headers)
+
     async def model(self, request: Request) -> Response:
         self._authorise(request)
-        return JSONResponse(api.describe(self._model, self.version))
+        return JSONResponse(self._describe())
 
     async def show_metrics(self, request: Request) -> Response:
         self._authorise(request)
@@ -257,13 +295,16 @@ class _Service:
         return JSONResponse(self._description)
 
     async def docs(self, _: Request) -> Response:
-        return HTMLResponse(api.docs_page(self._description))
+        return HTMLResponse(docs_page(self._description))
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
         if not await self._reload():
             raise HTTPException(500, "the model could not be opened; the old one stays")
-        return JSONResponse(api.describe(self._model, self.version))
+        return JSONResponse(self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        return api.describe(self._model, self._name, self.limits, self.version)
 
     def reload_in_background(self) -> None:
         """Open the model anew without waiting for it; for the event loop's thread."""
@@ -295,6 +336,10 @@ class _Service:
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
+def _json(answer: bytes) -> Response:
+    return Response(answer, media_type="application/json")
+
+
 def _not_ready(reason: str) -> HTTPException:
     return HTTPException(503, reason, {"Retry-After": "1"})
 
@@ -315,7 +360,10 @@ def _open(path: Path, cluster: str | None) -> TopkModel:
 
 def _application(service: _Service) -> ASGIApp:
     routes = [
+        Route("/", service.page),
         Route("/predict", service.predict, methods=["POST"]),
+        Route("/explain", service.explain, methods=["POST"]),
+        Route("/example", service.example),
         Route("/health", service.health),
         Route("/model", service.model),
         Route("/metrics", service.show_metrics),

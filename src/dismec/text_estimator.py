@@ -45,7 +45,7 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     --------
     >>> from dismec import DiSMECTextClassifier
     >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
-    >>> clf = DiSMECTextClassifier(min_df=1).fit(texts, [["egg"], ["egg"], ["bread"], ["bread"]])
+    >>> clf = DiSMECTextClassifier().fit(texts, [["egg"], ["egg"], ["bread"], ["bread"]])
     >>> clf.predict_topk(["a fried egg"], k=1)[0].tolist()
     [['egg']]
     >>> clf.predict(["toast the bread"])
@@ -58,10 +58,10 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         delta: float | str = 0.01,
         tol: float = 0.01,
         calibrate: bool = False,
-        word_ngrams: tuple[int, int] = (1, 2),
+        word_ngrams: tuple[int, int] = (1, 1),
         char_ngrams: tuple[int, int] = (0, 0),
         lowercase: bool = True,
-        min_df: int = 2,
+        min_df: int = 1,
         max_df: float = 1.0,
         max_features: int | None = None,
         sublinear: bool = True,

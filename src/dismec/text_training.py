@@ -25,7 +25,15 @@ from dismec.text import TextParams, Vocabulary, VocabularyBuilder
 from dismec.training import fit, train
 from dismec.xmc_writer import XmcWriter
 
-__all__ = ["Texts", "fit_text", "text_dataset", "train_text", "vectorised", "vocabulary_of"]
+__all__ = [
+    "Texts",
+    "fit_text",
+    "learn",
+    "text_dataset",
+    "train_text",
+    "vectorised",
+    "vocabulary_of",
+]
 
 StrPath = str | os.PathLike[str]
 News = Callable[[str], None]
@@ -108,13 +116,17 @@ def train_text(
     """
     directory = Path(path)
     texts = source if isinstance(source, Texts) else Texts.of_file(source, fmt)
+    if validation is not None:
+        if not isinstance(validation, Texts):
+            validation = Texts.of_file(validation, fmt)
+        next(iter(validation.read()), None)  # what cannot be read is told before hours of work
+    if directory.exists():
+        store.make_directory(directory)
     vocabulary, names = learn(texts, text or TextParams(), threads=threads, news=news)
     store.make_directory(directory)
     numbers = {name: number for number, name in enumerate(names)}
     judge = None
     if validation is not None:
-        if not isinstance(validation, Texts):
-            validation = Texts.of_file(validation, fmt)
         judge = vectorised(validation, vocabulary, numbers, threads=threads)
     with _on_disk(directory, texts, vocabulary, names, threads, news) as (dataset, file):
         return train(
@@ -231,7 +243,7 @@ def vectorised(
         shape=(len(lengths) - 1, n_labels),
     )
     Y.sort_indices()
-    return Dataset(sp.vstack(rows, format="csr"), Y, list(known))
+    return Dataset(sp.vstack(rows, format="csr"), Y, sorted(known, key=known.__getitem__))
 
 
 @contextmanager

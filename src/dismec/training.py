@@ -215,6 +215,8 @@ class _Trial(NamedTuple):
             source = f"on {len(judge)} held-out rows"
         else:
             judge = _check_validation(validation, job.X.shape[1])
+            if not judge[1][:, :n_labels].nnz:
+                raise DataError("validation data: no row has a label of the training data")
             source = f"on {judge[0].shape[0]} rows of data {fingerprint(*judge)[:16]}"
         facts = {"delta_auto": source} if params.chooses_delta else {}
         if params.calibrate:
@@ -268,6 +270,12 @@ class _Trial(NamedTuple):
             judge = X[self.judge], Y[self.judge]
             others = np.delete(np.arange(X.shape[0]), self.judge)
             X, Y = X[others], Y[others]
+            if job.parts.vocabulary:
+                # Of later texts, words that no training text has are not counted.
+                judge = (
+                    _only_columns(judge[0], np.bincount(X.indices, minlength=X.shape[1]) > 0),
+                    judge[1],
+                )
         params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
         model = fit(X, Y, params, threads=threads, progress=progress, client=cluster)
         if job.params.chooses_delta:
@@ -285,6 +293,14 @@ class _Trial(NamedTuple):
             )
             job = job.calibrated(curves.taken_from(job.problem.groups))
         return job
+
+
+def _only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:
+    """The matrix without the entries of other columns."""
+    kept: Any = X.copy()
+    kept.data[~keep[kept.indices]] = 0
+    kept.eliminate_zeros()
+    return kept
 
 
 def _check_validation(given: tuple[Any, Any], n_features: int) -> tuple[sp.csr_array, sp.csr_array]:

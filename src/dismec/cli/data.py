@@ -40,6 +40,8 @@ def inspect(path: Path, reading: Reading, as_json: bool) -> None:
     for key, value in facts.items():
         if isinstance(value, bool):
             text = "yes" if value else "no"
+        elif isinstance(value, list):
+            text = f"\n{'':{width}}  ".join(map(str, value))
         else:
             text = f"{value:,}" if isinstance(value, int) else str(value)
         click.echo(f"{key:{width}}  {text}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, print_explanation, print_metrics
+from dismec.cli.console import cluster_news, print_explanation, print_metrics, spoken
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
@@ -25,6 +25,7 @@ from dismec.cli.options import (
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
+    from dismec.dataset import Dataset
     from dismec.model import Model, TopkModel
 
 
@@ -85,6 +86,8 @@ def predict(
     from dismec.predictions import print_text, write_predictions
 
     probabilities = probabilities or isinstance(threshold, str)
+    if output is not None and output.exists() and data.exists() and output.samefile(data):
+        raise click.UsageError(f"{output} is DATA itself: choose another file")
     names = load_names(reading.names) if reading.names else None
     with _opened(model, cluster) as opened:
         if names is not None and len(names) != opened.n_labels:
@@ -106,7 +109,8 @@ def predict(
         print_text(top, scores, shown, sys.stdout)
         sys.stdout.flush()
     else:
-        write_predictions(top, scores, shown, output)
+        what = "probabilities" if probabilities else "scores"
+        write_predictions(top, scores, shown, output, what=what)
 
 
 def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:
@@ -188,11 +192,28 @@ def evaluate(
             dataset = text_dataset(opened, data, fmt=reading.fmt, threads=threads)
         else:
             dataset = reading.load(data, threads)
+        _say_unknown(opened, dataset)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:
         print_metrics(result, ks)
+
+
+def _say_unknown(model: TopkModel, dataset: Dataset) -> None:
+    """A line if DATA has labels that the model has never seen."""
+    import numpy as np
+
+    counts = np.bincount(dataset.Y.indices, minlength=dataset.Y.shape[1])
+    trained = np.zeros(len(counts), np.bool_)
+    n = min(len(counts), model.n_labels)
+    trained[:n] = model.label_counts[:n] > 0
+    unknown = np.count_nonzero(~trained & (counts > 0))
+    if unknown:
+        spoken(
+            f"{unknown:,} of the {np.count_nonzero(counts):,} labels of DATA are unknown to the "
+            f"model and count as missed: {counts[~trained].sum() / counts.sum():.1%} of all"
+        )
 
 
 @click.command()
@@ -238,6 +259,8 @@ def explain(
     from dismec.model import open_model
 
     opened = open_model(model, check=True)
+    if number is None and len(row) < 1000 and Path(row).is_file():
+        raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
     if number is None:
         text: str | None = row if opened.vocabulary is not None else None
         x = _row_of(opened, row)
@@ -249,6 +272,8 @@ def explain(
         if best < 0:
             raise DismecError("the model has no labels to explain")
         wanted = [best]
+    if opened.vocabulary and not x.nnz:
+        spoken("the model knows no word of this text: what is left is the bias")
     terms = opened.vocabulary.terms if opened.vocabulary else None
     spans = opened.vocabulary.spans(text) if opened.vocabulary and text is not None else None
     for label in wanted:

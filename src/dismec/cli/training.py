@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dismec.params import TrainingParams
     from dismec.text import TextParams
 
+_FEW_ROWS = 100  # to learn probabilities on
 _TEXT_OPTIONS = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
 
 
@@ -53,7 +55,7 @@ def _text_options(command: F) -> F:
         (
             click.option(
                 "--word-ngrams",
-                help="Words in a row that make a feature [default: 1,2].",
+                help="Words in a row that make a feature [default: 1].",
                 **lengths,
             ),
             click.option(
@@ -61,7 +63,7 @@ def _text_options(command: F) -> F:
                 help="Characters of a word that make one [default: none].",
                 **lengths,
             ),
-            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 2]."),
+            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
             click.option("--max-df", type=float, help="Drop those in more than this share."),
             click.option("--max-features", type=int, help="Keep only the most frequent."),
             click.option(
@@ -225,6 +227,11 @@ def _say_learned(model: Model, params: TrainingParams) -> None:
         )
     if params.calibrate:
         click.echo(f"probabilities learned {said['calibrated']}", err=True)
+        if int(re.findall(r"\d+", said["calibrated"])[0]) < _FEW_ROWS:
+            click.echo(
+                f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
+                err=True,
+            )
 
 
 @click.command()
@@ -341,7 +348,17 @@ def _edit(
 
 
 def _say_changed(model: Model, done: str) -> None:
-    click.echo(f"{model.manifest.history[-1]['labels']:,} labels {done}", err=True)
+    entry = model.manifest.history[-1]
+    click.echo(f"{entry['labels']:,} labels {done}", err=True)
+    from dismec.editing import ranged
+
+    everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]
+    if everywhere:
+        name = everywhere[0] if model.names is None else repr(model.names[everywhere[0]])
+        click.echo(
+            f"dismec: every row has label {name}: there is nothing that it could be told from",
+            err=True,
+        )
 
 
 @click.command("remove-labels")

@@ -1,0 +1,485 @@
+"""The page of a text model in a real browser, on a real `dismec serve`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from conftest import LABELS
+from servers import serving
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+expect.set_options(timeout=20_000)  # of a busy machine
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TEXT = "One apple, one banana; one pear by one harbour."
+MARKUP = next(name for name in LABELS if "<img" in name)
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+# The lowest contrast ratio of any text that is seen, with the text it is of.
+CONTRAST = """() => {
+  const parse = color => {
+    const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number);
+    return [r, g, b, a];
+  };
+  const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] + under[i] * (1 - top[3]));
+  const ground = element => {
+    const own = parse(getComputedStyle(element).backgroundColor);
+    if (own[3] === 1) return own;
+    const under = element.parentElement ? ground(element.parentElement) : [255, 255, 255];
+    return over(own, under);
+  };
+  const light = color => {
+    const linear = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = color.map(c => linear(c / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const contrast = (element, part) => {
+    const ink = light(parse(getComputedStyle(element, part).color));
+    const paper = light(ground(element));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  };
+  const hasText = e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+  const found = [...document.querySelectorAll("body *")]
+    .filter(e => hasText(e) && e.checkVisibility() && !e.closest(".unseen"))
+    .map(e => [contrast(e), e.textContent]);
+  found.push([contrast(document.getElementById("text"), "::placeholder"), "placeholder"]);
+  return found.sort((a, b) => a[0] - b[0])[0];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """What opens the page of a server; at the end nothing has gone wrong on any of them."""
+    pages = []
+
+    def opened(server, *, failures=(), script="", **options):
+        context = browser.new_context(**options)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        origin = f"http://127.0.0.1:{server.port}/"
+        page.troubles = []
+        note = page.troubles.append
+
+        def heard(message):
+            expected = any(failure in message.text for failure in failures)
+            if message.type in ("error", "warning") and not expected:
+                note(message.text)
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("dialog", lambda dialog: (note(dialog.message), dialog.dismiss()))
+        page.on("request", lambda r: r.url.startswith((origin, "data:")) or note(r.url))
+        page.add_init_script(
+            "window.violations = [];"
+            "addEventListener('securitypolicyviolation', e => violations.push(e.blockedURI));"
+            + script
+        )
+        page.goto(origin)
+        pages.append(page)
+        return page
+
+    yield opened
+    for page in pages:
+        assert page.troubles == []
+        assert page.evaluate("violations") == []
+        page.context.close()
+
+
+@pytest.fixture(scope="module")
+def server(text_files):
+    with serving(text_files, text_files / "calibrated") as running:
+        yield running
+
+
+def first_label(page):
+    return page.locator("#list li .name").first
+
+
+def marked(page, kind="for"):
+    return page.locator(f"#copy mark.{kind}")
+
+
+def paste(page, text):
+    page.evaluate(
+        "text => { const field = document.getElementById('text'); field.value = text;"
+        " field.dispatchEvent(new Event('input')); }",
+        text,
+    )
+
+
+def test_ranked_labels_appear_with_bars_of_their_probabilities(server, visit):
+    page = visit(server)
+    expect(page.locator("#nothing")).to_be_visible()
+    expect(page.locator("h1")).to_have_text("calibrated")
+    page.fill("#text", TEXT)
+    expect(first_label(page)).to_have_text("fruit")
+    expect(page.locator("#list li")).to_have_count(5)
+    expect(page.locator("#status")).to_contain_text("First: fruit")
+    expect(page.locator("#scale")).to_be_hidden()
+    page.wait_for_timeout(400)  # bars grow
+    amounts = [
+        float(re.search(r"\d+", text)[0]) for text in page.locator(".amount").all_inner_texts()
+    ]
+    assert all("%" in text for text in page.locator(".amount").all_inner_texts())
+    shares = page.evaluate(
+        "[...document.querySelectorAll('.bar i')]"
+        ".map(i => i.offsetWidth / i.parentElement.offsetWidth)"
+    )
+    assert amounts == sorted(amounts, reverse=True)
+    for amount, share in zip(amounts, shares, strict=True):
+        assert abs(amount / 100 - share) < 0.02
+    page.select_option("#count", "10")
+    expect(page.locator("#list li")).to_have_count(len(LABELS))
+
+
+def test_scores_are_not_passed_off_as_probabilities(text_files, visit):
+    with serving(text_files, text_files / "plain") as server:
+        page = visit(server)
+        page.fill("#text", TEXT)
+        expect(first_label(page)).to_have_text("fruit")
+        expect(page.locator("#scale")).to_contain_text("not probabilities")
+        assert re.fullmatch(r"[+−]\d+\.\d\d", page.locator(".amount").first.inner_text())
+
+
+def test_hover_shows_the_words_that_carried_a_label(server, visit):
+    page = visit(server)
+    page.fill("#text", TEXT)
+    expect(marked(page).first).to_have_text("apple")
+    option = page.locator("#list li", has_text="ships")
+    option.hover()
+    expect(page.locator("#why-title")).to_have_text("ships")
+    expect(marked(page)).to_have_text(["harbour"])
+    expect(page.locator("#terms th").first).to_have_text("harbour")
+    page.mouse.move(0, 0)  # back to what was chosen
+    expect(page.locator("#why-title")).to_have_text("fruit")
+    assert {"apple", "banana", "pear"} <= set(marked(page).all_inner_texts())
+    lines = {
+        kind: page.locator(f".key mark.{kind}").evaluate("e => getComputedStyle(e).textDecoration")
+        for kind in ("for", "against")
+    }
+    assert "dotted" in lines["against"]
+    assert "dotted" not in lines["for"]
+
+
+def test_tap_shows_the_words_that_carried_a_label(server, visit):
+    page = visit(server, **PHONE)
+    page.fill("#text", TEXT)
+    page.locator("#list li", has_text="ships").tap()
+    expect(page.locator("#why-title")).to_have_text("ships")
+    expect(marked(page)).to_have_text(["harbour"])
+    expect(page.locator("#why h2")).to_be_in_viewport()
+
+
+def test_keyboard_is_enough(server, visit):
+    page = visit(server)
+    expect(page.locator("#example")).to_be_visible()
+    press = page.keyboard.press
+    press("Tab")
+    press("Tab")
+    page.keyboard.type(TEXT)
+    press("Control+Enter")
+    expect(first_label(page)).to_have_text("fruit")
+    for _ in range(5):  # Find labels, example, clear, number of labels, list
+        press("Tab")
+        ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert ring == "solid"
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "option"
+    expect(page.locator("#list [aria-selected=true] .name")).to_have_text("fruit")
+    press("ArrowDown")
+    second = page.locator("#list li").nth(1)
+    expect(second).to_be_focused()
+    expect(second).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#why-title")).to_have_text(second.locator(".name").inner_text())
+    press("End")
+    expect(page.locator("#list li").last).to_be_focused()
+    press("Home")
+    expect(page.locator("#why-title")).to_have_text("fruit")
+    press("Escape")
+    expect(page.locator("#why")).to_be_hidden()
+    expect(page.locator("#list [aria-selected=true]")).to_have_count(0)
+    press("ArrowDown")
+    expect(page.locator("#why")).to_be_visible()
+
+
+def test_empty_text_is_told_and_nothing_is_asked(server, visit):
+    page = visit(server)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.click("button.main")
+    expect(page.locator("#nothing")).to_have_text("Type or paste a text first.")
+    expect(page.locator("#text")).to_be_focused()
+    page.fill("#text", " \n ")
+    page.wait_for_timeout(500)
+    assert [url for url in asked if url.endswith("/predict")] == []
+    page.fill("#text", TEXT)
+    expect(first_label(page)).to_have_text("fruit")
+    page.click("#clear")
+    expect(page.locator("#list")).to_be_hidden()
+    expect(page.locator("#why")).to_be_hidden()
+    expect(page.locator("#text")).to_have_value("")
+
+
+def test_text_without_known_words_says_so(server, visit):
+    page = visit(server)
+    page.fill("#text", "Xyzzy!")
+    expect(page.locator("#sum")).to_contain_text("knows no word")
+
+
+def test_example_is_a_text_with_labels(server, visit):
+    page = visit(server)
+    page.click("#example")
+    expect(page.locator("#list li").first).to_be_visible()
+    expect(marked(page).first).to_be_visible()
+    assert page.locator("#text").input_value().endswith(".")
+
+
+def test_emoji_do_not_shift_the_highlights(server, visit):
+    page = visit(server)
+    page.fill("#text", "🎉🎉👩‍👩‍👧 𝒜 \U0001f4a9 apple 🎉 banana")
+    expect(marked(page)).to_have_text(["apple", "banana"])
+
+
+def test_a_megabyte_stays_quick(server, visit):
+    page = visit(
+        server,
+        script="window.longest = 0; new PerformanceObserver(list => list.getEntries().forEach("
+        "e => longest = Math.max(longest, e.duration))).observe({type: 'longtask'});",
+    )
+    paste(page, "The harbour was full of apple crates. " * 26_300)
+    expect(page.locator("#list li").first).to_be_visible(timeout=20_000)
+    expect(marked(page).first).to_be_visible(timeout=20_000)
+    page.evaluate("longest = 0")
+    for name in ("ships", "fruit"):
+        page.locator("#list li", has_text=name).hover()
+        expect(page.locator("#why-title")).to_have_text(name)
+    assert page.evaluate("longest") < 1000
+    assert set(marked(page).all_inner_texts()) == {"apple"}
+    assert page.locator("#copy *").count() < 2500
+    assert len(page.locator("#copy").inner_text()) < 50_000
+
+
+@pytest.mark.parametrize("by_paste", [True, False])
+def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
+    page = visit(server, permissions=["clipboard-read", "clipboard-write"])
+    text = "One apple. " * 20_000
+    page.locator("#text").focus()
+    if by_paste:
+        page.evaluate("text => navigator.clipboard.writeText(text)", text)
+        page.keyboard.press("Control+V")
+        expect(page.locator("#long")).to_be_visible()
+        page.keyboard.press("Control+V")  # takes the place of what is there
+    else:
+        page.keyboard.insert_text(text)
+    expect(page.locator("#long")).to_contain_text("220,000 characters")
+    assert len(page.locator("#text").input_value()) < 3000
+    expect(first_label(page)).to_have_text("fruit")
+    page.locator("#copy mark").nth(100).wait_for()  # far beyond what the field shows
+    page.click("#clear")
+    expect(page.locator("#long")).to_be_hidden()
+    page.keyboard.type(TEXT)
+    expect(page.locator("#text")).to_have_value(TEXT)
+    expect(first_label(page)).to_have_text("fruit")
+
+
+def test_word_that_is_everywhere_is_marked_in_a_long_text(server, visit):
+    page = visit(server)
+    paste(page, ("The harbour was full. It goes on like so. " * 50 + "One apple. ") * 200)
+    page.locator("#list li", has_text="ships").hover()
+    expect(page.locator("#terms th").first).to_have_text("harbour")
+    assert "harbour" in marked(page).all_inner_texts()
+
+
+def test_markup_is_shown_and_never_run(server, visit):
+    page = visit(server)
+    text = "markup script browser <script>alert(1)</script><img src=x onerror=alert(2)>"
+    page.fill("#text", text)
+    expect(first_label(page)).to_have_text(MARKUP)
+    expect(page.locator("#why-title")).to_have_text(MARKUP)
+    expect(page.locator("#copy")).to_have_text(text)
+    page.wait_for_timeout(200)
+    assert page.locator("img, #copy script, #list script").count() == 0
+
+
+def test_long_and_right_to_left_names_stay_inside(server, visit):
+    page = visit(server, **PHONE)
+    page.fill("#text", "endless lengthy verbose parchment scroll")
+    page.select_option("#count", "10")
+    expect(page.locator("#list li")).to_have_count(len(LABELS))
+    hebrew = page.locator(".name", has_text="ספרים")
+    assert hebrew.evaluate("e => getComputedStyle(e).direction") == "rtl"
+    name = page.locator(".name", has_text="a very long name").bounding_box()
+    assert name["height"] < 100
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
+    with serving(text_files, text_files / "calibrated") as server:
+        page = visit(server, failures=["ERR_CONNECTION"])
+        page.fill("#text", TEXT)
+        expect(first_label(page)).to_have_text("fruit")
+    page.fill("#text", TEXT + " More.")
+    expect(page.locator("#notice")).to_contain_text("does not answer")
+    expect(page.locator("#list")).to_be_hidden()
+    expect(page.locator("#text")).to_have_value(TEXT + " More.")
+    page.click("#retry")
+    expect(page.locator("#notice")).to_be_visible()
+    with serving(text_files, text_files / "plain", "--port", str(server.port)):
+        page.click("#retry")
+        expect(first_label(page)).to_have_text("fruit")
+        expect(page.locator("#notice")).to_be_hidden()
+        expect(page.locator("#scale")).to_be_visible()  # what is served now has no probabilities
+
+
+def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
+    with serving(text_files, text_files / "calibrated", token="ein geheimer Schlüssel") as server:
+        page = visit(server, failures=["401"])
+        expect(page.locator("#token")).to_be_focused()
+        page.fill("#text", TEXT)
+        page.fill("#token", "wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#access-reason")).to_contain_text("not right")
+        page.fill("#token", "ein geheimer Schlüssel")
+        page.keyboard.press("Enter")
+        expect(first_label(page)).to_have_text("fruit")
+        expect(marked(page).first).to_have_text("apple")
+        expect(page.locator("#access")).to_be_hidden()
+        page.reload()
+        expect(page.locator("h1")).to_have_text("calibrated")
+        assert "geheimer" not in page.content()
+
+
+def test_text_beyond_the_limit_is_told_with_it(text_files, visit):
+    with serving(text_files, text_files / "calibrated", "--max-body", "1") as server:
+        page = visit(server, failures=["413"])
+        expect(page.locator("h1")).to_have_text("calibrated")
+        paste(page, "apple " * 200_000)
+        expect(page.locator("#notice")).to_contain_text("1 MB")
+        page.click("#clear")
+        expect(page.locator("#notice")).to_be_hidden()
+        page.fill("#text", TEXT)
+        expect(first_label(page)).to_have_text("fruit")
+        expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_number_of_labels_keeps_to_the_limit(text_files, visit):
+    with serving(text_files, text_files / "calibrated", "--max-k", "3") as server:
+        page = visit(server)
+        expect(page.locator("#count")).to_have_text("3 labels")
+        page.fill("#text", TEXT)
+        expect(page.locator("#list li")).to_have_count(3)
+
+
+def held_requests(page):
+    """The list of requests for labels, which wait until they are continued."""
+    held = []
+    page.route("**/predict", lambda route: held.append(route))
+    return held
+
+
+def wait_for(page, holds):
+    for _ in range(500):
+        if holds():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("it never came")
+
+
+def test_work_is_shown_only_if_it_takes_long(server, visit):
+    page = visit(server)
+    expect(page.locator("#example")).to_be_visible()
+    held = held_requests(page)
+    page.clock.install()
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)
+    page.fill("#text", TEXT)
+    page.click("button.main")
+    page.clock.run_for(140)
+    expect(page.locator("#busy")).to_be_hidden()
+    page.clock.run_for(20)
+    expect(page.locator("#busy")).to_be_visible()
+    held[0].continue_()
+    expect(first_label(page)).to_have_text("fruit")
+    expect(page.locator("#busy")).to_be_hidden()
+
+
+def test_what_is_typed_on_replaces_what_was_asked(server, visit):
+    page = visit(server)
+    expect(page.locator("#example")).to_be_visible()
+    held = held_requests(page)
+    ended = []
+    page.on("requestfailed", lambda request: ended.append(request.post_data))
+    page.fill("#text", "apple banana pear")
+    page.click("button.main")
+    wait_for(page, lambda: len(held) == 1)
+    page.fill("#text", "harbour vessel cargo")
+    page.click("button.main")
+    wait_for(page, lambda: len(held) == 2)
+    held[1].continue_()
+    expect(first_label(page)).to_have_text("ships")
+    assert len(ended) == 1
+    assert "apple" in ended[0]
+
+
+def test_labels_are_found_while_typing(server, visit):
+    page = visit(server)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.locator("#text").press_sequentially("harbour vessel", delay=5)
+    expect(first_label(page)).to_have_text("ships")
+    assert sum(url.endswith("/predict") for url in asked) < 5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_is_enough_in_both_schemes(server, visit, scheme):
+    page = visit(server, color_scheme=scheme, reduced_motion="reduce")
+    page.fill("#text", TEXT)
+    expect(marked(page, "for").first).to_be_visible()
+    page.evaluate("askForToken(); tell('Something happened.', findLabels)")
+    ratio, text = page.evaluate(CONTRAST)
+    assert ratio >= 4.5, text
+    red, green, blue = page.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    )
+    assert (max(red, green, blue) < 60) == (scheme == "dark")
+
+
+def test_nothing_moves_where_motion_is_reduced(server, visit):
+    page = visit(server, reduced_motion="reduce")
+    page.fill("#text", TEXT)
+    style = "e => [getComputedStyle(e)].flatMap(s => [s.transitionDuration, s.animationName])"
+    expect(first_label(page)).to_be_visible()
+    for part in (".bar i", "#busy", "#list li"):
+        assert page.locator(part).first.evaluate(style) == ["0s", "none"]
+
+
+def test_page_fits_a_phone(server, visit):
+    page = visit(server, **PHONE)
+    page.fill("#text", TEXT + " " + "x" * 500)
+    expect(marked(page).first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    for button in page.locator("button:visible, select:visible, #list li").all():
+        assert button.bounding_box()["height"] >= 40  # a finger's width
