@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <atomic>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -97,13 +98,20 @@ class Worker {
   }
   Worker(const Worker&) = delete;
 
+  void follow(const Vector<float>& path) {
+    for (const float C : view(path)) {
+      if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
+    }
+    solver_.follow(view(path));
+  }
+
   /// Labels that are done, where the weights of each end, and their statistics as columns. The
   /// weights themselves are for `take`.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> passes, steps;
-    std::vector<double> objective, gradient;
+    std::vector<std::int32_t> passes, steps, place;
+    std::vector<double> objective, gradient, seconds;
     {
       const nb::gil_scoped_release release;
       for (const auto label : wanted) {
@@ -122,12 +130,14 @@ class Worker {
         passes.push_back(label.passes);
         steps.push_back(label.steps);
         set_size.push_back(label.set_size);
+        place.push_back(label.place);
+        seconds.push_back(label.seconds);
       }
     }
-    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
-                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
-                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-                          to_numpy(std::move(set_size)));
+    return nb::make_tuple(
+        to_numpy(std::move(done)), to_numpy(std::move(ends)), to_numpy(std::move(objective)),
+        to_numpy(std::move(gradient)), to_numpy(std::move(passes)), to_numpy(std::move(steps)),
+        to_numpy(std::move(set_size)), to_numpy(std::move(place)), to_numpy(std::move(seconds)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
@@ -175,6 +185,7 @@ void bind_solver(nb::module_& m) {
   nb::class_<Worker>(m, "Worker")
       .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
            "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }
