@@ -38,12 +38,14 @@ def draw_tuning(
         values = [row[name] for row in table]
         axes.plot([row["C"] for row in table], values, label=name, **style)
     axes.axvline(chosen, color="#666666", linewidth=1, linestyle=(0, (1, 2)))
+    to_the_left = chosen > table[len(table) // 2]["C"]
     axes.annotate(
         f"C = {chosen:g}, best {metric}",
         (chosen, 0.02),
         xycoords=("data", "axes fraction"),
-        xytext=(4, 0),
+        xytext=(-4 if to_the_left else 4, 0),
         textcoords="offset points",
+        horizontalalignment="right" if to_the_left else "left",
         fontsize=8,
     )
     axes.set_xscale("log")
@@ -68,10 +70,11 @@ def draw_sweep(table: Sequence[Row], path: str | os.PathLike[str]) -> None:
     _tidy(quality)
     time = size.twinx()
     first, second, *_ = _styles()
-    size.plot(deltas, [row["weights"] for row in table], label="weights", **first)
+    unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
+    size.plot(deltas, [row["weights"] / unit for row in table], label="weights", **first)
     time.plot(deltas, [row["ms a row"] for row in table], label="time of a row", **second)
-    size.set_yscale("log")
-    size.set_ylabel("weights")
+    size.set_ylim(bottom=0)
+    size.set_ylabel(f"weights, {name}")
     time.set_ylabel("prediction, ms a row")
     time.set_ylim(bottom=0)
     # 0 has no place on a logarithmic scale: up to the smallest other delta it is linear.
@@ -109,7 +112,16 @@ def _styles() -> list[dict[str, Any]]:
 def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
     axes.grid(alpha=0.25)
     axes.spines["top"].set_visible(False)
-    axes.legend(handles=handles, frameon=False, fontsize=8)
+    # Above, where no line can run through it.
+    axes.legend(
+        handles=handles,
+        frameon=False,
+        fontsize=8,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=6,
+        borderaxespad=0.2,
+    )
 
 
 def _finish(plt: Any, figure: Any, axes: Any, path: str | os.PathLike[str]) -> None:
@@ -117,7 +129,8 @@ def _finish(plt: Any, figure: Any, axes: Any, path: str | os.PathLike[str]) -> N
         _tidy(axes)
     try:
         # Nothing of the day or the machine: the same table gives the same file.
-        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        figure.savefig(path, metadata=metadata, bbox_inches="tight")
     except ValueError as error:
         raise DataError(f"{Path(path).name}: {error}") from None
     finally:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec import metrics
 from dismec.corpus import TextFormat
@@ -33,7 +34,7 @@ from dismec.manifest import Manifest
 from dismec.model import Model
 from dismec.native import kernels, thread_count
 from dismec.params import TrainingParams
-from dismec.shards import pack
+from dismec.shards import Shard, pack
 from dismec.solver import Solution
 from dismec.text import TextParams
 from dismec.text_training import News, Texts, on_disk
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRID", "METRIC", "Tuned", "check_grid", "check_metric", "pick", "tune", "tune_text"]
 
-GRID = (0.3, 1.0, 3.0, 10.0)
+GRID = (0.25, 0.5, 1.0, 2.0)
 METRIC = "nDCG@5"
 _DEPTHS = (1, 3, 5)
 _KINDS = ("P", "nDCG", "PSP")
@@ -269,8 +270,8 @@ def _try_here(
     problem = job.problem
     given = check_rows(judge_X, problem.n_features)
     rows = job.transform.apply_between(given, 0, given.n_rows)
-    trials = [_Trial(rows, min(max(depths), problem.n_labels)) for _ in grid]
     copies = _Copies(problem.groups, problem.label_counts)
+    trials = [_Trial(rows, copies, min(max(depths), problem.n_labels)) for _ in grid]
     order = _from_the_middle(grid)
     total = len(grid) * problem.n_labels
     done = total - len(grid) * copies.n_labels
@@ -278,9 +279,9 @@ def _try_here(
     with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
         for solution in solutions:
             for place in np.unique(solution.place).tolist():
-                part = copies.of(solution[np.flatnonzero(solution.place == place)])
+                part = solution[np.flatnonzero(solution.place == place)]
                 trials[grid.index(order[place])].add(part)
-                done += len(part.labels)
+                done += int(copies.sizes(part.labels).sum())
             if progress:
                 progress(done, total)
             if sum(trial.pending for trial in trials) > _PENDING or done == total:
@@ -319,21 +320,30 @@ class _Copies:
         self._sizes = np.diff([*self._starts, len(labels)])
         self.n_labels = len(labels)
 
-    def of(self, solution: Solution) -> Solution:
-        """The solution of all labels that those of `solution` stand for."""
-        group = np.searchsorted(self.distinct, solution.labels)
-        sizes = self._sizes[group]
-        source = np.repeat(np.arange(len(group)), sizes)
-        within = np.arange(len(source)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        labels = self._labels[self._starts[group][source] + within]
-        return replace(solution[source], labels=labels)
+    def sizes(self, labels: npt.NDArray[Any]) -> Ints:
+        """How many labels each of these, first ones with their rows, stands for."""
+        found: Ints = self._sizes[np.searchsorted(self.distinct, labels)]
+        return found
+
+    def all_in(self, shard: Shard) -> Shard:
+        """The shard of the first labels with their rows, as one of all labels."""
+        sizes = self.sizes(shard.labels)
+        starts = self._starts[np.searchsorted(self.distinct, shard.labels)]
+        before = np.concatenate([[0], np.cumsum(sizes)])
+        labels = self._labels[np.arange(before[-1]) + np.repeat(starts - before[:-1], sizes)]
+        return replace(
+            shard,
+            labels=labels.astype(np.int32),
+            label_starts=before[shard.label_starts].astype(np.int32),
+        )
 
 
 class _Trial:
     """The model at one C, as far as it is solved: the best labels of the rows that judge it."""
 
-    def __init__(self, rows: Rows, depth: int) -> None:
+    def __init__(self, rows: Rows, copies: _Copies, depth: int) -> None:
         self._rows = rows
+        self._copies = copies
         self._parts: list[Solution] = []
         self.top = np.full((rows.n_rows, depth), -1, np.int32)
         self._scores = np.full((rows.n_rows, depth), -np.inf, np.float32)
@@ -349,13 +359,16 @@ class _Trial:
 
     def score(self, precision: str) -> None:
         """Let the labels that came in since the last time compete, rounded as a model has them."""
-        blocks = [(part.labels, part.weights) for part in self._parts]
-        self._parts, self.pending = [], 0
-        if not blocks:
+        if not self._parts:
             return
-        for shard in pack(blocks, blocks[0][1].shape[1] - 1, precision):
-            kernels.merge_topk(shard.native, *self._rows, self.top, self._scores)
-            self.nnz += shard.nnz
+        labels = np.concatenate([part.labels for part in self._parts])
+        stacked: Any = sp.vstack([part.weights for part in self._parts], format="csr")
+        self._parts, self.pending = [], 0
+        order = np.argsort(labels)
+        for shard in pack([(labels[order], stacked[order])], stacked.shape[1] - 1, precision):
+            held = self._copies.all_in(shard)
+            kernels.merge_topk(held.native, *self._rows, self.top, self._scores)
+            self.nnz += held.nnz
 
 
 def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:

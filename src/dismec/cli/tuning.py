@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dismec.params import TrainingParams
     from dismec.tuning import Tuned
 
-_GRID = "0.3,1,3,10"
+_GRID = "0.25,0.5,1,2"
 _DELTAS = "0,0.001,0.003,0.01,0.02,0.03,0.05,0.07,0.1,0.2,0.3"
 
 
