@@ -275,6 +275,8 @@ def _try_here(
     order = _from_the_middle(grid)
     total = len(grid) * problem.n_labels
     done = total - len(grid) * copies.n_labels
+    if progress:
+        progress(0, total)
     path = solve_path(problem, job.params.solver, order, copies.distinct, threads=threads)
     with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
         for solution in solutions:
@@ -386,7 +388,8 @@ def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: 
 
 
 def _shown(found: Row) -> Row:
-    return {key: value for key, value in found.items() if key.partition("@")[0] in _KINDS}
+    """What a row of the table has of it, in as many digits as a person may want to see."""
+    return {k: round(value, 4) for k, value in found.items() if k.partition("@")[0] in _KINDS}
 
 
 def _try_on(

@@ -206,7 +206,8 @@ def _print_table(heads: list[str], rows: list[list[str]], best: int | None = Non
 
 
 def _print_tuned(tuned: Tuned) -> None:
-    metrics = [name for name in tuned.table[0] if "@" in name]
+    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # what fits a terminal; JSON has all
+    metrics = usual if tuned.metric in usual else [*usual, tuned.metric]
     rows = [
         [
             f"{row['C']:g}",
