@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <atomic>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -111,13 +112,20 @@ class Worker {
   }
   Worker(const Worker&) = delete;
 
+  void follow(const Vector<float>& path) {
+    for (const float C : view(path)) {
+      if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
+    }
+    solver_.follow(view(path));
+  }
+
   /// Labels that are done, where the weights of each end, and their statistics as columns, of which
   /// the last has kBins entries a label. The weights themselves are for `take`.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> passes, steps, counts;
-    std::vector<double> objective, gradient;
+    std::vector<std::int32_t> passes, steps, place, counts;
+    std::vector<double> objective, gradient, seconds;
     {
       const nb::gil_scoped_release release;
       for (const auto label : wanted) {
@@ -136,13 +144,16 @@ class Worker {
         passes.push_back(label.passes);
         steps.push_back(label.steps);
         set_size.push_back(label.set_size);
+        place.push_back(label.place);
+        seconds.push_back(label.seconds);
         counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
       }
     }
-    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
-                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
-                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-                          to_numpy(std::move(set_size)), to_numpy(std::move(counts)));
+    return nb::make_tuple(
+        to_numpy(std::move(done)), to_numpy(std::move(ends)), to_numpy(std::move(objective)),
+        to_numpy(std::move(gradient)), to_numpy(std::move(passes)), to_numpy(std::move(steps)),
+        to_numpy(std::move(set_size)), to_numpy(std::move(place)), to_numpy(std::move(seconds)),
+        to_numpy(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
@@ -195,6 +206,7 @@ void bind_solver(nb::module_& m) {
                     Vector<std::uint8_t>>(),
            "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "positive_costs"_a, "negative_costs"_a,
            "cancel"_a, nb::keep_alive<1, 2>())
+      .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

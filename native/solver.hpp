@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -60,6 +61,7 @@ struct WeightCounts {
 
 struct SolvedLabel {
   std::int64_t label = -1;
+  std::int32_t place = 0;                   // of its C on the path
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
   std::vector<float> weights = {};
   double objective = 0;  // before pruning
@@ -67,6 +69,7 @@ struct SolvedLabel {
   std::int32_t passes = 0;
   std::int32_t steps = 0;
   std::int64_t set_size = 0;
+  double seconds = 0;
   WeightCounts counts = {};
 };
 
@@ -82,7 +85,7 @@ inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 /// ∇f(0) = 2C·(b·Σ_all x − (a + b)·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the
 /// positives.
 inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary,
-                    const SolverOptions& options, std::vector<float>& scratch) {
+                    const SolverOptions& options, float C, std::vector<float>& scratch) {
   const auto factor = set.factor(X);
   const auto pos = static_cast<double>(set.size());
   const auto neg = static_cast<double>(set.n_outside);
@@ -98,7 +101,7 @@ inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary
     count(summary.sums[set.feature(f)], scratch[f] * (factor.empty() ? 1.0 : factor[f]));
   }
   count(summary.sums.back(), pos * X.bias);
-  const double at_zero = 2 * options.C * std::sqrt(std::max(squared, 0.0));
+  const double at_zero = 2 * C * std::sqrt(std::max(squared, 0.0));
   const double rarer = std::max(std::min(pos, neg), 1.0);
   return {options.tolerance * rarer / (pos + neg) * at_zero, 0.1 * options.tolerance};
 }
@@ -106,11 +109,15 @@ inline Goal goal_of(const WorkingSet& set, const Rows& X, const Summary& summary
 /// One label on its way through rounds of sub-problem and pass.
 struct Task {
   std::int64_t label = -1;  // −1: the slot is idle
+  float C = 0;
   WorkingSet set;
   Minimum minimum;
   Goal goal;
   std::int64_t bytes = 0;  // counted for the set
   SolvedLabel out;
+  // On a path of several C the weights at the first, for the features that the set then had.
+  std::vector<float> first = {};
+  bool first_compact = true;
 };
 
 /// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
@@ -126,6 +133,12 @@ class Solver {
         options_(options),
         pass_(X, summary),
         local_of_(X.n_features, -1) {}
+
+  /// Solves every label at these C one after the other instead of at the one C of the options, each
+  /// from the solution at the first or at the last before it, whichever C is nearer. They are above
+  /// 0; to be called before the first label. It is enough here that the gap is certain, or that it
+  /// is nearly so and LIBLINEAR's rule holds.
+  void follow(std::span<const float> path) { path_.assign(path.begin(), path.end()); }
 
   /// Takes labels in and returns what is done, in the order in which it was. Labels that are still
   /// on their way when no more wait stay for the next call, unless `drain` is set: so that slots do
@@ -150,16 +163,16 @@ class Solver {
       }
       if (running_ == 0 || stop() || (next == std::ssize(labels) && !drain)) return solved;
       for (int slot = 0; slot < kSlots; ++slot) {
-        if (tasks_[slot].label >= 0) solve_set(slot, stop);
+        if (tasks_[slot].label < 0) continue;
+        tasks_[slot].out.seconds += timed([&] { solve_set(slot, stop); });
       }
-      pass_.run(stop);
+      const double share = timed([&] { pass_.run(stop); }) / running_;
+      for (Task& task : tasks_) task.out.seconds += share;
       for (int slot = 0; slot < kSlots; ++slot) {
         Task& task = tasks_[slot];
         if (task.label < 0 || !close_or_grow(slot)) continue;
         solved.push_back(std::move(task.out));
-        task.label = -1;
-        --running_;
-        count_bytes(task, 0);
+        if (!advance(slot, solved.back().place + 1)) close(slot);
       }
     }
   }
@@ -168,11 +181,13 @@ class Solver {
   void start(int slot, std::int64_t label, std::span<const std::int32_t> positives) {
     Task& task = tasks_[slot];
     task.label = label;
+    task.C = path_.empty() ? options_.C : path_.front();
     ++running_;
     count_bytes(task, expected_bytes(positives));
     task.out = SolvedLabel{.label = label};
     begin(task.set, X_, positives, costs_.of(label), local_of_, pool_);
-    task.goal = goal_of(task.set, X_, summary_, options_, scratch_.gathered);
+    task.goal = goal_of(task.set, X_, summary_, options_, task.C, scratch_.gathered);
+    task.goal.trial = !path_.empty();
     pass_.join(slot, positives);
   }
 
@@ -196,7 +211,7 @@ class Solver {
   void solve_set(int slot, const Stop& stop) {
     Task& task = tasks_[slot];
     task.minimum =
-        SubspaceSolver(task.set, X_, summary_, options_.C, scratch_).minimise(task.goal, stop);
+        SubspaceSolver(task.set, X_, summary_, task.C, scratch_).minimise(task.goal, stop);
     task.out.steps += task.minimum.steps;
     pass_.set_weights(slot, task.set, room(task));
   }
@@ -228,19 +243,26 @@ class Solver {
     const double stand_in =
         task.minimum.mean_slack * static_cast<double>(task.set.n_outside) * task.set.cost.negative;
     const double bound =
-        task.minimum.gradient_norm + 2.0 * options_.C * summary_.longest * (violation + stand_in);
+        task.minimum.gradient_norm + 2.0 * task.C * summary_.longest * (violation + stand_in);
     ++task.out.passes;
     const double stand_in_loss = task.minimum.mean_slack * stand_in;
-    task.out.objective = task.minimum.objective + options_.C * (loss - stand_in_loss);
+    task.out.objective = task.minimum.objective + task.C * (loss - stand_in_loss);
     const double allowed = task.goal.gradient_allowed(task.out.objective);
     task.out.gradient = bound == 0 ? 0.0 : bound / allowed;
     // A step is impossible where rounding leaves nothing to gain.
     const bool stuck = violators.empty() && task.minimum.steps == 0;
     if ((task.out.gradient <= 1 && task.minimum.reached && !more) || stuck ||
         task.out.passes >= solver_limits::kPasses) {
-      finish(slot);
+      collect(task);
       return true;
     }
+    grow(slot);
+    return false;
+  }
+
+  void grow(int slot) {
+    Task& task = tasks_[slot];
+    std::vector<Violator>& violators = pass_.violators(slot);
     keep_worst(violators, room(task));
     added_.clear();
     for (const Violator& v : violators) added_.push_back(v.row);
@@ -248,11 +270,31 @@ class Solver {
     append(task.set, X_, added_, local_of_, pool_);
     count_bytes(task, std::max(task.bytes, task.set.bytes));
     pass_.join(slot, added_);
-    return false;
   }
 
-  void finish(int slot) {
+  /// Goes on with the label at the C of that place on the path, if there is one.
+  bool advance(int slot, std::int32_t place) {
+    if (place >= std::ssize(path_)) return false;
     Task& task = tasks_[slot];
+    grow(slot);
+    const auto distance = [&](float C) { return std::abs(std::log(path_[place] / C)); };
+    if (place == 1) {
+      task.first = task.set.w;
+      task.first_compact = task.set.compact;
+    } else if (distance(path_[0]) < distance(task.C) && task.first_compact == task.set.compact) {
+      // New features come after those that a set has.
+      std::vector<float>& w = task.set.w;
+      std::fill(std::copy(task.first.begin(), task.first.end() - 1, w.begin()), w.end(), 0.0F);
+      w.back() = task.first.back();
+    }
+    task.goal.liblinear *= path_[place] / task.C;
+    task.C = path_[place];
+    task.out = SolvedLabel{.label = task.label, .place = place};
+    return true;
+  }
+
+  /// Takes the weights that are kept out of the set.
+  void collect(Task& task) {
     WorkingSet& set = task.set;
     task.out.set_size = set.size();
     order_.clear();
@@ -271,10 +313,27 @@ class Solver {
       task.out.features.push_back(weight.feature);
       task.out.weights.push_back(weight.value);
     }
+  }
+
+  /// Makes the slot idle.
+  void close(int slot) {
+    Task& task = tasks_[slot];
+    WorkingSet& set = task.set;
     pass_.close(slot, set);
     const auto plain = static_cast<double>(plain_bytes(set.n_positive));
     if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes) / plain - usual_);
     end(set, pool_);
+    task.label = -1;
+    task.first = {};
+    --running_;
+    count_bytes(task, 0);
+  }
+
+  template <typename Work>
+  static double timed(const Work& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
   struct Weight {
@@ -287,6 +346,7 @@ class Solver {
   Positives positives_;
   Costs costs_;
   SolverOptions options_;
+  std::vector<float> path_;
   FullPass pass_;
   ChunkPool pool_;
   std::array<Task, kSlots> tasks_;

@@ -18,10 +18,12 @@ namespace dismec {
 struct Goal {
   double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
   double gap = 0;        // f(w) − min f, as a share of f(w)
+  bool trial = false;    // LIBLINEAR's rule between a gap of this and of nine times as much
 
   /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
   double gradient_allowed(double objective) const {
-    return std::min(liblinear, std::sqrt(2 * gap * objective));
+    const double certain = std::sqrt(2 * gap * objective);
+    return trial ? std::clamp(liblinear, certain, 3 * certain) : std::min(liblinear, certain);
   }
 };
 
