@@ -51,7 +51,7 @@ def test_readme_commands_and_python_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/guide.md", "docs/probabilities.md"])
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/inspecting.md", "docs/probabilities.md"])
 def test_commands_of_a_page_run(tmp_path, page):
     for command in examples(page, "sh"):
         run(command, tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import DismecError
+from dismec.report import frequency_range
 from dismec.weight_counts import BINS, SIDE
 
 __all__ = ["draw_frequencies", "draw_groups", "draw_histogram", "draw_reliability", "draw_weights"]
@@ -52,7 +53,8 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
             r2 = frequencies["R2"]
             said = f"β = {frequencies['beta']:.2f}" + (f", R² = {r2:.3f}" if r2 is not None else "")
             ax.loglog(ranks, law, "-", lw=2, color=VERMILION, label=f"nᵣ = n₁·r⁻ᵝ, {said}")
-        ax.set_ylim(bottom=0.7)
+        ax.set_xlim(0.8, max(ranks[-1] * 1.25, 10))
+        ax.set_ylim(0.7, max(rows[0] * 3, 10))
         ax.legend(loc="upper right")
         _plain_ticks(ax.xaxis)
         _plain_ticks(ax.yaxis)
@@ -121,7 +123,7 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
 
 def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
     """Recall and coverage of each group of labels, and its part of P@k."""
-    names = [span(group["frequency"]) for group in groups]
+    names = [frequency_range(group["frequency"]) for group in groups]
 
     def draw(ax: Any) -> None:
         x = np.arange(len(groups))
@@ -137,6 +139,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
                 x + 0.27 * (i - 1), heights, 0.25, color=colour, hatch=hatch, edgecolor="#333333",
                 lw=0.6, label=label,
             )  # fmt: skip
+        ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
         ax.set_xticks(x, names, rotation=30, ha="right", rotation_mode="anchor")
         ax.grid(axis="x", visible=False)
         ax.set_xlabel("training rows of the group's labels")
@@ -205,8 +208,3 @@ def _raised(number: int) -> str:
 def _place(weight: float) -> float:
     """Where a positive weight is on the axis of bins."""
     return 0.5 + 2 * (math.log2(weight) + 20)
-
-
-def span(frequency: Sequence[int]) -> str:
-    most, least = frequency
-    return f"{most:,}" if most == least else f"{least:,}–{most:,}"

@@ -32,6 +32,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         console.print()
         for line in tell_estimate(facts["training"]):
             console.print(line)
+    if len(facts.get("file sizes", ())) > 1:
+        _print_files(facts["file sizes"], console)
     if "test" in facts:
         _print_test(facts["test"], console)
 
@@ -64,28 +66,34 @@ def _weight_lines(counts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _print_files(files: Sequence[Mapping[str, Any]], console: Any, most: int = 10) -> None:
+    counts = ("labels", "weights", "bytes")
+    rows = [[entry["file"], *(f"{entry[key]:,}" for key in counts)] for entry in files[:most]]
+    more = f"… and {len(files) - most:,} more" if len(files) > most else ""
+    _print_table(console, ["file", *counts], rows, more)
+
+
 def _print_test(test: Mapping[str, Any], console: Any) -> None:
     from dismec.cli.console import print_metrics
-    from dismec.report import KS
+    from dismec.report import KS, frequency_range
 
     k = max(KS)
     print_metrics(test["metrics"], KS)
     names = [f"P@{k}", f"nDCG@{k}", f"PSP@{k}", f"R@{k}", f"Coverage@{k}"]
     _print_table(
         console,
-        ["training rows", "labels", "pairs", *names[:-1], "found", ""],
+        ["training rows", "labels", "pairs", *names[:-1], f"cover@{k}"],
         [
             [
-                "{1:,}–{0:,}".format(*group["frequency"]),
+                frequency_range(group["frequency"]),
                 f"{group['labels']:,}",
                 f"{group['true pairs']:,}",
                 *(f"{group[name]:.2f}" for name in names),
-                _bars([1, group[f"R@{k}"] / 100])[1:],
             ]
             for group in test["groups"]
         ],
-        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k}, as a bar too, and "
-        f"labels found at all (Coverage@{k}) of the group alone",
+        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k} and coverage of "
+        "the group alone",
     )
     for which in ("best", "worst"):
         _print_table(
