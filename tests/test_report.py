@@ -421,6 +421,17 @@ def test_model_of_one_label_and_an_unfinished_one_have_pages(tmp_path):
     assert weight_files(tmp_path / "half") == weights
 
 
+@pytest.mark.parametrize("delta", [0, 1e-9, 1e6])
+def test_models_at_any_delta_have_pages(tmp_path, delta):
+    X, Y = random_problem(rows=60, labels=3)
+    train(X, Y, tmp_path / "model", TrainingParams(delta=delta))
+    facts = describe_model(tmp_path / "model")
+    assert len(drawn(Page(make_page("model", facts)))) == 2
+    facts["weight counts"]["before"] = None
+    assert len(drawn(Page(make_page("model", facts)))) == 2
+    assert "weights after pruning" in ok("inspect", tmp_path / "model")
+
+
 def test_test_data_do_not_go_with_a_data_file(files):
     path = str(files / "data.xmc")
     result = CliRunner().invoke(main, ["inspect", path, "--test", path])
