@@ -17,7 +17,7 @@ from typing import Any
 
 import data
 from dismec import TrainingParams, train, tune
-from dismec.figures import draw_sweep
+from dismec.curves import draw_sweep
 from dismec.sweep import sweep
 from dismec.tuning import GRID, METRIC
 from machine import print_heading

@@ -172,6 +172,7 @@ def test_delta_is_chosen_on_a_cluster_as_it_is_here(tmp_path, shared):
     here = train(X, Y, tmp_path / "here", params)
     assert there.params["delta_effect"] == here.params["delta_effect"]
     assert weight_files(tmp_path / "there") == weight_files(tmp_path / "here")
+    assert there.manifest.stats.weight_counts == here.manifest.stats.weight_counts
     assert counts[-1] == (300, 300)
 
 

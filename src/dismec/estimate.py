@@ -34,8 +34,6 @@ _PROCESS = 90e6
 _THREAD = 50e6
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
-# Packed weights: the value, and what the feature and the classifier take.
-_PLACE = 0.46
 
 
 def estimate_training(
@@ -65,12 +63,18 @@ def estimate_training(
     dict
         "seconds" and "core-seconds" of solving, "peak bytes" of memory, "model bytes" on the disk,
         and on what they rest: "sampled labels", "sampled seconds", "labels to solve", "threads",
-        "memory bytes" of this machine (or None). None if no label has rows.
+        "memory bytes" of this machine (or None). None if no label has rows. Where memory is short
+        already without weights nothing is tried, and there are only "peak bytes" and "memory
+        bytes".
     """
     params = params or TrainingParams()
     threads = thread_count(threads)
     if X.shape[0] == 0 or Y.nnz == 0:
         return None
+    memory = physical_memory()
+    least = _peak(X, Y, params, threads, 0)
+    if memory and least > memory:
+        return {"peak bytes": least, "memory bytes": memory}
     transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
     problem = Problem(X, Y, transform)
     cost = costs(problem.groups, problem.label_counts)
@@ -84,18 +88,17 @@ def estimate_training(
         sample, spent, kept = _solved(problem, params, _every(ranked, wanted), threads)
         rate = spent / cost[sample].sum()
     core_seconds = float(rate * cost[ranked].sum())
-    weights = kept / len(sample)
-    stored = PRECISIONS[params.precision].itemsize + _PLACE
+    share = kept / len(sample)  # of labels that have a weight for a feature
     return {
         "seconds": core_seconds / threads,
         "core-seconds": core_seconds,
-        "peak bytes": _peak(X, Y, params, threads, weights),
-        "model bytes": int(weights * len(ranked) * stored),
+        "peak bytes": _peak(X, Y, params, threads, float(share.sum())),
+        "model bytes": _model_bytes(share, len(ranked), params.precision),
         "sampled labels": len(sample),
         "sampled seconds": spent,
         "labels to solve": len(ranked),
         "threads": threads,
-        "memory bytes": physical_memory(),
+        "memory bytes": memory,
     }
 
 
@@ -115,14 +118,14 @@ def _every(ranked: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:
 
 def _solved(
     problem: Problem, params: TrainingParams, labels: npt.NDArray[np.int64], threads: int
-) -> tuple[npt.NDArray[np.int64], float, int]:
-    """Labels, the core-seconds it took to solve them, and how many weights they keep."""
+) -> tuple[npt.NDArray[np.int64], float, npt.NDArray[np.int64]]:
+    """Labels, the core-seconds it took to solve them, and how many of them keep each feature."""
     begin = time.process_time()  # other processes' share of the machine does not count
     (kept,) = solve_blocks(
         problem,
         params.solver,
         {0: np.sort(labels)},
-        lambda block: block.weights.nnz,
+        lambda block: np.bincount(block.weights.indices, minlength=problem.n_features + 1),
         threads=threads,
     )
     return labels, max(time.process_time() - begin, 1e-4), kept
@@ -139,23 +142,35 @@ def _peak(
     )
 
 
+def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) -> int:
+    """Values, and their places: two bytes each, or a bit a label where that is less."""
+    weights = share * n_labels
+    places = np.minimum(2 * weights, n_labels / 8)
+    return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
+
+
 def tell_estimate(training: dict[str, Any]) -> list[str]:
     """An estimate in sentences, with how it was got."""
     peak, memory = training["peak bytes"], training["memory bytes"]
-    lines = [
-        f"Solving takes about {_duration(training['seconds'])} with {training['threads']} threads "
-        f"({_duration(training['core-seconds'])} of one core) if nothing else runs, at the default "
-        "parameters; reading the data and writing the model come on top.",
-        f"Memory: about {_size(peak)} at the peak"
-        + (f" of the {_size(memory)} that this machine has" if memory else "")
-        + f"; the model will have about {_size(training['model bytes'])}.",
-        f"Time comes from {training['sampled labels']:,} of the {training['labels to solve']:,} "
-        "labels to solve, evenly spread over the frequencies, which were solved just now in "
-        f"{training['sampled seconds']:.2f} core-seconds; memory from a formula for the arrays of "
-        "the data, the threads and the weights of a block.",
-    ]
+    lines = []
+    if "seconds" in training:
+        lines.append(
+            f"Solving takes about {_duration(training['seconds'])} with {training['threads']} "
+            f"threads ({_duration(training['core-seconds'])} of one core) if nothing else runs, at "
+            "the default parameters; reading the data and writing the model come on top."
+        )
+    there = f" of the {_size(memory)} that this machine has" if memory else ""
+    lines.append(f"Memory: about {_size(peak)} at the peak{there}.")
     if memory and peak > memory:
         lines.append("This is more memory than there is: expect the training to fail here.")
+    if "seconds" in training:
+        lines.append(f"The model will have about {_size(training['model bytes'])}.")
+        lines.append(
+            f"Time comes from {training['sampled labels']:,} of the "
+            f"{training['labels to solve']:,} labels to solve, evenly spread over the frequencies, "
+            f"which were solved just now in {training['sampled seconds']:.2g} core-seconds; memory "
+            "from a formula for the arrays of the data, the threads and the weights of a block."
+        )
     return lines
 
 

@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import DismecError
+from dismec.report import frequency_range
 from dismec.weight_counts import BINS, SIDE
 
 __all__ = ["draw_frequencies", "draw_groups", "draw_histogram", "draw_reliability", "draw_weights"]
 
-BLUE, SKY, VERMILION, GREEN, ORANGE, GREY = (
-    "#0072B2",
-    "#56B4E9",
-    "#D55E00",
-    "#009E73",
-    "#E69F00",
-    "#777777",
-)
+BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
+PALE_BLUE, GREY = "#BFD9E8", "#777777"
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes no space
     "svg.hashsalt": "dismec",  # the same drawing has the same bytes
@@ -52,7 +47,8 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
             r2 = frequencies["R2"]
             said = f"β = {frequencies['beta']:.2f}" + (f", R² = {r2:.3f}" if r2 is not None else "")
             ax.loglog(ranks, law, "-", lw=2, color=VERMILION, label=f"nᵣ = n₁·r⁻ᵝ, {said}")
-        ax.set_ylim(bottom=0.7)
+        ax.set_xlim(0.8, max(ranks[-1] * 1.25, 10))
+        ax.set_ylim(0.7, max(rows[0] * 3, 10))
         ax.legend(loc="upper right")
         _plain_ticks(ax.xaxis)
         _plain_ticks(ax.yaxis)
@@ -82,16 +78,15 @@ def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
 
 def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
     """Weights by sign and size, before and after pruning (the paper's Figure 2)."""
-    before, after = counts["before"], np.array(counts["after"])
-    all_ = np.array(before if before is not None else after)
-    used = np.flatnonzero(all_ + after)
-    reach = max(np.abs(used - SIDE).max(), 12) if len(used) else 12
+    before, after = counts["before"], counts["after"]
+    either = np.maximum(after if before is None else before, after)
+    reach = np.abs(np.flatnonzero(either) - SIDE).max(initial=12)
     edges = np.arange(BINS + 1) - SIDE - 0.5
 
     def draw(ax: Any) -> None:
         floor = 0.7
         for values, colour, label in (
-            (before, "#BFD9E8", "before pruning"),
+            (before, PALE_BLUE, "before pruning"),
             (after, BLUE, "after pruning, as stored"),
         ):
             if values is not None:
@@ -99,10 +94,11 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
                 ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=colour, label=label)
         if delta:
             line = {"color": VERMILION, "ls": "--", "lw": 1.5}
-            ax.axvline(-_place(delta), **line)
-            ax.axvline(_place(delta), **line, label=f"w = ±Δ = ±{delta:g}")
+            place = max(_place(delta), 0.5)  # a smaller one is in the middle bin
+            ax.axvline(-place, **line)
+            ax.axvline(place, **line, label=f"w = ±Δ = ±{delta:g}")
         ax.set_yscale("log")
-        ax.set_ylim(bottom=floor)
+        ax.set_ylim(floor, max(10, 2 * either.max()))
         # Each decade has a tick, every other a name: there is no room for more.
         named = {sign * _place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)}
         ax.set_xticks([0, *named], ["0", *named.values()])
@@ -121,7 +117,7 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
 
 def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
     """Recall and coverage of each group of labels, and its part of P@k."""
-    names = [span(group["frequency"]) for group in groups]
+    names = [frequency_range(group["frequency"]) for group in groups]
 
     def draw(ax: Any) -> None:
         x = np.arange(len(groups))
@@ -137,6 +133,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
                 x + 0.27 * (i - 1), heights, 0.25, color=colour, hatch=hatch, edgecolor="#333333",
                 lw=0.6, label=label,
             )  # fmt: skip
+        ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
         ax.set_xticks(x, names, rotation=30, ha="right", rotation_mode="anchor")
         ax.grid(axis="x", visible=False)
         ax.set_xlabel("training rows of the group's labels")
@@ -205,8 +202,3 @@ def _raised(number: int) -> str:
 def _place(weight: float) -> float:
     """Where a positive weight is on the axis of bins."""
     return 0.5 + 2 * (math.log2(weight) + 20)
-
-
-def span(frequency: Sequence[int]) -> str:
-    most, least = frequency
-    return f"{most:,}" if most == least else f"{least:,}–{most:,}"

@@ -1,8 +1,9 @@
 """Label counts → the power law they follow, and how much of them is tail.
 
 The paper's Figure 1: with labels ranked by falling number of rows, n_r = n_1·r^−β. On log axes
-this is a straight line, fitted by least squares over `POINTS` ranks that are evenly spaced on the
-log axis: over all ranks alike, the many of the tail would decide alone. n_1 is fitted too.
+this is a straight line, fitted by least squares over all ranks, n_1 too. Rank r has the weight 1/r,
+so that every stretch of the log axis has the same say: else the many ranks of the tail would decide
+alone.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
     -------
     dict
         "ranks" and "rows": points of the ranked counts, at most `POINTS` of them; "beta", "n_1"
-        and "R2" of the law, None where there are fewer than two ranks (R2 also where all counts
-        are equal); "fitted ranks", the first and the last; "share with at most" so many rows, of
-        the labels that have rows.
+        and "R2" of the law, with the same weights, None where there are fewer than two ranks (R2
+        also where all counts are equal); "fitted ranks", the first and the last; "share with at
+        most" so many rows, of the labels that have rows.
     """
     n = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
     n = n[n > 0]
     ranks = spread_ranks(len(n))
     rows = n[ranks - 1]
-    beta, first, r2 = _law(ranks, rows)
+    beta, first, r2 = _law(n)
     return {
         "ranks": ranks.tolist(),
         "rows": [round(value) for value in rows.tolist()],
@@ -54,23 +55,22 @@ def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
 
 def spread_ranks(n: int) -> npt.NDArray[np.int64]:
     """Up to `POINTS` of the ranks 1 … n, the first and the last among them, even on a log axis."""
-    if n == 0:
-        return np.empty(0, np.int64)
-    return np.unique(np.rint(np.geomspace(1, n, min(n, POINTS))).astype(np.int64))
+    if n <= POINTS:
+        return np.arange(1, n + 1)
+    return np.unique(np.rint(np.geomspace(1, n, POINTS)).astype(np.int64))
 
 
-def _law(
-    ranks: npt.NDArray[np.int64], rows: npt.NDArray[np.float64]
-) -> tuple[float | None, float | None, float | None]:
+def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
     """β, n_1 and R² on log axes."""
-    if len(ranks) < 2:
+    if len(n) < 2:
         return None, None, None
-    x, y = np.log(ranks), np.log(rows)
-    slope, intercept = np.polyfit(x, y, 1)
-    spread = float(((y - y.mean()) ** 2).sum())
-    missed = float(((y - intercept - slope * x) ** 2).sum())
-    r2 = 1 - missed / spread if spread > 0 else None
-    return max(-float(slope), 0.0) + 0.0, float(np.exp(intercept)), r2
+    ranks = np.arange(1, len(n) + 1)
+    x, y, weight = np.log(ranks), np.log(n), 1 / ranks
+    slope, intercept = np.polyfit(x, y, 1, w=np.sqrt(weight))
+    spread = float(weight @ (y - np.average(y, weights=weight)) ** 2)
+    missed = float(weight @ (y - intercept - slope * x) ** 2)
+    r2 = 1 - missed / spread if n[0] > n[-1] else None
+    return -float(slope), float(np.exp(intercept)), r2
 
 
 def histogram(values: npt.ArrayLike, bins: int = 40) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 from dismec import figures
 from dismec.container import whole_file
 from dismec.estimate import tell_estimate
-from dismec.report import KS, plain_facts, shown
+from dismec.report import KS, frequency_range, plain_facts, shown
 
 __all__ = ["make_page", "write_page"]
 
@@ -118,9 +118,9 @@ def _frequencies(found: Mapping[str, Any], title: str) -> str:
     text = f"Labels ranked by how many rows have them. Of the labels that have rows, {shares}."
     if found["beta"] is not None:
         text += (
-            f" The law is fitted by least squares on both log axes over the ranks 1 to "
-            f"{found['fitted ranks'][1]:,}, taken at even distances on the log axis; R² is that "
-            "of the same points."
+            f" The law is fitted by least squares on log axes over the ranks 1 to "
+            f"{found['fitted ranks'][1]:,}, rank r with weight 1/r, so that every stretch of the "
+            "axis has the same say; R² has the same weights."
         )
     return f"<h2>{title}</h2>" + _figure(figures.draw_frequencies(found), text)
 
@@ -175,7 +175,7 @@ def _test_sections(test: Mapping[str, Any]) -> Iterable[str]:
         ["training rows", "labels", "true pairs", *metrics],
         [
             [
-                figures.span(group["frequency"]),
+                frequency_range(group["frequency"]),
                 group["labels"],
                 group["true pairs"],
                 *(f"{group[name]:.2f}" for name in metrics),

@@ -23,7 +23,7 @@ from dismec.frequencies import describe_frequencies, histogram
 from dismec.manifest import Manifest
 from dismec.model import Model
 from dismec.parts import LabelTable, read_parts
-from dismec.weight_counts import BINS, SIDE, count_weights
+from dismec.weight_counts import BINS, EDGES, SIDE, count_weights
 
 __all__ = [
     "KS",
@@ -31,6 +31,7 @@ __all__ = [
     "describe_model",
     "describe_test",
     "describe_texts",
+    "frequency_range",
     "plain_facts",
     "shown",
 ]
@@ -135,7 +136,8 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     dict
         Numbers by what they are; "file sizes", one entry a file; "label frequencies" of its
         training data; and "weight counts": "after" pruning, and "before" it if the training has
-        counted them, in the bins of `dismec.weight_counts`. Labels that share a classifier count
+        counted them, in the bins of `dismec.weight_counts`, whose "lower bounds" on the positive
+        side are there too. Labels that share a classifier count
         once there, and zeros are in the middle. "share of ambiguous weights" is that of
         |w| < delta among all, "… other than 0" among those that the training has made other than 0.
     """
@@ -237,6 +239,12 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def frequency_range(frequency: Sequence[int]) -> str:
+    """The training rows of a group of labels as a person reads them."""
+    most, least = frequency
+    return f"{most:,}" if most == least else f"{least:,}–{most:,}"
+
+
 def _extremes(
     of_label: dict[str, npt.NDArray[Any]], counts: npt.NDArray[np.int64], names: Any
 ) -> dict[str, Any]:
@@ -285,9 +293,13 @@ def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | No
 
 def _weight_counts(
     stats: BlockStats, manifest: Manifest, after: npt.NDArray[np.int64]
-) -> dict[str, list[int] | None]:
+) -> dict[str, Any]:
     before = _before(stats, manifest)
-    return {"before": None if before is None else before.tolist(), "after": after.tolist()}
+    return {
+        "lower bounds": EDGES.tolist(),
+        "before": None if before is None else before.tolist(),
+        "after": after.tolist(),
+    }
 
 
 def _ambiguous(

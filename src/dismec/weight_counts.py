@@ -17,11 +17,11 @@ __all__ = ["BINS", "EDGES", "SIDE", "count_weights"]
 SIDE = 48
 BINS = 2 * SIDE + 1
 # Of the positive side: bin SIDE + i holds EDGES[i − 1] ≤ w < EDGES[i], the last one all above.
-EDGES = 2.0 ** (np.arange(SIDE + 1) / 2 - 20)
+EDGES = 2.0 ** (np.arange(SIDE) / 2 - 20)
 
 
 def count_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """How many weights are in each bin."""
-    bounds: Any = EDGES[:-1].astype(np.float32)
+    bounds: Any = EDGES.astype(np.float32)
     place = np.searchsorted(bounds, np.abs(weights), side="right")
     return np.bincount(SIDE + np.where(weights < 0, -place, place), minlength=BINS)

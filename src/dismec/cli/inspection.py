@@ -32,6 +32,8 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         console.print()
         for line in tell_estimate(facts["training"]):
             console.print(line)
+    if len(facts.get("file sizes", ())) > 1:
+        _print_files(facts["file sizes"], console)
     if "test" in facts:
         _print_test(facts["test"], console)
 
@@ -39,53 +41,63 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
     if not found["ranks"]:
         return {}
-    lines = {"rows of labels by rank": f"{_bars(_logs(found['rows'][::5]))}  log scale"}
+    rows = found["rows"][:: max(1, len(found["rows"]) // 30)]
+    lines = {"rows of labels by rank": f"{_bars(_logs(rows))}  log scales"}
     if found["beta"] is not None:
         last = found["fitted ranks"][1]
         r2 = "" if found["R2"] is None else f", R² {found['R2']:.3f} on log axes"
         lines["power law"] = f"exponent {found['beta']:.2f}{r2}, ranks 1 to {last:,}"
     for most, share in found["share with at most"].items():
-        lines[f"labels with at most {most}"] = f"{100 * share:.1f} %"
+        unit = "row" if most == "1" else "rows"
+        lines[f"labels with at most {most} {unit}"] = f"{100 * share:.1f} %"
     return lines
 
 
 def _weight_lines(counts: Mapping[str, Any]) -> dict[str, str]:
-    shown = counts["before"] or counts["after"]
-    used = [i for i, count in enumerate(shown) if count]
-    if not used:
-        return {}
-    middle = len(shown) // 2
-    reach = max(abs(used[0] - middle), abs(used[-1] - middle))
-    part = slice(middle - reach, middle + reach + 1)
-    return {
-        f"weights {when} pruning": f"{_bars(_logs(counts[when][part]))}  log scale, − … 0 … +"
+    lines = {
+        f"weights {when} pruning": _bars(_logs(_coarse(counts[when])))
         for when in ("before", "after")
         if counts[when] is not None
     }
+    return {key: f"{bars}  −…0…+, log scales" for key, bars in lines.items()}
+
+
+def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
+    """Bins of weights, so many in one on either side of the middle one."""
+    middle = len(counts) // 2
+    below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
+    low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
+    return [*low[::-1], counts[middle], *high]
+
+
+def _print_files(files: Sequence[Mapping[str, Any]], console: Any, most: int = 10) -> None:
+    counts = ("labels", "weights", "bytes")
+    rows = [[entry["file"], *(f"{entry[key]:,}" for key in counts)] for entry in files[:most]]
+    more = f"… and {len(files) - most:,} more" if len(files) > most else ""
+    _print_table(console, ["file", *counts], rows, more)
 
 
 def _print_test(test: Mapping[str, Any], console: Any) -> None:
     from dismec.cli.console import print_metrics
-    from dismec.report import KS
+    from dismec.report import KS, frequency_range
 
     k = max(KS)
     print_metrics(test["metrics"], KS)
     names = [f"P@{k}", f"nDCG@{k}", f"PSP@{k}", f"R@{k}", f"Coverage@{k}"]
     _print_table(
         console,
-        ["training rows", "labels", "pairs", *names[:-1], "found", ""],
+        ["training rows", "labels", "pairs", *names[:-1], f"cover@{k}"],
         [
             [
-                "{1:,}–{0:,}".format(*group["frequency"]),
+                frequency_range(group["frequency"]),
                 f"{group['labels']:,}",
                 f"{group['true pairs']:,}",
                 *(f"{group[name]:.2f}" for name in names),
-                _bars([1, group[f"R@{k}"] / 100])[1:],
             ]
             for group in test["groups"]
         ],
-        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k}, as a bar too, and "
-        f"labels found at all (Coverage@{k}) of the group alone",
+        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k} and coverage of "
+        "the group alone",
     )
     for which in ("best", "worst"):
         _print_table(

@@ -143,7 +143,7 @@ def tune(
         click.echo(f"{model}: run the same command again to go on", err=True)
         raise
     if plot:
-        from dismec.figures import draw_tuning
+        from dismec.curves import draw_tuning
 
         draw_tuning(tuned.table, metric, tuned.C, plot)
     if as_json:
@@ -285,7 +285,7 @@ def sweep(
     rows = _rows_of(model, test, test_labels, reading, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
-        from dismec.figures import draw_sweep
+        from dismec.curves import draw_sweep
 
         draw_sweep(table, plot)
     if as_json:
