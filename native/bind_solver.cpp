@@ -88,11 +88,12 @@ class Problem {
 /// incomplete.
 class Worker {
  public:
-  Worker(const Problem& problem, float C, double tolerance, float delta,
+  Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
          Vector<std::uint8_t> cancel)
       : problem_(problem),
         cancel_(std::move(cancel)),
-        solver_(problem.X, problem.summary, problem.positives, {C, tolerance, delta}) {
+        solver_(problem.X, problem.summary, problem.positives,
+                {C, tolerance, delta, l1 ? dismec::Penalty::kL1 : dismec::Penalty::kL2}) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
   }
   Worker(const Worker&) = delete;
@@ -173,8 +174,8 @@ void bind_solver(nb::module_& m) {
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "label_indptr"_a, "label_rows"_a);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
-           "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Problem&, float, double, float, bool, Vector<std::uint8_t>>(),
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "cancel"_a, nb::keep_alive<1, 2>())
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

@@ -89,6 +89,7 @@ class Worker:
         C: float,
         tolerance: float,
         delta: float,
+        l1: bool,
         cancel: NDArray[np.uint8],
     ) -> None: ...
     def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...

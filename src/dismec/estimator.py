@@ -38,9 +38,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Weight of the losses against the regulariser.
     delta
         Weights with |w| < delta are dropped; 0 keeps all, "auto" chooses it on a tenth of the rows,
-        which are held out for this, or on the `validation` of `fit`.
+        which are held out for this, or on the `validation` of `fit`. None stands for 0.01 under the
+        L2 penalty and 0 under L1.
     tol
-        LIBLINEAR's ε in the stopping rule.
+        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
     tfidf
         Multiply features by their inverse document frequency in the training data.
     normalize
@@ -54,6 +55,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     engine
         Where to fit: None for here; a client of Dask, or the address or scheduler file of a
         cluster.
+    penalty
+        "l2", or "l1" for classifiers of few weights.
 
     Attributes
     ----------
@@ -78,7 +81,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         C: float = 1.0,
-        delta: float | str = 0.01,
+        delta: float | str | None = None,
         tol: float = 0.01,
         tfidf: bool = False,
         normalize: bool = True,
@@ -86,6 +89,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         precision: str = "float16",
         n_jobs: int | None = None,
         engine: Any = None,
+        penalty: str = "l2",
     ) -> None:
         self.C = C
         self.delta = delta
@@ -96,6 +100,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.n_jobs = n_jobs
         self.engine = engine
+        self.penalty = penalty
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -131,6 +136,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.normalize,
             self.bias,
             precision=self.precision,
+            penalty=self.penalty,
         )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
@@ -225,6 +231,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if missing := keys - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
         self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
+        self.penalty = model.params.get("penalty", "l2")  # older models do not say
         if "delta_auto" in model.params:
             self.delta = "auto"
         about = model.manifest.estimator or {}

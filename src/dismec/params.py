@@ -41,9 +41,10 @@ class TrainingParams:
         Weight of the losses against the regulariser.
     delta
         Weights with |w| < delta are dropped; "auto" chooses it (`dismec.pruning`): the largest that
-        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this.
+        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this. None becomes 0.01
+        under the L2 penalty and 0 under L1.
     tol
-        LIBLINEAR's ε in the stopping rule.
+        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
     tfidf
         Multiply each feature by its inverse document frequency in the training data.
     normalize
@@ -56,6 +57,8 @@ class TrainingParams:
         How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
     calibrate
         Learn from rows that are held out for this what probability a score stands for.
+    penalty
+        "l2", the regulariser ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
 
     Raises
     ------
@@ -64,7 +67,7 @@ class TrainingParams:
     """
 
     C: float = 1.0
-    delta: float | str = 0.01
+    delta: float | str | None = None
     tol: float = 0.01
     tfidf: bool = False
     normalize: bool = True
@@ -72,8 +75,11 @@ class TrainingParams:
     block_size: int = 1000
     precision: str = "float16"
     calibrate: bool = False
+    penalty: str = "l2"
 
     def __post_init__(self) -> None:
+        if self.delta is None:
+            object.__setattr__(self, "delta", 0.0 if self.penalty == "l1" else 0.01)
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if name == "delta" and self.chooses_delta:
@@ -113,4 +119,4 @@ class TrainingParams:
     def solver(self) -> SolverParams:
         """The part that the solver needs; of a delta left to choose the least that it can be."""
         delta = pruning.GRID[0] if self.chooses_delta else cast(float, self.delta)
-        return SolverParams(C=self.C, delta=delta, tol=self.tol)
+        return SolverParams(C=self.C, delta=delta, tol=self.tol, penalty=self.penalty)

@@ -1,12 +1,20 @@
 """Labels → pruned weights.
 
-For each label, with s_i = +1 for the rows that have it and −1 for all others::
+For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
+penalty::
 
     min_w  f(w) = ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)²
 
     gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
+
+and under the L1 penalty::
+
+    min_w  f(w) = ‖w‖₁ + C·Σ_i max(0, 1 − s_i·w·x_i)²
+
+    solved when         f(w) − g(α) ≤ 0.01·tol·f(w)
+                        where g is the dual function and α a feasible point made from w
 
 x_i is the transformed row (see `dismec.features`), its last feature the bias, which is regularised
 like any other. Weights with |w| < delta are dropped as soon as a label is solved. The loops are
@@ -32,6 +40,8 @@ from dismec.native import kernels
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
+PENALTIES = ("l2", "l1")
+
 
 @dataclass(frozen=True)
 class SolverParams:
@@ -44,14 +54,19 @@ class SolverParams:
     delta
         Weights with |w| < delta are dropped; 0 keeps all.
     tol
-        LIBLINEAR's ε in the stopping rule, > 0.
+        How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
+    penalty
+        "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
     """
 
     C: float = 1.0
     delta: float = 0.01
     tol: float = 0.01
+    penalty: str = "l2"
 
     def __post_init__(self) -> None:
+        if self.penalty not in PENALTIES:
+            raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
         for name in ("C", "tol"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
@@ -72,7 +87,8 @@ class Solution:
     objective
         f(w) before pruning.
     gradient
-        Upper bound of ‖∇f(w)‖ divided by what the stopping rule allows: at most 1 is solved.
+        Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows:
+        at most 1 is solved.
     passes, steps
         Passes over all rows; steps on the working set.
     set_size
@@ -209,7 +225,12 @@ class Worker:
     def __init__(self, problem: Problem, params: SolverParams, cancel: Cancel) -> None:
         self._n_columns = problem.n_features + 1
         self._native = kernels.Worker(
-            problem._native, params.C, params.tol, params.delta, cancel.byte
+            problem._native,
+            params.C,
+            params.tol,
+            params.delta,
+            params.penalty == "l1",
+            cancel.byte,
         )
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
