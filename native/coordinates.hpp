@@ -30,8 +30,8 @@ inline constexpr double kReduction = 0.01;
 // A step has to gain this share of what the gradient promises.
 inline constexpr double kDecrease = 0.01;
 inline constexpr int kHalvings = 30;
-// Below this the gain drowns in the rounding of single precision.
-inline constexpr double kStalled = 1e-9;
+// With a gain of less than this share of the goal it is the rounding that keeps the gap open.
+inline constexpr double kStalled = 1e-3;
 }  // namespace coordinate_limits
 
 /// A non-zero of a chosen feature: the row's place in the set, and s_i·x_ij.
@@ -108,7 +108,7 @@ class CoordinateSolver {
       if (result.steps == 0) far_enough = kReduction * result.gap_here;
       result.reached = result.gap_here <= kShare * goal.gap * result.objective;
       if (result.reached || result.gap_here <= far_enough) break;
-      if (before - result.objective <= kStalled * result.objective) {
+      if (before - result.objective <= kStalled * goal.gap * result.objective) {
         result.stalled = reduction < kLeastReduction;
         reduction *= kSweepReduction;
       }

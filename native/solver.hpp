@@ -51,6 +51,7 @@ struct SolvedLabel {
 
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
+inline constexpr int kSweeps = 50000;  // under L1
 // At least this many violators come in after a pass, or as many as the set has rows.
 inline constexpr std::int64_t kGrowth = 256;
 // Under L1 up to so many more are brought together in a group.
@@ -197,7 +198,9 @@ class Solver {
     Task& task = tasks_[slot];
     ++task.out.passes;
     const bool done = l1() ? gap_is_closed(slot) : gradient_is_small(slot);
-    if (done || task.out.passes >= solver_limits::kPasses) {
+    const bool given_up = task.out.passes >= solver_limits::kPasses ||
+                          (l1() && task.out.steps >= solver_limits::kSweeps);
+    if (done || given_up) {
       finish(slot);
       return true;
     }
