@@ -97,14 +97,15 @@ void check_costs(std::span<const double> costs, std::size_t n_labels) {
 /// incomplete.
 class Worker {
  public:
-  Worker(const Problem& problem, float C, double tolerance, float delta,
+  Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
          Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel)
       : problem_(problem),
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
         solver_(problem.X, problem.summary, problem.positives,
-                {view(positive_costs_), view(negative_costs_)}, {C, tolerance, delta}) {
+                {view(positive_costs_), view(negative_costs_)},
+                {C, tolerance, delta, l1 ? dismec::Penalty::kL1 : dismec::Penalty::kL2}) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     for (const auto& costs : {positive_costs_, negative_costs_}) {
       check_costs(view(costs), problem.positives.indptr.size() - 1);
@@ -202,10 +203,10 @@ void bind_solver(nb::module_& m) {
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "label_indptr"_a, "label_rows"_a);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, Vector<double>, Vector<double>,
+      .def(nb::init<const Problem&, float, double, float, bool, Vector<double>, Vector<double>,
                     Vector<std::uint8_t>>(),
-           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "positive_costs"_a, "negative_costs"_a,
-           "cancel"_a, nb::keep_alive<1, 2>())
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "positive_costs"_a,
+           "negative_costs"_a, "cancel"_a, nb::keep_alive<1, 2>())
       .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);

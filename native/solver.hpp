@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "coordinates.hpp"
 #include "full_pass.hpp"
 #include "rows.hpp"
 #include "subspace.hpp"
@@ -22,10 +23,13 @@
 
 namespace dismec {
 
+enum class Penalty { kL2, kL1 };  // ½‖w‖² or ‖w‖₁
+
 struct SolverOptions {
   float C = 1.0F;
   double tolerance = 0.01;  // LIBLINEAR's ε
   float delta = 0.01F;      // weights below are dropped
+  Penalty penalty = Penalty::kL2;
 };
 
 /// The row numbers of each label's positives.
@@ -75,8 +79,13 @@ struct SolvedLabel {
 
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
+inline constexpr int kSweeps = 50000;  // under L1
 // At least this many violators come in after a pass, or as many as the set has rows.
 inline constexpr std::int64_t kGrowth = 256;
+// Under L1 up to so many more are brought together in a group.
+inline constexpr std::int64_t kGroup = std::int64_t{1} << 15;
+// Under L1 a label is solved when the gap is this share of ε, as a share of the objective.
+inline constexpr double kL1Gap = 0.01;
 // Labels are begun while the working sets of a thread are expected to take less than this.
 inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 }  // namespace solver_limits
@@ -114,6 +123,7 @@ struct Task {
   Minimum minimum;
   Goal goal;
   std::int64_t bytes = 0;  // counted for the set
+  std::int64_t group = 0;  // L1: so many violators are asked for at least
   SolvedLabel out;
   // On a path of several C the weights at the first, for the features that the set then had.
   std::vector<float> first = {};
@@ -186,8 +196,10 @@ class Solver {
     count_bytes(task, expected_bytes(positives));
     task.out = SolvedLabel{.label = label};
     begin(task.set, X_, positives, costs_.of(label), local_of_, pool_);
-    task.goal = goal_of(task.set, X_, summary_, options_, task.C, scratch_.gathered);
+    task.goal = l1() ? Goal{.gap = solver_limits::kL1Gap * options_.tolerance}
+                     : goal_of(task.set, X_, summary_, options_, task.C, scratch_.gathered);
     task.goal.trial = !path_.empty();
+    task.group = solver_limits::kGroup;
     pass_.join(slot, positives);
   }
 
@@ -210,19 +222,67 @@ class Solver {
   template <typename Stop>
   void solve_set(int slot, const Stop& stop) {
     Task& task = tasks_[slot];
+    const auto minimise = [&](auto solver) { return solver.minimise(task.goal, stop); };
     task.minimum =
-        SubspaceSolver(task.set, X_, summary_, task.C, scratch_).minimise(task.goal, stop);
+        l1() ? minimise(CoordinateSolver(task.set, X_, summary_, task.C, coordinate_scratch_))
+             : minimise(SubspaceSolver(task.set, X_, summary_, task.C, scratch_));
     task.out.steps += task.minimum.steps;
-    pass_.set_weights(slot, task.set, room(task));
+    pass_.set_weights(slot, task.set, l1() ? std::max(room(task), task.group) : room(task));
   }
+
+  bool l1() const { return options_.penalty == Penalty::kL1; }
 
   /// How many violators the working set may take in.
   static std::int64_t room(const Task& task) {
     return std::max(solver_limits::kGrowth, task.set.size());
   }
 
-  /// Finishes the label if the gradient over all rows is small enough, else takes in violators.
+  /// Finishes the label if it is solved, else takes in violators.
   bool close_or_grow(int slot) {
+    Task& task = tasks_[slot];
+    ++task.out.passes;
+    const bool done = l1() ? gap_is_closed(slot) : gradient_is_small(slot);
+    const bool given_up = task.out.passes >= solver_limits::kPasses ||
+                          (l1() && task.out.steps >= solver_limits::kSweeps);
+    if (done || given_up) {
+      collect(task);
+      return true;
+    }
+    grow(slot);
+    return false;
+  }
+
+  /// Takes in violators.
+  void grow(int slot) {
+    Task& task = tasks_[slot];
+    std::vector<Violator>& violators = pass_.violators(slot);
+    if (l1()) set_apart(task, violators, pass_.more(slot));
+    keep_worst(violators, room(task));
+    added_.clear();
+    for (const Violator& v : violators) added_.push_back(v.row);
+    std::sort(added_.begin(), added_.end());
+    append(task.set, X_, added_, local_of_, pool_);
+    if (l1()) set_group(task.set, X_, grouped_, local_of_);
+    count_bytes(task, std::max(task.bytes, task.set.bytes));
+    pass_.join(slot, added_);
+  }
+
+  /// Drops rows that are outside the margin after all, and makes those that the set has no room for
+  /// the next group.
+  void set_apart(Task& task, std::vector<Violator>& violators, bool more) {
+    std::erase_if(violators, [](const Violator& v) { return v.score <= -1.0F; });
+    // So many rows are close to the margin that some may be inside it and were not reported.
+    if (violators.empty() && more) task.group *= 2;
+    grouped_.clear();
+    if (std::ssize(violators) <= room(task)) return;
+    const auto rest = violators.begin() + room(task);
+    std::nth_element(violators.begin(), rest, violators.end(), worse);
+    for (auto v = rest; v != violators.end(); ++v) grouped_.push_back(v->row);
+    std::sort(grouped_.begin(), grouped_.end());
+  }
+
+  /// Whether the gradient over all rows is small enough, or rounding leaves nothing to gain.
+  bool gradient_is_small(int slot) {
     Task& task = tasks_[slot];
     std::vector<Violator>& violators = pass_.violators(slot);
     // With more violators than can be taken in the label is not done, and which are worst is known
@@ -244,32 +304,42 @@ class Solver {
         task.minimum.mean_slack * static_cast<double>(task.set.n_outside) * task.set.cost.negative;
     const double bound =
         task.minimum.gradient_norm + 2.0 * task.C * summary_.longest * (violation + stand_in);
-    ++task.out.passes;
     const double stand_in_loss = task.minimum.mean_slack * stand_in;
     task.out.objective = task.minimum.objective + task.C * (loss - stand_in_loss);
     const double allowed = task.goal.gradient_allowed(task.out.objective);
     task.out.gradient = bound == 0 ? 0.0 : bound / allowed;
     // A step is impossible where rounding leaves nothing to gain.
     const bool stuck = violators.empty() && task.minimum.steps == 0;
-    if ((task.out.gradient <= 1 && task.minimum.reached && !more) || stuck ||
-        task.out.passes >= solver_limits::kPasses) {
-      collect(task);
-      return true;
-    }
-    grow(slot);
-    return false;
+    return (task.out.gradient <= 1 && task.minimum.reached && !more) || stuck;
   }
 
-  void grow(int slot) {
+  /// Whether the gap over all rows is small enough, or rounding leaves nothing to gain.
+  bool gap_is_closed(int slot) {
     Task& task = tasks_[slot];
+    const Minimum& minimum = task.minimum;
     std::vector<Violator>& violators = pass_.violators(slot);
-    keep_worst(violators, room(task));
-    added_.clear();
-    for (const Violator& v : violators) added_.push_back(v.row);
-    std::sort(added_.begin(), added_.end());
-    append(task.set, X_, added_, local_of_, pool_);
-    count_bytes(task, std::max(task.bytes, task.set.bytes));
-    pass_.join(slot, added_);
+    const auto judge = [&] {
+      double loss = 0;
+      for (const Violator& v : violators) {
+        const double slack = std::max(0.0, 1.0 + v.score);
+        loss += slack * slack;
+      }
+      const double more_loss = task.C * loss - minimum.outside_loss;
+      task.out.objective = minimum.objective + more_loss;
+      task.out.gradient =
+          std::max(0.0, minimum.gap + more_loss) / (task.goal.gap * task.out.objective);
+    };
+    judge();
+    // Exact scores are dear where many rows are close to the margin: not before they may be good
+    // enough.
+    constexpr double kClose = 10;
+    if (pass_.more(slot) || !(minimum.reached || minimum.stalled) ||
+        (task.out.gradient > kClose && !minimum.stalled)) {
+      return false;
+    }
+    pass_.rescore(slot, task.set);
+    judge();
+    return (task.out.gradient <= 1 && minimum.reached) || (violators.empty() && minimum.stalled);
   }
 
   /// Goes on with the label at the C of that place on the path, if there is one.
@@ -351,11 +421,13 @@ class Solver {
   ChunkPool pool_;
   std::array<Task, kSlots> tasks_;
   SubspaceScratch scratch_;
+  CoordinateScratch coordinate_scratch_;
   int running_ = 0;         // tasks
   std::int64_t bytes_ = 0;  // of all of them
   double usual_ = 1.5;      // bytes of a set, in plain_bytes
   std::vector<std::int32_t> local_of_;
   std::vector<std::int32_t> added_;
+  std::vector<std::int32_t> grouped_;
   std::vector<Weight> order_;
 };
 

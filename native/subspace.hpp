@@ -28,11 +28,15 @@ struct Goal {
 };
 
 struct Minimum {
-  double gradient_norm = 0;
+  double gradient_norm = 0;  // L2
+  double gap = 0;            // L1: objective less a lower bound of the least one of all rows
+  double gap_here = 0;       // L1: less a lower bound of the least one of the sub-problem
   double objective = 0;
   double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
   int steps = 0;
-  bool reached = false;  // the goal
+  bool reached = false;     // the goal
+  double outside_loss = 0;  // L1: C·Σ slack² of the rows that stand in
+  bool stalled = false;     // L1: rounding leaves nothing to gain
 };
 
 namespace subspace_limits {

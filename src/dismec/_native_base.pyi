@@ -89,6 +89,7 @@ class Worker:
         C: float,
         tolerance: float,
         delta: float,
+        l1: bool,
         positive_costs: NDArray[np.float64],
         negative_costs: NDArray[np.float64],
         cancel: NDArray[np.uint8],

@@ -39,9 +39,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Weight of the losses against the regulariser.
     delta
         Weights with |w| < delta are dropped; 0 keeps all, "auto" chooses it on a tenth of the rows,
-        which are held out for this, or on the `validation` of `fit`.
+        which are held out for this, or on the `validation` of `fit`. None stands for 0.01 under the
+        L2 penalty and 0 under L1.
     tol
-        LIBLINEAR's ε in the stopping rule.
+        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
     tfidf
         Multiply features by their inverse document frequency in the training data.
     normalize
@@ -64,6 +65,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         "propensity" to multiply the losses of a label's positive rows the more, the rarer it is.
     propensity_a, propensity_b
         The constants A and B of the propensities that this rests on.
+    penalty
+        "l2", or "l1" for classifiers of few weights.
 
     Attributes
     ----------
@@ -88,7 +91,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         C: float = 1.0,
-        delta: float | str = 0.01,
+        delta: float | str | None = None,
         tol: float = 0.01,
         tfidf: bool = False,
         normalize: bool = True,
@@ -101,6 +104,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weighting: str | None = None,
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
+        penalty: str = "l2",
     ) -> None:
         self.C = C
         self.delta = delta
@@ -116,6 +120,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.weighting = weighting
         self.propensity_a = propensity_a
         self.propensity_b = propensity_b
+        self.penalty = penalty
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -156,6 +161,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weighting=self.weighting,
             propensity_a=self.propensity_a,
             propensity_b=self.propensity_b,
+            penalty=self.penalty,
         )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
@@ -265,6 +271,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         keys |= model.params.keys() & set(_WEIGHTING)
         self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
         self.calibrate = model.params.get("calibrate", False)
+        self.penalty = model.params.get("penalty", "l2")  # older models do not say
         if "delta_auto" in model.params:
             self.delta = "auto"
         about = model.manifest.estimator or {}

@@ -1,12 +1,20 @@
 """Labels → pruned weights.
 
-For each label, with s_i = +1 for the rows that have it and −1 for all others::
+For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
+penalty::
 
     min_w  f(w) = ½‖w‖² + C·Σ_i c_i·max(0, 1 − s_i·w·x_i)²
 
     gradient            w + 2C·Σ_I c_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
+
+and under the L1 penalty::
+
+    min_w  f(w) = ‖w‖₁ + C·Σ_i max(0, 1 − s_i·w·x_i)²
+
+    solved when         f(w) − g(α) ≤ 0.01·tol·f(w)
+                        where g is the dual function and α a feasible point made from w
 
 c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.weighting` says
 otherwise. x_i is the transformed row (see `dismec.features`), its last feature the bias, which is
@@ -36,6 +44,8 @@ from dismec.weight_counts import BINS
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
+PENALTIES = ("l2", "l1")
+
 
 @dataclass(frozen=True)
 class SolverParams:
@@ -48,17 +58,24 @@ class SolverParams:
     delta
         Weights with |w| < delta are dropped; 0 keeps all.
     tol
-        LIBLINEAR's ε in the stopping rule, > 0.
+        How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
     weighting
-        How the costs of a label's rows follow from their number.
+        How the costs of a label's rows follow from their number; under L1 all costs are 1.
+    penalty
+        "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
     """
 
     C: float = 1.0
     delta: float = 0.01
     tol: float = 0.01
     weighting: Weighting = field(default_factory=Weighting)
+    penalty: str = "l2"
 
     def __post_init__(self) -> None:
+        if self.penalty not in PENALTIES:
+            raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
+        if self.penalty == "l1" and self.weighting != Weighting():
+            raise ValueError("penalty is 'l1'; expected no positive_weight or weighting with it")
         for name in ("C", "tol"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
@@ -79,7 +96,8 @@ class Solution:
     objective
         f(w) before pruning.
     gradient
-        Upper bound of ‖∇f(w)‖ divided by what the stopping rule allows: at most 1 is solved.
+        Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows:
+        at most 1 is solved.
     passes, steps
         Passes over all rows; steps on the working set.
     set_size
@@ -241,7 +259,13 @@ class Worker:
         if costs is None:
             costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         self._native = kernels.Worker(
-            problem._native, params.C, params.tol, params.delta, *costs, cancel.byte
+            problem._native,
+            params.C,
+            params.tol,
+            params.delta,
+            params.penalty == "l1",
+            *costs,
+            cancel.byte,
         )
         self._native.follow(np.asarray(path, np.float32))
 
