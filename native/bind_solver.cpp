@@ -150,11 +150,11 @@ class Worker {
         counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
       }
     }
-    return nb::make_tuple(
-        to_numpy(std::move(done)), to_numpy(std::move(ends)), to_numpy(std::move(objective)),
-        to_numpy(std::move(gradient)), to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-        to_numpy(std::move(set_size)), to_numpy(std::move(place)), to_numpy(std::move(seconds)),
-        to_numpy(std::move(counts)));
+    return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
+                          to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
+                          to_numpy(std::move(passes)), to_numpy(std::move(steps)),
+                          to_numpy(std::move(set_size)), to_numpy(std::move(place)),
+                          to_numpy(std::move(seconds)), to_numpy(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of their size.

@@ -1,4 +1,4 @@
-"""Tables of `dismec.tuning` and `dismec.sweep` → pictures, with matplotlib (the extra ``plots``)."""
+"""Tables of `dismec.tuning` and `dismec.sweep` → pictures; matplotlib comes with ``plots``."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ import scipy.sparse as sp
 from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
-from dismec.weighting import Costs, Weighting
 from dismec.weight_counts import BINS
+from dismec.weighting import Costs, Weighting
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
 
@@ -74,7 +74,8 @@ class SolverParams:
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
             raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
-        if self.penalty == "l1" and self.weighting != Weighting():
+        weighted = self.weighting.kind is not None or self.weighting.positive_weight != 1
+        if self.penalty == "l1" and weighted:
             raise ValueError("penalty is 'l1'; expected no positive_weight or weighting with it")
         for name in ("C", "tol"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
