@@ -154,7 +154,7 @@ class CoordinateSolver {
     for (std::int64_t i = 0; i < m; ++i) {
       const float score = dot(set_.row(X_, i), scaled) + shift;
       sum += score;
-      s_.slack[i] = 1 - set_.sign(i) * score;
+      s_.slack[i] = 1 - set_.signed_root(i) * score;
     }
     s_.slack[rest()] = rest_.root + rest_.share * (inner(s_.sums, set_.w) - sum);
     s_.slack[group()] = group_.root + group_.share * inner(set_.group_sums, set_.w);
@@ -171,7 +171,7 @@ class CoordinateSolver {
     double total = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       const auto slack = static_cast<float>(active(i));
-      const float t = -twoC * set_.sign(i) * slack - of_rest;
+      const float t = -twoC * set_.signed_root(i) * slack - of_rest;
       if (t == 0) continue;
       add_scaled(t, set_.row(X_, i), s_.gradient.data());
       total += t;
@@ -269,7 +269,7 @@ class CoordinateSolver {
     };
     const std::int32_t* place_of = s_.place_of.data();
     const auto take_row = [&](std::int64_t i, const Row& x, const auto* index) {
-      const float scale = x.scale * set_.sign(i);
+      const float scale = x.scale * set_.signed_root(i);
       for (std::int64_t k = 0; k < x.size; ++k) {
         const std::int32_t place = place_of[index[k]];
         if (place < 0) continue;
@@ -279,7 +279,7 @@ class CoordinateSolver {
     for (std::int64_t i = 0; i < m; ++i) {
       const Row x = set_.row(X_, i);
       x.narrow ? take_row(i, x, x.narrow) : take_row(i, x, x.index);
-      if (X_.bias != 0) take(n - 1, i, set_.sign(i) * X_.bias);
+      if (X_.bias != 0) take(n - 1, i, set_.signed_root(i) * X_.bias);
     }
     for (std::int32_t c = 0; c < n; ++c) s_.starts[c + 1] += s_.starts[c] + 2;  // the stand-ins
     s_.entries.resize(s_.starts[n]);
@@ -292,7 +292,7 @@ class CoordinateSolver {
       double squares = 0;
       for (std::int64_t k = s_.starts[c]; k < s_.next[c]; ++k) {
         const double x = s_.entries[k].value;
-        sum += set_.sign(s_.entries[k].row) * x;
+        sum += set_.signed_root(s_.entries[k].row) * x;
         squares += x * x;
       }
       const std::int32_t f = s_.chosen[c];

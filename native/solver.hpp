@@ -1,9 +1,10 @@
-// One-vs-rest labels → pruned weights: for each label min ½‖w‖² + C·Σ_i cost_i·max(0, 1 −
-// s_i·w·x_i)² where a positive row costs a and a negative one b.
+// One-vs-rest labels → pruned weights: min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)² for each
+// label, where a positive row costs a and a negative one b; or with ‖w‖₁ in place of ½‖w‖².
 //
-// A label is solved on a working set: minimise there (subspace.hpp), look at all rows once
-// (full_pass.hpp, kSlots labels at a time), take in the rows that are on the wrong side of the
-// margin, repeat. docs/solver.md says why the result is the optimum over all rows.
+// A label is solved on a working set: minimise there (subspace.hpp, coordinates.hpp), look at all
+// rows once (full_pass.hpp, kSlots labels at a time), take in the rows that are on the wrong side
+// of the margin, repeat. docs/solver.md and docs/l1.md say why the result is the optimum over all
+// rows.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +70,8 @@ struct SolvedLabel {
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
   std::vector<float> weights = {};
   double objective = 0;  // before pruning
-  double gradient = 0;   // upper bound of ‖∇f(w)‖ over what the goal allows: at most 1 is solved
+  // Upper bound of ‖∇f(w)‖ (L1: of the gap) over what the goal allows: at most 1 is solved.
+  double gradient = 0;
   std::int32_t passes = 0;
   std::int32_t steps = 0;
   std::int64_t set_size = 0;
