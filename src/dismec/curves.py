@@ -75,7 +75,7 @@ def draw_sweep(table: Sequence[Row], path: str | os.PathLike[str]) -> None:
     time.plot(deltas, [row["ms a row"] for row in table], label="time of a row", **second)
     size.set_ylim(bottom=0)
     size.set_ylabel(f"weights, {name}")
-    time.set_ylabel("prediction, ms a row")
+    time.set_ylabel("prediction, ms of a core a row")
     time.set_ylim(bottom=0)
     # 0 has no place on a logarithmic scale: up to the smallest other delta it is linear.
     least = min((delta for delta in deltas if delta > 0), default=0.01)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -84,18 +84,18 @@ def sweep_model(
     list
         A row for each Δ, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms a row": …,
         "P@1": …}`` and all else that `Model.evaluate` has. Bytes are those of the weights with
-        their places, as they are stored and held in memory; the time is that of predicting all
-        test rows at once, divided by their number, the better of two runs.
+        their places, as they are stored and held in memory; the time is that of a core to predict
+        all test rows at once, divided by their number, the best of three runs.
     """
     table: list[Row] = []
     for delta in check_deltas(deltas):
         model = model.pruned(delta)  # of the last one, which has fewer weights to go through
         X, Y = test
         seconds = []
-        for _ in range(2):  # the first finds nothing in the caches
-            begin = perf_counter()
+        for _ in range(3):  # the first finds nothing in the caches
+            begin = process_time()
             model.predict_topk(X, max(ks, default=1), threads=threads)
-            seconds.append(perf_counter() - begin)
+            seconds.append(process_time() - begin)
         found = model.evaluate(X, Y, ks, threads=threads)
         table.append(
             {
