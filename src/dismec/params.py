@@ -137,4 +137,4 @@ class TrainingParams:
         weighting = Weighting(
             self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
         )
-        return SolverParams(self.C, delta, self.tol, weighting, self.penalty)
+        return SolverParams(self.C, delta, self.tol, self.penalty, weighting)

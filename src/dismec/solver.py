@@ -59,17 +59,17 @@ class SolverParams:
         Weights with |w| < delta are dropped; 0 keeps all.
     tol
         How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
-    weighting
-        How the costs of a label's rows follow from their number; under L1 all costs are 1.
     penalty
         "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
+    weighting
+        How the costs of a label's rows follow from their number; under L1 all costs are 1.
     """
 
     C: float = 1.0
     delta: float = 0.01
     tol: float = 0.01
-    weighting: Weighting = field(default_factory=Weighting)
     penalty: str = "l2"
+    weighting: Weighting = field(default_factory=Weighting)
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
