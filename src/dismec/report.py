@@ -235,7 +235,11 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return "\n".join(map(str, value))
+        return "\n".join(map(shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(entry)}" for key, entry in value.items())
+    if value is None:
+        return "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
