@@ -1,6 +1,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <atomic>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -84,26 +85,48 @@ class Problem {
   Vector<std::int32_t> label_rows_;
 };
 
+void check_costs(std::span<const double> costs, std::size_t n_labels) {
+  if (costs.size() != n_labels) throw std::invalid_argument("costs: one number a label expected");
+  // Their roots and what they make of C have to be numbers of single precision.
+  for (const double cost : costs) {
+    if (!(cost >= 1e-30 && cost <= 1e30)) throw std::invalid_argument("costs: out of range");
+  }
+}
+
 /// One thread's solver. `cancel` is one byte that another thread may set; answers are then
 /// incomplete.
 class Worker {
  public:
-  Worker(const Problem& problem, float C, double tolerance, float delta,
-         Vector<std::uint8_t> cancel)
+  Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
+         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel)
       : problem_(problem),
+        positive_costs_(std::move(positive_costs)),
+        negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
-        solver_(problem.X, problem.summary, problem.positives, {C, tolerance, delta}) {
+        solver_(problem.X, problem.summary, problem.positives,
+                {view(positive_costs_), view(negative_costs_)},
+                {C, tolerance, delta, l1 ? dismec::Penalty::kL1 : dismec::Penalty::kL2}) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+    for (const auto& costs : {positive_costs_, negative_costs_}) {
+      check_costs(view(costs), problem.positives.indptr.size() - 1);
+    }
   }
   Worker(const Worker&) = delete;
 
-  /// Labels that are done, where the weights of each end, and their statistics as columns. The
-  /// weights themselves are for `take`.
+  void follow(const Vector<float>& path) {
+    for (const float C : view(path)) {
+      if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
+    }
+    solver_.follow(view(path));
+  }
+
+  /// Labels that are done, where the weights of each end, and their statistics as columns, of which
+  /// the last has kBins entries a label. The weights themselves are for `take`.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     std::vector<std::int64_t> done, ends{0}, set_size;
-    std::vector<std::int32_t> passes, steps;
-    std::vector<double> objective, gradient;
+    std::vector<std::int32_t> passes, steps, place, counts;
+    std::vector<double> objective, gradient, seconds;
     {
       const nb::gil_scoped_release release;
       for (const auto label : wanted) {
@@ -122,12 +145,16 @@ class Worker {
         passes.push_back(label.passes);
         steps.push_back(label.steps);
         set_size.push_back(label.set_size);
+        place.push_back(label.place);
+        seconds.push_back(label.seconds);
+        counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
       }
     }
     return nb::make_tuple(to_numpy(std::move(done)), to_numpy(std::move(ends)),
                           to_numpy(std::move(objective)), to_numpy(std::move(gradient)),
                           to_numpy(std::move(passes)), to_numpy(std::move(steps)),
-                          to_numpy(std::move(set_size)));
+                          to_numpy(std::move(set_size)), to_numpy(std::move(place)),
+                          to_numpy(std::move(seconds)), to_numpy(std::move(counts)));
   }
 
   /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
@@ -150,6 +177,9 @@ class Worker {
 
  private:
   const Problem& problem_;
+  // The solver looks into them.
+  Vector<double> positive_costs_;
+  Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
   dismec::Solver solver_;
   std::vector<SolvedLabel> solved_;
@@ -173,8 +203,11 @@ void bind_solver(nb::module_& m) {
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "label_indptr"_a, "label_rows"_a);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, Vector<std::uint8_t>>(), "problem"_a,
-           "C"_a, "tolerance"_a, "delta"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<const Problem&, float, double, float, bool, Vector<double>, Vector<double>,
+                    Vector<std::uint8_t>>(),
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "positive_costs"_a,
+           "negative_costs"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);
 }

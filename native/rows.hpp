@@ -122,14 +122,16 @@ inline void add_scaled(float t, const Row& x, float* w) {
 
 /// What the solver needs to know of all rows together.
 struct Summary {
-  std::vector<double> sums;  // Σ_i x_i, bias last
-  double sums_squared = 0;   // ‖Σ_i x_i‖²
-  double longest = 0;        // max ‖x_i‖
+  std::vector<double> sums;       // Σ_i x_i, bias last
+  std::vector<float> magnitudes;  // Σ_i |x_i|, no bias
+  double sums_squared = 0;        // ‖Σ_i x_i‖²
+  double longest = 0;             // max ‖x_i‖
 };
 
 inline Summary summarise(const Rows& X) {
   Summary summary;
   summary.sums.assign(X.n_features + 1, 0.0);
+  summary.magnitudes.assign(X.n_features, 0.0F);
   double longest_squared = 0;
   for (std::int64_t i = 0; i < X.size(); ++i) {
     const Row x = row_of(X, i);
@@ -138,6 +140,7 @@ inline Summary summarise(const Rows& X) {
       const double idf = X.idf.empty() ? 1.0 : X.idf[x.index[k]];
       const double v = static_cast<double>(x.scale) * x.value[k] * idf;
       summary.sums[x.index[k]] += v;
+      summary.magnitudes[x.index[k]] += static_cast<float>(std::abs(v));
       squared += v * v;
     }
     longest_squared = std::max(longest_squared, squared);

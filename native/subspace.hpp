@@ -18,19 +18,25 @@ namespace dismec {
 struct Goal {
   double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
   double gap = 0;        // f(w) − min f, as a share of f(w)
+  bool trial = false;    // LIBLINEAR's rule between a gap of this and of nine times as much
 
   /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
   double gradient_allowed(double objective) const {
-    return std::min(liblinear, std::sqrt(2 * gap * objective));
+    const double certain = std::sqrt(2 * gap * objective);
+    return trial ? std::clamp(liblinear, certain, 3 * certain) : std::min(liblinear, certain);
   }
 };
 
 struct Minimum {
-  double gradient_norm = 0;
+  double gradient_norm = 0;  // L2
+  double gap = 0;            // L1: objective less a lower bound of the least one of all rows
+  double gap_here = 0;       // L1: less a lower bound of the least one of the sub-problem
   double objective = 0;
   double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
   int steps = 0;
-  bool reached = false;  // the goal
+  bool reached = false;     // the goal
+  double outside_loss = 0;  // L1: C·Σ slack² of the rows that stand in
+  bool stalled = false;     // L1: rounding leaves nothing to gain
 };
 
 namespace subspace_limits {
@@ -70,7 +76,7 @@ struct Direction {
 /// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
 /// for the stand-in, and are filled up to whole vectors of lanes with rows that are never active.
 struct SubspaceScratch {
-  std::vector<float> slack;  // 1 − s_i·w·x_i, in step with w
+  std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
   std::array<Direction, kDirections> directions;
   std::vector<float> gathered, scaled, sums;
 };
@@ -189,18 +195,21 @@ struct Subspace {
   }
 };
 
-/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
-/// from set.w, where `mean` is that of the n_out rows outside.
+/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
+///                   + C·b·n_out·max(0, 1 + w·mean)²
+/// from set.w, where `mean` is that of the n_out rows outside and b the cost of negatives.
 ///
-/// The mean is never formed, because mean = (Σ_all x − Σ_W x)/n_out. Times √n_out it is a row like
-/// the others, of slack √n_out·(1 + w·mean).
+/// Times √cost_i a row has cost 1. The mean is never formed, because mean = (Σ_all x − Σ_W
+/// x)/n_out. Times √(b·n_out) it is a row like the others, of slack √(b·n_out)·(1 + w·mean).
 class SubspaceSolver {
  public:
   SubspaceSolver(WorkingSet& set, const Rows& X, const Summary& summary, float C,
                  SubspaceScratch& scratch)
       : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch) {
-    root_ = std::sqrt(static_cast<double>(set.n_outside));
-    share_ = set.n_outside > 0 ? 1 / root_ : 0.0;
+    const double root_b = std::sqrt(set.cost.negative);
+    const double root_n = std::sqrt(static_cast<double>(set.n_outside));
+    root_ = root_b * root_n;
+    share_ = set.n_outside > 0 ? root_b / root_n : 0.0;
     s_.sums.resize(set.w.size());
     for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
       s_.sums[f] = static_cast<float>(summary.sums[set.feature(f)]);
@@ -220,7 +229,7 @@ class SubspaceSolver {
     double far_enough = 0;
     for (;;) {
       const double loss = find_gradient(gradient.d);
-      result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_);
+      result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_) / set_.cost.negative;
       result.objective = 0.5 * inner(set_.w, set_.w) + C_ * loss;
       result.gradient_norm = std::sqrt(inner(gradient.d, gradient.d));
       if (result.steps == 0) far_enough = kReduction * result.gradient_norm;
@@ -242,7 +251,7 @@ class SubspaceSolver {
     const std::int64_t m = set_.size();
     n_rows_ = (m + 1 + kLanes - 1) / kLanes * kLanes;
     find_change(set_.w, s_.slack);
-    for (std::int64_t i = 0; i < m; ++i) s_.slack[i] += 1;
+    for (std::int64_t i = 0; i < m; ++i) s_.slack[i] += set_.root(i);
     s_.slack[m] += static_cast<float>(root_);
     for (int k = 1; k <= kHistory; ++k) {
       s_.directions[k].d.assign(set_.w.size(), 0.0F);
@@ -250,11 +259,11 @@ class SubspaceSolver {
     }
     auto& bias = s_.directions[kBias].change;
     bias.assign(n_rows_, 0.0F);
-    for (std::int64_t i = 0; i < m; ++i) bias[i] = -set_.sign(i) * X_.bias;
+    for (std::int64_t i = 0; i < m; ++i) bias[i] = -set_.signed_root(i) * X_.bias;
     bias[m] = static_cast<float>(root_ * X_.bias);
   }
 
-  /// How the slacks change along d: −s_i·d·x_i.
+  /// How the slacks change along d: −√cost_i·s_i·d·x_i.
   void find_change(const std::vector<float>& d, std::vector<float>& change) {
     const float* scaled = d.data();
     if (!factor_.empty()) {
@@ -269,12 +278,12 @@ class SubspaceSolver {
     for (std::int64_t i = 0; i < m; ++i) {
       const float score = dot(set_.row(X_, i), scaled) + shift;
       sum += score;
-      change[i] = -set_.sign(i) * score;
+      change[i] = -set_.signed_root(i) * score;
     }
     change[m] = static_cast<float>(share_ * (inner(s_.sums, d) - sum));
   }
 
-  /// w + 2C·X_Iᵀ(X_I w − s_I) over the active rows I; returns Σ_I slack².
+  /// w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
   double find_gradient(std::vector<float>& out) {
     const std::size_t n = set_.w.size();
     const std::int64_t m = set_.size();
@@ -291,7 +300,7 @@ class SubspaceSolver {
     double total = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       const float slack = std::max(0.0F, s_.slack[i]);
-      const float t = -twoC * set_.sign(i) * slack - of_outside;
+      const float t = -twoC * set_.signed_root(i) * slack - of_outside;
       if (t == 0) continue;
       loss += static_cast<double>(slack) * slack;
       add_scaled(t, set_.row(X_, i), gathered.data());
@@ -364,8 +373,8 @@ class SubspaceSolver {
   std::span<const float> factor_;
   SubspaceScratch& s_;
   std::int64_t n_rows_ = 0;
-  double root_ = 0;   // √n_out
-  double share_ = 0;  // 1/√n_out
+  double root_ = 0;   // √(b·n_out)
+  double share_ = 0;  // √(b/n_out)
 };
 
 }  // namespace dismec

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -39,6 +40,12 @@ class ChunkPool {
   std::vector<std::byte*> free_;
 };
 
+/// What the losses of a label's positive and negative rows are multiplied by.
+struct Cost {
+  double positive = 1;
+  double negative = 1;
+};
+
 /// A label's working set: its positives, then the negatives taken in so far. Vectors over features
 /// hold the bias last.
 ///
@@ -49,7 +56,12 @@ struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
   std::int64_t n_outside = 0;  // the other rows, all of them negatives
+  Cost cost;
+  float positive_root = 1;  // √cost
+  float negative_root = 1;
   std::vector<float> w;
+  std::int64_t n_group = 0;       // some of the outside rows, which stand together (L1)
+  std::vector<float> group_sums;  // Σ x over these, for the entries of w
 
   bool compact = true;
   std::vector<std::int32_t> features;  // compact: local → global
@@ -60,7 +72,12 @@ struct WorkingSet {
   std::int64_t bytes = 0;  // of all copies
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  float sign(std::int64_t i) const { return i < n_positive ? 1.0F : -1.0F; }
+  /// √cost of a row: times this, its slack counts with cost 1.
+  float root(std::int64_t i) const { return i < n_positive ? positive_root : negative_root; }
+  /// s_i·√cost.
+  float signed_root(std::int64_t i) const {
+    return i < n_positive ? positive_root : -negative_root;
+  }
   Row row(const Rows& X, std::int64_t i) const { return compact ? copies[i] : row_of(X, rows[i]); }
   /// The feature that entry f of a vector is about; not for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
@@ -168,6 +185,35 @@ inline void append(WorkingSet& set, const Rows& X, std::span<const std::int32_t>
   set.w.back() = bias;
 }
 
+/// Brings rows outside together in a group of their own, in place of the one that there was.
+inline void set_group(WorkingSet& set, const Rows& X, std::span<const std::int32_t> rows,
+                      std::vector<std::int32_t>& local_of) {
+  set.n_group = std::ssize(rows);
+  if (rows.empty()) return;
+  set.group_sums.assign(set.w.size(), 0.0F);
+  float* sums = set.group_sums.data();
+  if (!set.compact) {
+    for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
+    for (std::size_t j = 0; j < X.idf.size(); ++j) sums[j] *= X.idf[j];
+  } else {
+    // Features that the set has not go to the place of the bias.
+    const auto last = static_cast<std::int32_t>(set.features.size());
+    for (std::int32_t f = 0; f < last; ++f) local_of[set.features[f]] = f;
+    for (const auto r : rows) {
+      const Row x = row_of(X, r);
+      for (std::int64_t k = 0; k < x.size; ++k) {
+        const std::int32_t f = local_of[x.index[k]];
+        sums[f < 0 ? last : f] += x.scale * x.value[k];
+      }
+    }
+    for (std::int32_t f = 0; f < last; ++f) {
+      local_of[set.features[f]] = -1;
+      if (!X.idf.empty()) sums[f] *= X.idf[set.features[f]];
+    }
+  }
+  set.group_sums.back() = X.bias * static_cast<float>(set.n_group);
+}
+
 /// Empties a set, and gives back the memory that only a large one needs.
 inline void end(WorkingSet& set, ChunkPool& pool) {
   constexpr std::size_t kUsual = 2048;
@@ -177,9 +223,13 @@ inline void end(WorkingSet& set, ChunkPool& pool) {
 
 /// The set of a label's positives, at the solution that holds where there is no positive at all.
 inline void begin(WorkingSet& set, const Rows& X, std::span<const std::int32_t> positives,
-                  std::vector<std::int32_t>& local_of, ChunkPool& pool) {
+                  const Cost& cost, std::vector<std::int32_t>& local_of, ChunkPool& pool) {
   set.rows.clear();
   set.n_positive = std::ssize(positives);
+  set.cost = cost;
+  set.positive_root = static_cast<float>(std::sqrt(cost.positive));
+  set.negative_root = static_cast<float>(std::sqrt(cost.negative));
+  set.n_group = 0;
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
   set.compact = true;
   set.features.clear();

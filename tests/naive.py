@@ -88,39 +88,73 @@ def topk(scores, k):
     return labels, best
 
 
-# The problem of one label: rows already transformed (dense or sparse, bias last), s = ±1.
+# The problem of one label: rows already transformed (dense or sparse, bias last), s = ±1; a loss
+# counts a times if the row is positive, else b times.
 
 
-def objective(X, s, w, C):
+def costs(s, a, b):
+    return np.where(s > 0, a, b)
+
+
+def objective(X, s, w, C, a=1.0, b=1.0):
     slack = np.maximum(0, 1 - s * (X @ w))
-    return 0.5 * w @ w + C * slack @ slack
+    return 0.5 * w @ w + C * slack @ (costs(s, a, b) * slack)
 
 
-def gradient(X, s, w, C):
+def gradient(X, s, w, C, a=1.0, b=1.0):
     z = X @ w
     inside = s * z < 1
-    return w + 2 * C * (X.T @ np.where(inside, z - s, 0))
+    return w + 2 * C * (X.T @ np.where(inside, costs(s, a, b) * (z - s), 0))
 
 
-def gradient_allowed(X, s, C, tol):
+def gradient_allowed(X, s, C, tol, a=1.0, b=1.0):
     positives = np.count_nonzero(s > 0)
     rarer = max(min(positives, len(s) - positives), 1)
-    at_zero = gradient(X, s, np.zeros(X.shape[1]), C)
+    at_zero = gradient(X, s, np.zeros(X.shape[1]), C, a, b)
     return tol * rarer / len(s) * np.linalg.norm(at_zero)
 
 
-def minimum(X, s, C):
+def minimum(X, s, C, a=1.0, b=1.0):
     """The optimum by plain Newton steps with a halving line search, in double precision."""
     X = np.asarray(X.todense() if hasattr(X, "todense") else X, dtype=np.float64)
     w = np.zeros(X.shape[1])
     for _ in range(200):
-        g = gradient(X, s, w, C)
+        g = gradient(X, s, w, C, a, b)
         if np.linalg.norm(g) < 1e-9:
             break
-        inside = X[s * (X @ w) < 1]
-        step = np.linalg.solve(np.eye(len(w)) + 2 * C * inside.T @ inside, -g)
+        inside = s * (X @ w) < 1
+        rows, cost = X[inside], costs(s, a, b)[inside]
+        step = np.linalg.solve(np.eye(len(w)) + 2 * C * rows.T @ (cost[:, None] * rows), -g)
         t = 1.0
-        while objective(X, s, w + t * step, C) > objective(X, s, w, C) and t > 1e-12:
+        while objective(X, s, w + t * step, C, a, b) > objective(X, s, w, C, a, b) and t > 1e-12:
             t /= 2
         w = w + t * step
     return w
+
+
+# The same under the L1 penalty: ‖w‖₁ in place of ½‖w‖².
+
+
+def l1_objective(X, s, w, C):
+    slack = np.maximum(0, 1 - s * (X @ w))
+    return np.abs(w).sum() + C * slack @ slack
+
+
+def l1_breach(X, s, w, C):
+    """By how much each weight misses the optimality condition 0 ∈ ∂f."""
+    slope = 2 * C * (X.T @ (-s * np.maximum(0, 1 - s * (X @ w))))
+    return np.where(w != 0, np.abs(slope + np.sign(w)), np.maximum(np.abs(slope) - 1, 0))
+
+
+def l1_breach_allowed(X, s, C, tol):
+    """LIBLINEAR's rule for the sum of all breaches."""
+    positives = np.count_nonzero(s > 0)
+    rarer = max(min(positives, len(s) - positives), 1)
+    return tol * rarer / len(s) * l1_breach(X, s, np.zeros(X.shape[1]), C).sum()
+
+
+def l1_lower_bound(X, s, w, C):
+    """A value of the dual function, which no objective is below; close at the optimum."""
+    alpha = 2 * C * np.maximum(0, 1 - s * (X @ w))
+    alpha = alpha / max(1.0, np.abs(X.T @ (s * alpha)).max(initial=0))
+    return alpha.sum() - alpha @ alpha / (4 * C)

@@ -320,3 +320,40 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(files, tmp_path):
     assert process.returncode == 0
     assert "━" in seen.decode()
     assert "labels" in seen.decode()
+
+
+def test_penalties_weightings_and_rankings_on_the_command_line(tmp_path):
+    run = CliRunner().invoke
+    data = str(tmp_path / "data")
+    shape = ["--rows", "400", "--features", "300", "--labels", "30"]
+    assert run(main, ["generate", "-o", data, *shape]).exit_code == 0
+    found = {}
+    for name, options in {
+        "plain": ["--calibrate"],
+        "l1": ["--penalty", "l1"],
+        "weighted": ["--weighting", "propensity", "--positive-weight", "2"],
+    }.items():
+        model = str(tmp_path / name)
+        done = run(main, ["train", f"{data}/train.txt", "-o", model, "--quiet", *options])
+        assert done.exit_code == 0, done.output
+        found[name] = open_model(model)
+    assert found["l1"].nnz < found["plain"].nnz / 3
+    assert found["l1"].params["delta"] == 0
+    assert found["plain"].params["delta"] == 0.01
+    assert found["weighted"].params["weighting"] == "propensity"
+
+    def psp(name, *options):
+        model = str(tmp_path / name)
+        done = run(main, ["evaluate", model, f"{data}/test.txt", "--json", *options])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["PSP@1"]
+
+    assert psp("plain", "--rerank", "1") > psp("plain")
+    assert psp("weighted") > psp("plain")
+    assert psp("l1", "--rerank", "0.3") != psp("l1")
+    predict = ["predict", str(tmp_path / "plain"), f"{data}/test.txt", "--rerank", "1"]
+    assert len(run(main, predict).stdout.splitlines()) == 80
+    for wrong in (["--probabilities"], ["--threshold", "0.5"]):
+        assert run(main, [*predict, *wrong]).exit_code == 2
+    wrong = ["train", f"{data}/train.txt", "-o", str(tmp_path / "x"), "--penalty", "l1"]
+    assert run(main, [*wrong, "--weighting", "propensity"]).exit_code == 2

@@ -125,11 +125,12 @@ def command(data, cluster, *more):
     ]  # fmt: skip
 
 
-def test_estimator_fits_on_a_cluster(shared):
+@pytest.mark.parametrize("penalty", ["l2", "l1"])
+def test_estimator_fits_on_a_cluster(shared, penalty):
     X, Y = same_problem()
     with connect(shared, 2) as client:
-        there = clone(DiSMECClassifier(engine=client)).fit(X, Y)
-    here = DiSMECClassifier().fit(X, Y)
+        there = clone(DiSMECClassifier(engine=client, penalty=penalty)).fit(X, Y)
+    here = DiSMECClassifier(penalty=penalty).fit(X, Y)
     assert (there.model_.weights != here.model_.weights).nnz == 0
     again = DiSMECClassifier(engine=str(shared.file)).fit(X, Y.toarray()[:, 0])
     np.testing.assert_array_equal(again.classes_, [0, 1])
@@ -172,6 +173,7 @@ def test_delta_is_chosen_on_a_cluster_as_it_is_here(tmp_path, shared):
     here = train(X, Y, tmp_path / "here", params)
     assert there.params["delta_effect"] == here.params["delta_effect"]
     assert weight_files(tmp_path / "there") == weight_files(tmp_path / "here")
+    assert there.manifest.stats.weight_counts == here.manifest.stats.weight_counts
     assert counts[-1] == (300, 300)
 
 

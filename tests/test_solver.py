@@ -14,24 +14,31 @@ from dismec.dataset import load_data
 from dismec.errors import DataError
 from dismec.features import Transform
 from dismec.solver import Cancel, Problem, SolverParams
+from dismec.weighting import Costs
 
 
-def solve(X, Y, C=1.0, tol=0.01, delta=0.0, labels=None, **transform):
+def solve(X, Y, C=1.0, tol=0.01, delta=0.0, labels=None, costs=None, **transform):
     fitted = Transform.fit(X, **transform)
     labels = range(Y.shape[1]) if labels is None else labels
-    return Problem(X, Y, fitted).solve(labels, SolverParams(C, delta, tol)), fitted.apply(X)
+    solution = Problem(X, Y, fitted).solve(labels, SolverParams(C, delta, tol), costs=costs)
+    return solution, fitted.apply(X)
+
+
+def equal_costs(Y, a, b):
+    return Costs(np.full(Y.shape[1], float(a)), np.full(Y.shape[1], float(b)))
 
 
 def signs(Y, label):
     return np.where(Y[:, [label]].toarray().ravel() > 0, 1.0, -1.0)
 
 
-def liblinear_objective(Xt, s, C):
+def liblinear_objective(Xt, s, C, a=1.0, b=1.0):
     """What LIBLINEAR's Newton solver reaches on rows that hold the bias as their last feature."""
     problem = liblinearutil.problem(s, sp.csr_matrix(Xt, dtype=np.float64))
-    model = liblinearutil.train(problem, liblinearutil.parameter(f"-s 2 -c {C} -e 0.01 -q"))
+    options = liblinearutil.parameter(f"-s 2 -c {C} -w1 {a} -w-1 {b} -e 0.01 -q")
+    model = liblinearutil.train(problem, options)
     w = np.array(model.w[: Xt.shape[1]]) * model.get_labels()[0]
-    return naive.objective(Xt, s, w, C)
+    return naive.objective(Xt, s, w, C, a, b)
 
 
 def test_gradient_of_the_reference_equals_finite_differences():
@@ -59,6 +66,69 @@ def test_objective_is_the_optimum_and_no_worse_than_liblinears(problem_data, C, 
         assert solution.objective[label] == pytest.approx(found, rel=1e-5)
         assert found <= liblinear_objective(Xt, s, C) * (1 + 1e-3)
         assert found <= naive.objective(rows, s, naive.minimum(rows, s, C), C) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize(("a", "b"), [(25.0, 1.0), (0.1, 1.0), (1.0, 0.02), (3.0, 7.0)])
+def test_weighted_objective_is_the_optimum_and_no_worse_than_liblinears(problem_data, a, b, bias):
+    X, Y = problem_data
+    solution, Xt = solve(X, Y, costs=equal_costs(Y, a, b), bias=bias)
+    rows = Xt.astype(np.float64)
+    for label in range(Y.shape[1]):
+        s = signs(Y, label)
+        w = solution.weights[[label]].toarray().ravel().astype(np.float64)
+        found = naive.objective(rows, s, w, 1.0, a, b)
+        assert solution.objective[label] == pytest.approx(found, rel=1e-5)
+        assert found <= liblinear_objective(Xt, s, 1.0, a, b) * (1 + 1e-3)
+        best = naive.objective(rows, s, naive.minimum(rows, s, 1.0, a, b), 1.0, a, b)
+        assert found <= best * (1 + 1e-3)
+        norm = np.linalg.norm(naive.gradient(rows, s, w, 1.0, a, b))
+        allowed = naive.gradient_allowed(rows, s, 1.0, 0.01, a, b)
+        assert norm <= solution.gradient[label] * allowed * (1 + 1e-3) + 1e-5 * max(a, b)
+        assert solution.gradient[label] <= 1
+
+
+def test_costs_of_one_are_no_costs(problem_data):
+    X, Y = problem_data
+    plain, _ = solve(X, Y)
+    weighted, _ = solve(X, Y, costs=equal_costs(Y, 1, 1))
+    assert plain.weights.data.tobytes() == weighted.weights.data.tobytes()
+    assert plain.objective.tobytes() == weighted.objective.tobytes()
+
+
+def test_costs_that_are_the_same_multiple_are_a_multiple_of_C(problem_data):
+    X, Y = problem_data
+    larger, _ = solve(X, Y, C=4.0)
+    weighted, _ = solve(X, Y, costs=equal_costs(Y, 4, 4))
+    np.testing.assert_allclose(larger.objective, weighted.objective, rtol=1e-3)
+
+
+def test_a_cost_of_three_is_every_positive_row_three_times(problem_data):
+    X, Y = problem_data
+    Y = sp.csr_array(Y[:, [30]])
+    rows = np.repeat(np.arange(X.shape[0]), np.where(signs(Y, 0) > 0, 3, 1))
+    repeated, _ = solve(X[rows], Y[rows], tol=1e-3)
+    weighted, _ = solve(X, Y, tol=1e-3, costs=equal_costs(Y, 3, 1))
+    np.testing.assert_allclose(repeated.objective, weighted.objective, rtol=2e-4)
+
+
+def test_costs_belong_to_their_labels(problem_data):
+    X, Y = problem_data
+    some = np.geomspace(0.1, 10, Y.shape[1])
+    together, _ = solve(X, Y, costs=Costs(some, some[::-1].copy()))
+    for label in (0, 17, 39):
+        alone, _ = solve(X, Y, labels=[label], costs=equal_costs(Y, some[label], some[::-1][label]))
+        assert together.weights[[label]].data.tobytes() == alone.weights.data.tobytes()
+
+
+def test_impossible_costs_are_refused(problem_data):
+    X, Y = problem_data
+    for bad in (0.0, -1.0, np.nan, np.inf):
+        for costs in (equal_costs(Y, bad, 1), equal_costs(Y, 1, bad)):
+            with pytest.raises(ValueError, match="costs: out of range"):
+                solve(X, Y, costs=costs)
+    with pytest.raises(ValueError, match="one number a label"):
+        solve(X, Y, costs=Costs(np.ones(3), np.ones(3)))
 
 
 @pytest.mark.parametrize("tol", [0.1, 0.01, 1e-4])
@@ -130,17 +200,19 @@ def test_transform_inside_the_loops_equals_transformed_rows(problem_data, tfidf,
     np.testing.assert_allclose(folded.objective, explicit.objective, rtol=1e-4)
 
 
+@pytest.mark.parametrize("a", [1.0, 5.0])
 @pytest.mark.parametrize("tfidf", [True, False])
-def test_working_sets_too_large_to_copy_are_solved_in_place(tfidf):
+def test_working_sets_too_large_to_copy_are_solved_in_place(tfidf, a):
     X, Y = random_problem(rows=14_000, features=400, labels=6, density=0.15, seed=3)
-    solution, Xt = solve(X, Y, labels=[5], tfidf=tfidf, bias=0.0)
+    costs = equal_costs(Y, a, 1)
+    solution, Xt = solve(X, Y, labels=[5], tfidf=tfidf, bias=0.0, costs=costs)
     assert Xt[: solution.set_size[0]].nnz > 1 << 19  # else the sets were copied after all
     s = signs(Y, 5)
     w = solution.weights.toarray().ravel().astype(np.float64)
     rows = Xt.astype(np.float64)
-    norm = np.linalg.norm(naive.gradient(rows, s, w, 1.0))
-    assert norm <= naive.gradient_allowed(rows, s, 1.0, 0.01)
-    assert naive.objective(rows, s, w, 1.0) <= liblinear_objective(Xt, s, 1.0) * (1 + 1e-3)
+    norm = np.linalg.norm(naive.gradient(rows, s, w, 1.0, a))
+    assert norm <= naive.gradient_allowed(rows, s, 1.0, 0.01, a)
+    assert naive.objective(rows, s, w, 1.0, a) <= liblinear_objective(Xt, s, 1.0, a) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("longest", [600, 30_000])
@@ -225,12 +297,13 @@ def test_impossible_parameters_and_shapes_are_refused(problem_data):
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
-def test_eurlex_objectives_are_within_a_thousandth_of_liblinears(real_data, C):
+@pytest.mark.parametrize(("C", "a"), [(0.1, 1.0), (1.0, 1.0), (10.0, 1.0), (0.3, 20.0)])
+def test_eurlex_objectives_are_within_a_thousandth_of_liblinears(real_data, C, a):
     X, Y, _ = load_data(real_data / "eurlex-4k" / "train.txt.gz")
     counts = np.asarray(Y.sum(axis=0)).ravel()
     by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     labels = by_frequency[np.linspace(0, len(by_frequency) - 1, 12).astype(int)]
-    solution, Xt = solve(X, Y, C=C, labels=labels)
+    solution, Xt = solve(X, Y, C=C, labels=labels, costs=equal_costs(Y, a, 1))
     for i, label in enumerate(labels):
-        assert solution.objective[i] <= liblinear_objective(Xt, signs(Y, label), C) * (1 + 1e-3)
+        best = liblinear_objective(Xt, signs(Y, label), C, a)
+        assert solution.objective[i] <= best * (1 + 1e-3)

@@ -409,7 +409,7 @@ def test_the_estimator_takes_texts_and_gives_names(data, tmp_path):
     assert np.mean([bool(set(s) & set(t)) for s, t in zip(sets, test_labels, strict=True)]) > 0.5
     clf.save(tmp_path / "model")
     again = DiSMECTextClassifier.load(tmp_path / "model")
-    assert again.get_params() == {**clf.get_params(), "n_jobs": None}
+    assert again.get_params() == {**clf.get_params(), "n_jobs": None, "delta": 0.01}
     assert again.predict(test_texts) == sets
     assert clone(clf).get_params() == clf.get_params()
     with pytest.raises(DataError, match="600 texts and labels for 200"):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dismec.text_estimator import DiSMECTextClassifier
     from dismec.text_training import train_text
     from dismec.training import train
+    from dismec.tuning import tune, tune_text
 
 __all__ = [
     "ClusterError",
@@ -39,6 +40,8 @@ __all__ = [
     "save_data",
     "train",
     "train_text",
+    "tune",
+    "tune_text",
     "update_labels",
 ]
 
@@ -62,6 +65,8 @@ _HOME = {
     "save_data": "dataset",
     "train": "training",
     "train_text": "text_training",
+    "tune": "tuning",
+    "tune_text": "tuning",
     "update_labels": "editing",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.solver import Solution
+from dismec.weight_counts import BINS
 
 __all__ = ["Block", "BlockStats", "costs", "cut", "cut_evenly"]
 
@@ -78,6 +79,9 @@ class BlockStats:
         Sums over labels: passes over all rows, steps on working sets, rows in these.
     seconds
         Core-seconds spent.
+    weight_counts
+        Weights other than 0 before pruning, in the bins of `dismec.weight_counts`; None where some
+        of what is summed up was solved by a version that did not count.
     """
 
     solved: int
@@ -86,6 +90,7 @@ class BlockStats:
     steps: int
     set_rows: int
     seconds: float
+    weight_counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, solutions: list[Solution], seconds: float) -> BlockStats:
@@ -97,13 +102,25 @@ class BlockStats:
             steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
             set_rows=sum(int(s.set_size.sum()) for s in solutions),
             seconds=round(seconds, 3),
+            weight_counts=_sums([s.weight_counts for s in solutions]),
         )
 
     @classmethod
     def total(cls, stats: Sequence[BlockStats]) -> BlockStats:
         """Sums over blocks."""
-        sums = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(cls)}
-        return cls(**sums | {"seconds": round(sums["seconds"], 3)})
+        names = [f.name for f in fields(cls) if f.name != "weight_counts"]
+        sums = {name: sum(getattr(s, name) for s in stats) for name in names}
+        sums["seconds"] = round(sums["seconds"], 3)
+        known = [np.array([s.weight_counts]) for s in stats if s.weight_counts is not None]
+        return cls(**sums, weight_counts=_sums(known) if len(known) == len(stats) else None)
+
+
+def _sums(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
+    """Sums over labels of their counts."""
+    total = np.zeros(BINS, np.int64)
+    for part in counts:
+        total += part.sum(axis=0, dtype=np.int64)
+    return tuple(total.tolist())
 
 
 @dataclass(frozen=True, eq=False)

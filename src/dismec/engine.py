@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -18,8 +18,9 @@ import scipy.sparse as sp
 from dismec.blocks import Block, BlockStats
 from dismec.native import available_cpus
 from dismec.solver import Cancel, Problem, Solution, SolverParams, Worker, empty_array
+from dismec.weighting import Costs
 
-__all__ = ["BlockSolver", "Kept", "solve_blocks"]
+__all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,44 @@ def solve_blocks(
                 progress(event)
 
 
+def solve_path(
+    problem: Problem,
+    params: SolverParams,
+    path: Sequence[float],
+    labels: npt.NDArray[np.int64],
+    *,
+    threads: int | None = None,
+) -> Generator[Solution, None, None]:
+    """Solve labels at every C of a path, and yield what is done, in no order.
+
+    See `dismec.solver.Worker`. The labels have rows. Closing the generator stops the threads.
+    """
+    threads = threads or available_cpus()
+    parts, cancel = _Parts(), Cancel()
+    parts.add(_cut(labels, problem.label_counts[labels]))
+    parts.end()
+    results: SimpleQueue[Any] = SimpleQueue()
+    missing = len(labels) * len(path)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec")
+    try:
+        costs = params.weighting.costs(problem.label_counts, problem.n_rows)
+        for _ in range(threads):
+            pool.submit(_work, problem, params, costs, cancel, parts, results, path)
+        while missing:
+            try:
+                result = results.get(timeout=0.2)
+            except Empty:
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            solution, _ = result
+            missing -= len(solution.labels)
+            yield solution
+    finally:
+        cancel.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
 @dataclass(frozen=True)
 class Kept(Generic[T]):
     """A block that is done: what `keep` has made of it, or what it has raised instead."""
@@ -106,8 +145,11 @@ class BlockSolver(Generic[T]):
         self._parts = _Parts()
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
+        costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
-            self._pool.submit(_work, problem, params, self._cancel, self._parts, self._results)
+            self._pool.submit(
+                _work, problem, params, costs, self._cancel, self._parts, self._results
+            )
 
     def __enter__(self) -> BlockSolver[T]:
         return self
@@ -192,13 +234,15 @@ class _Parts:
 def _work(
     problem: Problem,
     params: SolverParams,
+    costs: Costs,
     cancel: Cancel,
     parts: _Parts,
     results: SimpleQueue[Any],
+    path: Sequence[float] = (),
 ) -> None:
     """Solve parts until there are none, handing on whatever gets done."""
     try:
-        worker = Worker(problem, params, cancel)
+        worker = Worker(problem, params, cancel, costs, path)
         while parts.wait() and not cancel:
             part: npt.NDArray[np.int64] | None = _NONE
             while part is not None and not cancel:
@@ -216,6 +260,14 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
         results.put(Kept(block.number, keep(block)))
     except BaseException as error:
         results.put(Kept(block.number, None, error))
+
+
+def _cut(
+    labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Frequent labels first: labels that are solved side by side should take equally long."""
+    ordered = labels[np.argsort(-counts, kind="stable")]
+    yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
 
 
 class _OpenBlock:
@@ -236,9 +288,7 @@ class _OpenBlock:
         self.seconds = 0.0
 
     def cut(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Frequent labels first: labels that are solved side by side should take equally long."""
-        ordered = self.distinct[np.argsort(-self.counts, kind="stable")]
-        yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
+        return _cut(self.distinct, self.counts)
 
     def add(self, solution: Solution, seconds: float) -> int:
         """Take some labels in; returns how many they stand for."""

@@ -19,6 +19,7 @@ from dismec.training import TrainingParams, fit
 
 __all__ = ["DiSMECClassifier", "threads_of"]
 
+_WEIGHTING = ("positive_weight", "weighting", "propensity_a", "propensity_b")
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
 
 
@@ -38,9 +39,10 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Weight of the losses against the regulariser.
     delta
         Weights with |w| < delta are dropped; 0 keeps all, "auto" chooses it on a tenth of the rows,
-        which are held out for this, or on the `validation` of `fit`.
+        which are held out for this, or on the `validation` of `fit`. None stands for 0.01 under the
+        L2 penalty and 0 under L1.
     tol
-        LIBLINEAR's ε in the stopping rule.
+        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
     tfidf
         Multiply features by their inverse document frequency in the training data.
     normalize
@@ -57,6 +59,14 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     engine
         Where to fit: None for here; a client of Dask, or the address or scheduler file of a
         cluster.
+    positive_weight
+        What the losses of positive rows are multiplied by.
+    weighting
+        "propensity" to multiply the losses of a label's positive rows the more, the rarer it is.
+    propensity_a, propensity_b
+        The constants A and B of the propensities that this rests on.
+    penalty
+        "l2", or "l1" for classifiers of few weights.
 
     Attributes
     ----------
@@ -81,7 +91,7 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         C: float = 1.0,
-        delta: float | str = 0.01,
+        delta: float | str | None = None,
         tol: float = 0.01,
         tfidf: bool = False,
         normalize: bool = True,
@@ -90,6 +100,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         calibrate: bool = False,
         n_jobs: int | None = None,
         engine: Any = None,
+        positive_weight: float = 1.0,
+        weighting: str | None = None,
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
+        penalty: str = "l2",
     ) -> None:
         self.C = C
         self.delta = delta
@@ -101,6 +116,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.calibrate = calibrate
         self.n_jobs = n_jobs
         self.engine = engine
+        self.positive_weight = positive_weight
+        self.weighting = weighting
+        self.propensity_a = propensity_a
+        self.propensity_b = propensity_b
+        self.penalty = penalty
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -137,6 +157,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.bias,
             precision=self.precision,
             calibrate=self.calibrate,
+            positive_weight=self.positive_weight,
+            weighting=self.weighting,
+            propensity_a=self.propensity_a,
+            propensity_b=self.propensity_b,
+            penalty=self.penalty,
         )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
@@ -242,8 +267,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         keys = {"C", "delta", "tol", "tfidf", "normalize", "bias"}
         if missing := keys - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
+        # Models from before there were weightings do not say that they have none.
+        keys |= model.params.keys() & set(_WEIGHTING)
         self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
         self.calibrate = model.params.get("calibrate", False)
+        self.penalty = model.params.get("penalty", "l2")  # older models do not say
         if "delta_auto" in model.params:
             self.delta = "auto"
         about = model.manifest.estimator or {}

@@ -95,6 +95,11 @@ class Job:
         job = replace(self, params=replace(self.params, delta=delta))
         return job.told(delta=delta, delta_effect=effect)
 
+    def with_C(self, C: float, table: Any) -> Job:
+        """The job at a C that was chosen, with what others were tried."""
+        job = replace(self, params=replace(self.params, C=C))
+        return job.told(C=C, C_table=table)
+
     def calibrated(self, calibration: Calibration | None) -> Job:
         """The job of a model that knows this of its scores."""
         return replace(self, parts=replace(self.parts, calibration=calibration))

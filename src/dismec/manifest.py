@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from dismec.blocks import BlockStats
+from dismec.weight_counts import BINS
 
 __all__ = ["FORMAT_VERSION", "BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
 
@@ -293,14 +294,24 @@ def _parse_receipt(cls: type[R], entry: Any) -> R:
 def _parse_stats(stats: Any) -> BlockStats | None:
     if stats is None:
         return None
-    known = {f.name for f in fields(BlockStats)}
+    known = {f.name for f in fields(BlockStats)} - {"weight_counts"}
+    counts = stats.get("weight_counts") if isinstance(stats, dict) else None
     if not (
         isinstance(stats, dict)
-        and stats.keys() == known
-        and all(type(value) in (int, float) for value in stats.values())
+        and stats.keys() - {"weight_counts"} == known
+        and all(type(stats[name]) in (int, float) for name in known)
+        and (counts is None or _are_counts(counts))
     ):
         raise ValueError("the solver's statistics are not the ones of this format")
-    return BlockStats(**stats)
+    return BlockStats(**stats | {"weight_counts": counts and tuple(counts)})
+
+
+def _are_counts(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == BINS
+        and all(type(value) is int and value >= 0 for value in values)
+    )
 
 
 def _check_sizes(manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from dismec.parts import Parts, read_parts, write_parts
 from dismec.predictor import Predictor
 from dismec.pruning import prune
 from dismec.shards import Shard, first_labels, gather, pack
+
+if TYPE_CHECKING:
+    from dismec.reranking import Reranked
 
 __all__ = ["MACRO_F1", "MICRO_F1", "Model", "TopkModel", "open_model", "read_head"]
 
@@ -358,6 +361,46 @@ class Model(TopkModel):
             *contributions(row, weights, self.n_features, terms),
         )
 
+    def reranked(
+        self, alpha: float = 1.0, A: float = 0.55, B: float = 1.5, *, probabilities: bool = True
+    ) -> Reranked:
+        """A view of the model that ranks rare labels higher, by their propensities p.
+
+        Its `predict_topk` and `evaluate` are as those of the model. Labels are ranked by P/p^alpha,
+        where P is the probability of a label, and that is what they have for scores. At alpha = 1
+        it is what a label is expected to add to PSP@k, so that no other ranking by the same
+        probabilities is expected to have a higher one; at 0 it is the probability. None of all
+        labels has more than those returned.
+
+        Parameters
+        ----------
+        alpha
+            How much propensities count, at least 0.
+        A, B
+            Their constants, as for `evaluate`.
+        probabilities
+            Without, labels are ranked by score + alpha·log(1/p), which needs no calibration.
+
+        Raises
+        ------
+        DataError
+            For other values of `alpha`, `A` and `B`.
+        ModelError
+            If probabilities are asked for and the model has no calibration.
+        """
+        from dismec.reranking import Gains, Reranked
+
+        if not 0 <= alpha <= 100:
+            raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
+        # Labels that share their weights have what the first of them has.
+        bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
+        ranking: Predictor | Gains
+        if probabilities:
+            ranking = Gains(self._rescaled, self._calibrated, bonus)
+        else:
+            ranking = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
+        return Reranked(self.manifest, self.transform, self._parts, ranking, self.nnz)
+
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
 
@@ -461,17 +504,20 @@ class Model(TopkModel):
     @cached_property
     def _logits(self) -> Predictor:
         """Its scores are slope·score + intercept: their order is that of probabilities."""
-        return self._rescaled(self._calibrated.intercepts)
+        calibration = self._calibrated
+        return self._rescaled(calibration.slopes, calibration.intercepts)
 
     @cached_property
     def _margins(self) -> Predictor:
         """Its scores are how far that is above the label's threshold for macro-F1."""
         calibration = self._calibrated
         least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
-        return self._rescaled(calibration.intercepts - least)
+        return self._rescaled(calibration.slopes, calibration.intercepts - least)
 
-    def _rescaled(self, offsets: npt.NDArray[np.float32]) -> Predictor:
-        slopes, bias = self._calibrated.slopes, self.transform.bias
+    def _rescaled(
+        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32]
+    ) -> Predictor:
+        bias = self.transform.bias
         shards = [shard.rescaled(slopes, offsets, bias) for shard in self._shards]
         return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
 

@@ -14,6 +14,7 @@ from dismec.blocks import cut
 from dismec.errors import DataError
 from dismec.shards import check_precision
 from dismec.solver import SolverParams
+from dismec.weighting import Weighting
 
 __all__ = ["TrainingParams"]
 
@@ -28,6 +29,9 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "bias": float,
     "block_size": operator.index,
     "calibrate": bool,
+    "positive_weight": float,
+    "propensity_a": float,
+    "propensity_b": float,
 }
 
 
@@ -41,9 +45,10 @@ class TrainingParams:
         Weight of the losses against the regulariser.
     delta
         Weights with |w| < delta are dropped; "auto" chooses it (`dismec.pruning`): the largest that
-        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this.
+        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this. None becomes 0.01
+        under the L2 penalty and 0 under L1.
     tol
-        LIBLINEAR's ε in the stopping rule.
+        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
     tfidf
         Multiply each feature by its inverse document frequency in the training data.
     normalize
@@ -56,6 +61,15 @@ class TrainingParams:
         How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
     calibrate
         Learn from rows that are held out for this what probability a score stands for.
+    positive_weight
+        What the losses of positive rows are multiplied by.
+    weighting
+        None, or "propensity": the losses of a label's positive rows are also multiplied by 2/p − 1,
+        the more, the rarer it is (``docs/tail.md``).
+    propensity_a, propensity_b
+        The constants A and B of the propensities p (`dismec.metrics.propensities`).
+    penalty
+        "l2", the regulariser ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
 
     Raises
     ------
@@ -64,7 +78,7 @@ class TrainingParams:
     """
 
     C: float = 1.0
-    delta: float | str = 0.01
+    delta: float | str | None = None
     tol: float = 0.01
     tfidf: bool = False
     normalize: bool = True
@@ -72,8 +86,15 @@ class TrainingParams:
     block_size: int = 1000
     precision: str = "float16"
     calibrate: bool = False
+    positive_weight: float = 1.0
+    weighting: str | None = None
+    propensity_a: float = 0.55
+    propensity_b: float = 1.5
+    penalty: str = "l2"
 
     def __post_init__(self) -> None:
+        if self.delta is None:
+            object.__setattr__(self, "delta", 0.0 if self.penalty == "l1" else 0.01)
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if name == "delta" and self.chooses_delta:
@@ -113,4 +134,7 @@ class TrainingParams:
     def solver(self) -> SolverParams:
         """The part that the solver needs; of a delta left to choose the least that it can be."""
         delta = pruning.GRID[0] if self.chooses_delta else cast(float, self.delta)
-        return SolverParams(C=self.C, delta=delta, tol=self.tol)
+        weighting = Weighting(
+            self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
+        )
+        return SolverParams(self.C, delta, self.tol, self.penalty, weighting)

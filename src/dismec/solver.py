@@ -1,16 +1,25 @@
 """Labels → pruned weights.
 
-For each label, with s_i = +1 for the rows that have it and −1 for all others::
+For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
+penalty::
 
-    min_w  f(w) = ½‖w‖² + C·Σ_i max(0, 1 − s_i·w·x_i)²
+    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·max(0, 1 − s_i·w·x_i)²
 
-    gradient            w + 2C·X_Iᵀ(X_I w − s_I),   I = {i : s_i·w·x_i < 1}
+    gradient            w + 2C·Σ_I c_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
-x_i is the transformed row (see `dismec.features`), its last feature the bias, which is regularised
-like any other. Weights with |w| < delta are dropped as soon as a label is solved. The loops are
-native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
+and under the L1 penalty::
+
+    min_w  f(w) = ‖w‖₁ + C·Σ_i max(0, 1 − s_i·w·x_i)²
+
+    solved when         f(w) − g(α) ≤ 0.01·tol·f(w)
+                        where g is the dual function and α a feasible point made from w
+
+c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.weighting` says
+otherwise. x_i is the transformed row (see `dismec.features`), its last feature the bias, which is
+regularised like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
+loops are native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
 parameters.
 """
 
@@ -18,7 +27,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -29,8 +39,12 @@ import scipy.sparse as sp
 from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.native import kernels
+from dismec.weight_counts import BINS
+from dismec.weighting import Costs, Weighting
 
 __all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
+
+PENALTIES = ("l2", "l1")
 
 
 @dataclass(frozen=True)
@@ -44,14 +58,25 @@ class SolverParams:
     delta
         Weights with |w| < delta are dropped; 0 keeps all.
     tol
-        LIBLINEAR's ε in the stopping rule, > 0.
+        How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
+    penalty
+        "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
+    weighting
+        How the costs of a label's rows follow from their number; under L1 all costs are 1.
     """
 
     C: float = 1.0
     delta: float = 0.01
     tol: float = 0.01
+    penalty: str = "l2"
+    weighting: Weighting = field(default_factory=Weighting)
 
     def __post_init__(self) -> None:
+        if self.penalty not in PENALTIES:
+            raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
+        weighted = self.weighting.kind is not None or self.weighting.positive_weight != 1
+        if self.penalty == "l1" and weighted:
+            raise ValueError("penalty is 'l1'; expected no positive_weight or weighting with it")
         for name in ("C", "tol"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
@@ -72,11 +97,18 @@ class Solution:
     objective
         f(w) before pruning.
     gradient
-        Upper bound of ‖∇f(w)‖ divided by what the stopping rule allows: at most 1 is solved.
+        Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows:
+        at most 1 is solved.
     passes, steps
         Passes over all rows; steps on the working set.
     set_size
         Rows in the working set at the end.
+    place
+        On a path of several C, the number of that which this is the solution at.
+    seconds
+        Time spent, with a share of what was done for several labels at once.
+    weight_counts
+        (len(labels), `dismec.weight_counts.BINS`): weights other than 0 before pruning, by size.
     """
 
     labels: npt.NDArray[np.int64]
@@ -86,10 +118,13 @@ class Solution:
     passes: npt.NDArray[np.int32]
     steps: npt.NDArray[np.int32]
     set_size: npt.NDArray[np.int64]
+    place: npt.NDArray[np.int32]
+    seconds: npt.NDArray[np.float64]
+    weight_counts: npt.NDArray[np.int32]
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
         """The part of some labels, in the order of `which`."""
-        return Solution(*(getattr(self, field.name)[which] for field in fields(self)))
+        return Solution(*(getattr(self, part.name)[which] for part in fields(self)))
 
 
 def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -183,16 +218,17 @@ class Problem:
         labels: npt.NDArray[np.int64] | range,
         params: SolverParams,
         cancel: Cancel | None = None,
+        costs: Costs | None = None,
     ) -> Solution:
         """Solve `labels` on the calling thread, with the GIL released.
 
         A label without positives gets an empty row. Labels with about equally many positives
-        should be solved together: they finish together.
+        should be solved together: they finish together. `costs` of all labels of the problem take
+        the place of those that `params` give.
         """
         labels = np.asarray(labels, dtype=np.int64)
-        solution = Worker(self, params, Cancel() if cancel is None else cancel).solve(
-            labels, drain=True
-        )
+        worker = Worker(self, params, Cancel() if cancel is None else cancel, costs)
+        solution = worker.solve(labels, drain=True)
         if len(solution.labels) < len(labels):
             return solution  # cancelled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
@@ -204,13 +240,35 @@ class Worker:
 
     Labels that are still on their way when `solve` has no more to begin stay until the next call,
     so that the solver's slots do not run empty in between.
+
+    With a `path`, numbers above 0, each label is solved at every C of that instead of at
+    ``params.C``, in this order and from the last solution on: every label comes back as often.
+    That takes less time than to solve it anew, and the weights are not bit for bit those of the one
+    C by itself. A label is done there when its objective is certain to be within 0.1·tol of the
+    optimum, or LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
     """
 
-    def __init__(self, problem: Problem, params: SolverParams, cancel: Cancel) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        params: SolverParams,
+        cancel: Cancel,
+        costs: Costs | None = None,
+        path: Sequence[float] = (),
+    ) -> None:
         self._n_columns = problem.n_features + 1
+        if costs is None:
+            costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         self._native = kernels.Worker(
-            problem._native, params.C, params.tol, params.delta, cancel.byte
+            problem._native,
+            params.C,
+            params.tol,
+            params.delta,
+            params.penalty == "l1",
+            *costs,
+            cancel.byte,
         )
+        self._native.follow(np.asarray(path, np.float32))
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
         """Take labels in, and return those that are done: with `drain` all of them.
@@ -221,4 +279,5 @@ class Worker:
         features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
         self._native.take(features, weights)
         matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        statistics[-1] = statistics[-1].reshape(len(done), BINS)
         return Solution(done, matrix, *statistics)

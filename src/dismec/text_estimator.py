@@ -26,7 +26,9 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Parameters
     ----------
-    C, delta, tol, precision, n_jobs, engine
+    C, delta, tol, precision, n_jobs, engine, penalty
+        As for `DiSMECClassifier`.
+    positive_weight, weighting, propensity_a, propensity_b
         As for `DiSMECClassifier`.
     calibrate
         Learn on a tenth of the texts what probability a score stands for; the final model is
@@ -55,7 +57,7 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def __init__(
         self,
         C: float = 1.0,
-        delta: float | str = 0.01,
+        delta: float | str | None = None,
         tol: float = 0.01,
         calibrate: bool = False,
         word_ngrams: tuple[int, int] = (1, 1),
@@ -68,6 +70,11 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         precision: str = "float16",
         n_jobs: int | None = None,
         engine: Any = None,
+        penalty: str = "l2",
+        positive_weight: float = 1.0,
+        weighting: str | None = None,
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
     ) -> None:
         self.C = C
         self.delta = delta
@@ -83,6 +90,11 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.precision = precision
         self.n_jobs = n_jobs
         self.engine = engine
+        self.penalty = penalty
+        self.positive_weight = positive_weight
+        self.weighting = weighting
+        self.propensity_a = propensity_a
+        self.propensity_b = propensity_b
 
     def fit(self, texts: Iterable[str], labels: Iterable[str | Iterable[str]]) -> Any:
         """Train one classifier a label.
@@ -102,6 +114,11 @@ class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             tfidf=True,
             precision=self.precision,
             calibrate=self.calibrate,
+            penalty=self.penalty,
+            positive_weight=self.positive_weight,
+            weighting=self.weighting,
+            propensity_a=self.propensity_a,
+            propensity_b=self.propensity_b,
         )
         text = TextParams(**{name: getattr(self, name) for name in TextParams.__dataclass_fields__})
         self.model_: Model = fit_text(

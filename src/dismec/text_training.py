@@ -114,6 +114,31 @@ def train_text(
     DataError
         ``file:line: reason`` for what cannot be read; otherwise as `dismec.train`.
     """
+    with on_disk(source, path, text, fmt, validation, threads, news) as (X, Y, facts):
+        return train(
+            *(X, Y, path, params or TrainingParams(tfidf=True)),
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            client=client,
+            **facts,
+        )
+
+
+@contextmanager
+def on_disk(
+    source: StrPath | Texts,
+    path: StrPath,
+    text: TextParams | None,
+    fmt: TextFormat | None,
+    validation: StrPath | Texts | None,
+    threads: int | None,
+    news: News | None,
+) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """X and Y of texts, in a file of a model directory as long as the context lasts.
+
+    With them come `names`, `validation`, `source` and `vocabulary` for `dismec.train`.
+    """
     directory = Path(path)
     texts = source if isinstance(source, Texts) else Texts.of_file(source, fmt)
     if validation is not None:
@@ -128,20 +153,16 @@ def train_text(
     judge = None
     if validation is not None:
         judge = vectorised(validation, vocabulary, numbers, threads=threads)
-    with _on_disk(directory, texts, vocabulary, names, threads, news) as (dataset, file):
-        return train(
+    with _in_file(directory, texts, vocabulary, names, threads, news) as (dataset, file):
+        yield (
             dataset.X,
             dataset.Y,
-            directory,
-            params or TrainingParams(tfidf=True),
-            names=names,
-            validation=judge and (judge.X, judge.Y),
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            client=client,
-            source=file,
-            vocabulary=vocabulary,
+            {
+                "names": names,
+                "validation": judge and (judge.X, judge.Y),
+                "source": file,
+                "vocabulary": vocabulary,
+            },
         )
 
 
@@ -247,7 +268,7 @@ def vectorised(
 
 
 @contextmanager
-def _on_disk(
+def _in_file(
     directory: Path,
     texts: Texts,
     vocabulary: Vocabulary,
@@ -255,7 +276,7 @@ def _on_disk(
     threads: int | None,
     news: News | None,
 ) -> Iterator[tuple[Dataset, Path]]:
-    """Texts as a dataset in a file, mapped into memory, while a model is trained on it."""
+    """Texts as a dataset in a file, mapped into memory."""
     numbers = {name: number for number, name in enumerate(names)}
     begun = store.data_file(directory, secrets.token_hex(8))
     file = begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +32,23 @@ if TYPE_CHECKING:
     from dismec.dask_engine import Cluster
     from dismec.text import Vocabulary
 
-__all__ = ["TrainingParams", "connected", "earlier_run", "fit", "run", "train"]
+__all__ = [
+    "Judge",
+    "TrainingParams",
+    "connected",
+    "earlier_run",
+    "fit",
+    "run",
+    "train",
+    "train_job",
+]
 
 _log = logging.getLogger("dismec")
+
+Settle = Callable[
+    [Job, Manifest | None, "Cluster | None"],
+    tuple[Job, Progress | None],
+]
 
 
 def train(
@@ -98,10 +112,36 @@ def train(
     ClusterError
         If the cluster cannot be used.
     """
-    directory = Path(path)
+    job = Job.prepare(X, Y, params or TrainingParams(), names, vocabulary=vocabulary)
+    return train_job(
+        *(Path(path), job, validation),
+        threads=threads,
+        overwrite=overwrite,
+        progress=progress,
+        client=client,
+        source=source,
+    )
+
+
+def train_job(
+    directory: Path,
+    job: Job,
+    validation: tuple[Any, Any] | None,
+    *,
+    threads: int | None,
+    overwrite: bool,
+    progress: Progress | None,
+    client: Any,
+    source: str | os.PathLike[str] | None,
+    settle: Settle | None = None,
+) -> Model:
+    """What `train` does once the data are checked.
+
+    `settle` is called before anything is trained, with the job, the manifest of an earlier run of
+    it and the cluster, and returns the job that is to be done and its progress. What it decides has
+    to be among what `_as_asked` leaves out.
+    """
     threads = thread_count(threads)
-    params = params or TrainingParams()
-    job = Job.prepare(X, Y, params, names, vocabulary=vocabulary)
     trial = _Trial.prepare(job, validation)
     store.make_directory(directory)
     with store.locked(directory), connected(client) as cluster:
@@ -112,6 +152,9 @@ def train(
                 f"{directory} holds the finished model of this training already; "
                 "to train it again, overwrite it (--overwrite)"
             )
+        if settle:
+            settled, progress = settle(trial.job, earlier, cluster)
+            trial = trial._replace(job=settled)
         job, progress = trial.outcome(directory, earlier, threads, progress, cluster)
         run(directory, job, earlier, threads, progress, cluster, source)
     return open_model(directory, check=False)
@@ -187,11 +230,49 @@ def fit(
     return Model(manifest, job.transform, job.parts, shards)
 
 
+class Judge(NamedTuple):
+    """Rows that a trial is not trained on, to judge it by."""
+
+    given: tuple[sp.csr_array, sp.csr_array] | None
+    held_out: npt.NDArray[np.int64]  # else rows of the job
+
+    @classmethod
+    def prepare(cls, job: Job, validation: tuple[Any, Any] | None) -> Judge:
+        """Those that are given, or some of the job's own."""
+        if validation is None:
+            return cls(None, pruning.held_out(job.X.shape[0]))
+        given = _check_validation(validation, job.X.shape[1])
+        truth: Any = given[1]
+        if not truth[:, : job.Y.shape[1]].nnz:
+            raise DataError("validation data: no row has a label of the training data")
+        return cls(given, np.empty(0, np.int64))
+
+    def __str__(self) -> str:
+        if self.given is None:
+            return f"on {len(self.held_out)} held-out rows"
+        return f"on {self.given[0].shape[0]} rows of data {fingerprint(*self.given)[:16]}"
+
+    def parted(self, job: Job) -> tuple[Any, Any, Any, Any]:
+        """X and Y to train on, and those to judge by."""
+        X: Any = job.X
+        Y: Any = job.Y
+        if self.given is not None:
+            return X, Y, *self.given
+        judge = X[self.held_out], Y[self.held_out]
+        others = np.delete(np.arange(X.shape[0]), self.held_out)
+        X, Y = X[others], Y[others]
+        if job.parts.vocabulary:
+            # Of later texts, words that no training text has are not counted.
+            known = np.bincount(X.indices, minlength=X.shape[1]) > 0
+            judge = _only_columns(judge[0], known), judge[1]
+        return X, Y, *judge
+
+
 class _Trial(NamedTuple):
     """A training on some of the rows, to learn from the others what the parameters leave open."""
 
     job: Job  # its manifest says on what it is learned
-    judge: tuple[sp.csr_array, sp.csr_array] | npt.NDArray[np.int64]  # other rows, or some of these
+    judge: Judge | None
 
     @classmethod
     def prepare(cls, job: Job, validation: tuple[Any, Any] | None) -> _Trial:
@@ -202,25 +283,17 @@ class _Trial(NamedTuple):
                     'validation data is for delta="auto" and for calibrate, '
                     f"and delta is {params.delta}"
                 )
-            return cls(job, np.empty(0, np.int64))
+            return cls(job, None)
         n_labels = job.Y.shape[1]
         if params.chooses_delta and n_labels < 2:
             raise DataError(
                 f"delta is chosen by the order of labels, and there is {n_labels} label; "
                 "give it as a number"
             )
-        judge: Any
-        if validation is None:
-            judge = pruning.held_out(job.X.shape[0])
-            source = f"on {len(judge)} held-out rows"
-        else:
-            judge = _check_validation(validation, job.X.shape[1])
-            if not judge[1][:, :n_labels].nnz:
-                raise DataError("validation data: no row has a label of the training data")
-            source = f"on {judge[0].shape[0]} rows of data {fingerprint(*judge)[:16]}"
-        facts = {"delta_auto": source} if params.chooses_delta else {}
+        judge = Judge.prepare(job, validation)
+        facts = {"delta_auto": str(judge)} if params.chooses_delta else {}
         if params.calibrate:
-            facts["calibrated"] = source
+            facts["calibrated"] = str(judge)
         return cls(job.told(**facts), judge)
 
     def outcome(
@@ -232,8 +305,7 @@ class _Trial(NamedTuple):
         cluster: Cluster | None = None,
     ) -> tuple[Job, Progress | None]:
         """The job with what is learned, or was by an earlier run; and the progress from there."""
-        params = self.job.params
-        if not params.holds_out:
+        if self.judge is None:
             return self.job, progress
         if directory and earlier:
             known = self._known(directory, earlier)
@@ -242,7 +314,7 @@ class _Trial(NamedTuple):
         total = self.job.problem.n_labels
         first = progress and (lambda done, _: progress(done, 2 * total))
         second = progress and (lambda done, _: progress(total + done, 2 * total))
-        return self._run(threads, first, cluster), second
+        return self._run(self.judge, threads, first, cluster), second
 
     def _known(self, directory: Path, earlier: Manifest) -> Job | None:
         """The job with what an earlier run has learned, if that is whole."""
@@ -260,33 +332,25 @@ class _Trial(NamedTuple):
             return None
         return job.calibrated(known) if known else None
 
-    def _run(self, threads: int | None, progress: Progress | None, cluster: Cluster | None) -> Job:
+    def _run(
+        self,
+        judge: Judge,
+        threads: int | None,
+        progress: Progress | None,
+        cluster: Cluster | None,
+    ) -> Job:
         job = self.job
-        X: Any = job.X
-        Y: Any = job.Y
-        if isinstance(self.judge, tuple):
-            judge = self.judge
-        else:
-            judge = X[self.judge], Y[self.judge]
-            others = np.delete(np.arange(X.shape[0]), self.judge)
-            X, Y = X[others], Y[others]
-            if job.parts.vocabulary:
-                # Of later texts, words that no training text has are not counted.
-                judge = (
-                    _only_columns(judge[0], np.bincount(X.indices, minlength=X.shape[1]) > 0),
-                    judge[1],
-                )
+        X, Y, judge_X, truth = judge.parted(job)
         params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
         model = fit(X, Y, params, threads=threads, progress=progress, client=cluster)
         if job.params.chooses_delta:
-            choice = pruning.choose(model, *judge, threads=threads)
+            choice = pruning.choose(model, judge_X, truth, threads=threads)
             job = job.at(choice.delta, str(choice))
             model = model.pruned(choice.delta)
         if job.params.calibrate:
-            truth: Any = judge[1]
             curves = calibration.fit(
                 model,
-                judge[0],
+                judge_X,
                 truth[:, : model.n_labels],  # it may have labels that the training has not
                 counts=job.parts.labels.counts,
                 threads=threads,
@@ -350,15 +414,16 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
 
 
 def _as_asked(manifest: Manifest) -> Manifest:
-    """The manifest with a delta that was chosen, or will be, as what it was chosen on.
+    """The manifest with a C or delta that was chosen, or will be, as what it was chosen on.
 
     How labels are cut into blocks is not asked: it does not change the model.
     """
     params = dict(manifest.params)
-    params.pop("delta_effect", None)
-    params.pop("block_size", None)
-    if "delta_auto" in params:
-        params["delta"] = f"auto {params.pop('delta_auto')}"
+    for key in ("C_table", "delta_effect", "block_size"):
+        params.pop(key, None)
+    for key in ("C", "delta"):
+        if f"{key}_auto" in params:
+            params[key] = f"auto {params.pop(f'{key}_auto')}"
     return replace(manifest, params=params)
 
 

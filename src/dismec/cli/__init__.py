@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import data, prediction, serving, training
+from dismec.cli import data, prediction, serving, training, tuning
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -100,6 +100,8 @@ def main() -> None:
 
 for _command in (
     training.train,
+    tuning.tune,
+    tuning.sweep,
     prediction.predict,
     prediction.evaluate,
     prediction.explain,

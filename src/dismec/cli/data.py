@@ -21,30 +21,55 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("path", type=PATH)
+@click.option("--html", "page", type=PATH, help="Write a page with drawings to this file.")
+@click.option(
+    "--test", type=PATH, metavar="DATA", help="Measure the model at PATH on this, label by label."
+)
 @data_options()
+@threads_option
 @json_option
-def inspect(path: Path, reading: Reading, as_json: bool) -> None:
-    """Say what a data file or a model directory holds."""
-    from dismec.report import describe_data, describe_model, describe_texts
+def inspect(
+    path: Path,
+    page: Path | None,
+    test: Path | None,
+    reading: Reading,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Say what a data file or a model directory holds.
+
+    Of data also what training would take here: a few labels are solved to find out.
+    """
+    from dismec.report import describe_data, describe_model, describe_test, describe_texts
 
     if path.is_dir():
         facts = describe_model(path)
+        if test is not None:
+            from dismec.model import open_model
+            from dismec.text_training import text_dataset
+
+            model = open_model(path, check=False)  # it has just been
+            if reading.is_text(test):
+                dataset = text_dataset(model, test, fmt=reading.fmt, threads=threads)
+            else:
+                dataset = reading.load(test, threads)
+            facts["test"] = describe_test(model, dataset, threads)
+    elif test is not None:
+        raise click.UsageError(f"--test is for models, and {path} is a file")
     elif reading.is_text(path):
         facts = describe_texts(path, reading.fmt)
     else:
-        facts = describe_data(path, reading.labels)
+        facts = describe_data(path, reading.labels, threads=threads)
+    if page is not None:
+        from dismec.html_report import write_page
+
+        write_page(page, path, facts)
     if as_json:
         click.echo(json.dumps(facts, indent=1))
-        return
-    width = max(map(len, facts))
-    for key, value in facts.items():
-        if isinstance(value, bool):
-            text = "yes" if value else "no"
-        elif isinstance(value, list):
-            text = f"\n{'':{width}}  ".join(map(str, value))
-        else:
-            text = f"{value:,}" if isinstance(value, int) else str(value)
-        click.echo(f"{key:{width}}  {text}")
+    else:
+        from dismec.cli.inspection import print_facts
+
+        print_facts(facts)
 
 
 @click.command()

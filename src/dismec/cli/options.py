@@ -112,8 +112,25 @@ def data_options(matrix: str = "--labels") -> Callable[[Callable[..., Any]], Cal
     return add
 
 
-def parse_delta(_: click.Context, __: click.Parameter, value: str) -> float | str:
-    """A number, or "auto"."""
+def propensity_options(command: F) -> F:
+    """The constants of propensities."""
+    for name in ("b", "a"):
+        default = {"a": 0.55, "b": 1.5}[name]
+        command = click.option(
+            f"--propensity-{name}",
+            name.upper(),
+            type=float,
+            default=default,
+            show_default=True,
+            help=f"The constant {name.upper()} of propensities.",
+        )(command)
+    return command
+
+
+def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
+    """A number, "auto", or nothing."""
+    if value is None:
+        return None
     try:
         return "auto" if value == "auto" else float(value)
     except ValueError:

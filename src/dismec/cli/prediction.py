@@ -20,6 +20,7 @@ from dismec.cli.options import (
     data_options,
     json_option,
     parse_ks,
+    propensity_options,
     threads_option,
 )
 from dismec.errors import DismecError
@@ -38,6 +39,15 @@ def _parse_threshold(
         return float(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is neither a number, micro-f1 nor macro-f1") from None
+
+
+_rerank_option = click.option(
+    "--rerank",
+    type=float,
+    metavar="ALPHA",
+    help="Rank rare labels higher: by P/p^ALPHA, where P is the probability of a label and p its "
+    "propensity, or by score + ALPHA·log(1/p) if the model is not calibrated.",
+)
 
 
 @click.command()
@@ -65,6 +75,8 @@ def _parse_threshold(
     type=PATH,
     help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
 )
+@_rerank_option
+@propensity_options
 @data_options()
 @cluster_option
 @threads_option
@@ -75,6 +87,9 @@ def predict(
     probabilities: bool,
     threshold: float | str | None,
     output: Path | None,
+    rerank: float | None,
+    A: float,
+    B: float,
     reading: Reading,
     cluster: str | None,
     threads: int | None,
@@ -88,8 +103,11 @@ def predict(
     probabilities = probabilities or isinstance(threshold, str)
     if output is not None and output.exists() and data.exists() and output.samefile(data):
         raise click.UsageError(f"{output} is DATA itself: choose another file")
+    if rerank is not None and (probabilities or threshold is not None):
+        raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
     names = load_names(reading.names) if reading.names else None
     with _opened(model, cluster) as opened:
+        opened = _reranked(opened, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
         if probabilities and cluster is not None:
@@ -111,6 +129,17 @@ def predict(
     else:
         what = "probabilities" if probabilities else "scores"
         write_predictions(top, scores, shown, output, what=what)
+
+
+def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
+    """The model, or a view of it that ranks rare labels higher."""
+    from dismec.model import Model
+
+    if alpha is None:
+        return model
+    if not isinstance(model, Model):
+        raise DismecError("rare labels are not ranked higher on a cluster: leave out --cluster")
+    return model.reranked(alpha, A, B, probabilities=model.calibration is not None)
 
 
 def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:
@@ -161,8 +190,8 @@ def _widened(array: Any, width: int, empty: float) -> Any:
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
-@click.option("--propensity-a", "A", type=float, default=0.55, show_default=True)
-@click.option("--propensity-b", "B", type=float, default=1.5, show_default=True)
+@_rerank_option
+@propensity_options
 @data_options()
 @cluster_option
 @threads_option
@@ -171,6 +200,7 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
+    rerank: float | None,
     A: float,
     B: float,
     reading: Reading,
@@ -193,6 +223,7 @@ def evaluate(
         else:
             dataset = reading.load(data, threads)
         _say_unknown(opened, dataset)
+        opened = _reranked(opened, rerank, A, B)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))

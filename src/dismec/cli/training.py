@@ -19,6 +19,7 @@ from dismec.cli.options import (
     data_options,
     parse_delta,
     precision_option,
+    propensity_options,
     quiet_option,
     threads_option,
 )
@@ -81,12 +82,30 @@ def _text_options(command: F) -> F:
 @click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
 @click.option(
     "--delta",
-    default="0.01",
-    show_default=True,
     callback=parse_delta,
     metavar="NUMBER|auto",
-    help="Weights with |w| below this are dropped; auto: as many as P@k allows.",
+    help="Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
 )
+@click.option(
+    "--penalty",
+    type=click.Choice(["l2", "l1"]),
+    default="l2",
+    show_default=True,
+    help="What keeps weights small; l1: few of them.",
+)
+@click.option(
+    "--positive-weight",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="What the losses of positive rows are multiplied by.",
+)
+@click.option(
+    "--weighting",
+    type=click.Choice(["propensity"]),
+    help="Multiply the losses of a label's positive rows the more, the rarer it is.",
+)
+@propensity_options
 @click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
 @click.option(
     "--validation",
@@ -126,6 +145,8 @@ def train(
     quiet: bool,
     no_normalize: bool,
     tfidf: bool | None,
+    A: float,
+    B: float,
     **params: Any,
 ) -> None:
     """Train a model on DATA.
@@ -138,7 +159,11 @@ def train(
         from dismec.params import TrainingParams
 
         chosen = TrainingParams(
-            normalize=not no_normalize, tfidf=is_text if tfidf is None else tfidf, **params
+            normalize=not no_normalize,
+            tfidf=is_text if tfidf is None else tfidf,
+            propensity_a=A,
+            propensity_b=B,
+            **params,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

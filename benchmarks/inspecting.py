@@ -1,0 +1,73 @@
+"""What `dismec inspect` expects of a training, against the training; and drawings of both.
+
+Time is that of all cores together, which other work on the machine changes little. The training's
+has all that the process does, with reading and writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import data
+from dismec.dataset import save_data
+from dismec.estimate import estimate_training
+from dismec.figures import draw_frequencies, draw_weights
+from dismec.report import describe_model
+from machine import print_heading
+
+# VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.
+TRAIN = """
+import sys, time
+from dismec.cli import main
+
+main(["train", *sys.argv[1:], "--quiet"], standalone_mode=False)
+for line in open("/proc/self/status"):
+    if line.startswith("VmHWM"):
+        print(int(line.split()[1]) * 1024, time.process_time())
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="+", choices=data.SETS, default=data.SETS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--figures", type=Path, help="folder for drawings of the sets")
+    args = parser.parse_args()
+
+    print_heading()
+    print(f"{args.threads} threads; expected, found, expected/found")
+    print(f"{'set':12} {'core-seconds':>20} {'peak, MB':>20} {'model, MB':>20}")
+    for name in args.sets:
+        dataset = data.load(name)
+        expected = estimate_training(dataset.X, dataset.Y, threads=args.threads)
+        with tempfile.TemporaryDirectory() as folder:
+            source, model = Path(folder) / "train.xmc", Path(folder) / "model"
+            save_data(dataset, source)
+            command = [sys.executable, "-c", TRAIN, source, "-o", model]
+            command += ["--threads", str(args.threads)]
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+            peak, seconds = map(float, out.split())
+            facts = describe_model(model)
+        print(f"{name:12}", end="")
+        for key, found, unit in (
+            ("core-seconds", seconds, 1),
+            ("peak bytes", peak, 1e6),
+            ("model bytes", facts["bytes"], 1e6),
+        ):
+            ratio = expected[key] / found
+            print(f" {expected[key] / unit:7.1f} {found / unit:7.1f} {ratio:5.2f}", end="")
+        print(flush=True)
+        if args.figures:
+            for what, svg in (
+                ("frequencies", draw_frequencies(facts["label frequencies"])),
+                ("weights", draw_weights(facts["weight counts"], facts["delta"])),
+            ):
+                (args.figures / f"{name}-{what}.svg").write_bytes(svg)
+
+
+if __name__ == "__main__":
+    main()

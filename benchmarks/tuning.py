@@ -1,0 +1,81 @@
+"""What choosing C costs; exits with 1 if the grid takes more than three trainings.
+
+Both are counted in seconds of CPU, so that other work on the machine changes little. The training
+at the C chosen, which follows, is not counted. `--sweep FILE` draws delta against P@k and size for
+the first set, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import data
+from dismec import TrainingParams, train, tune
+from dismec.curves import draw_sweep
+from dismec.sweep import sweep
+from dismec.tuning import GRID, METRIC
+from machine import print_heading
+
+MOST = 3.0  # trainings
+
+
+def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.process_time()
+    result = work()
+    return time.process_time() - begin, result
+
+
+def compare(name: str, threads: int) -> float:
+    """Print a set's table; returns what the grid takes, in trainings at C = 1."""
+    X, Y, _ = data.load(name)
+    test = data.load(name, "test")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        one, _ = cpu_seconds(lambda: train(X, Y, folder / "one", threads=threads))
+        both, tuned = cpu_seconds(lambda: tune(X, Y, folder / "tuned", threads=threads))
+        params = TrainingParams(C=tuned.C)
+        last, _ = cpu_seconds(lambda: train(X, Y, folder / "last", params, threads=threads))
+    ratio = (both - last) / one
+    print(f"{name}: C {tuned.C:g} by {METRIC} from {GRID}")
+    for row in tuned.table:
+        quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
+        line = f"{row['C']:5g}  P@k {quality}  {METRIC} {row[METRIC]:.2f}"
+        print(f"{line}  PSP@5 {row['PSP@5']:.2f}  {row['weights']:,} weights")
+    found = tuned.model.evaluate(test.X, test.Y)
+    print("test rows, P@1/3/5:", " / ".join(f"{found[f'P@{k}']:.2f}" for k in (1, 3, 5)))
+    print(f"one training {one:.1f} s of CPU, the grid {both - last:.1f}: {ratio:.2f} times\n")
+    return ratio
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--sets", nargs="+", choices=data.SETS, default=["eurlex-4k", "citeulike-t"]
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sweep", type=Path, help="a file to draw, .svg or .png")
+    args = parser.parse_args()
+    print_heading()
+    ratios = {name: compare(name, args.threads) for name in args.sets}
+    if args.sweep:
+        train_part, test = data.load(args.sets[0]), data.load(args.sets[0], "test")
+        table = sweep(*train_part[:2], test[:2], threads=args.threads)
+        for row in table:
+            quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
+            size = f"{row['weights']:>10,} weights {row['bytes'] / 1e6:6.2f} MB"
+            print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms a row']:.3f} ms a row")
+        draw_sweep(table, args.sweep)
+    missed = {name: ratio for name, ratio in ratios.items() if ratio > MOST}
+    for name, ratio in missed.items():
+        print(f"{name}: the grid takes {ratio:.2f} trainings, more than {MOST:g}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

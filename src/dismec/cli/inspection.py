@@ -1,0 +1,144 @@
+"""What ``dismec inspect`` prints for a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """The facts of data or a model (`dismec.report`): lines, small bars and tables."""
+    from rich.console import Console
+
+    from dismec.estimate import tell_estimate
+    from dismec.report import plain_facts
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
+    for key in ("features of a row", "characters of a text"):
+        if facts.get(key, {}).get("rows"):
+            low, high = facts[key]["edges"][0], facts[key]["edges"][-1] - 1
+            lines[key] = f"{_bars(facts[key]['rows'])}  {low:,} to {high:,}"
+    if "weight counts" in facts:
+        lines |= _weight_lines(facts["weight counts"])
+    width = max(map(len, lines))
+    for key, value in lines.items():
+        text = value.replace("\n", f"\n{'':{width}}  ")
+        console.print(f"{key:{width}}  {text}", soft_wrap=True)
+    if facts.get("training"):
+        console.print()
+        for line in tell_estimate(facts["training"]):
+            console.print(line)
+    if len(facts.get("file sizes", ())) > 1:
+        _print_files(facts["file sizes"], console)
+    if "test" in facts:
+        _print_test(facts["test"], console)
+
+
+def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
+    if not found["ranks"]:
+        return {}
+    rows = found["rows"][:: max(1, len(found["rows"]) // 30)]
+    lines = {"rows of labels by rank": f"{_bars(_logs(rows))}  log scales"}
+    if found["beta"] is not None:
+        last = found["fitted ranks"][1]
+        r2 = "" if found["R2"] is None else f", R² {found['R2']:.3f} on log axes"
+        lines["power law"] = f"exponent {found['beta']:.2f}{r2}, ranks 1 to {last:,}"
+    for most, share in found["share with at most"].items():
+        unit = "row" if most == "1" else "rows"
+        lines[f"labels with at most {most} {unit}"] = f"{100 * share:.1f} %"
+    return lines
+
+
+def _weight_lines(counts: Mapping[str, Any]) -> dict[str, str]:
+    lines = {
+        f"weights {when} pruning": _bars(_logs(_coarse(counts[when])))
+        for when in ("before", "after")
+        if counts[when] is not None
+    }
+    return {key: f"{bars}  −…0…+, log scales" for key, bars in lines.items()}
+
+
+def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
+    """Bins of weights, so many in one on either side of the middle one."""
+    middle = len(counts) // 2
+    below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
+    low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
+    return [*low[::-1], counts[middle], *high]
+
+
+def _print_files(files: Sequence[Mapping[str, Any]], console: Any, most: int = 10) -> None:
+    counts = ("labels", "weights", "bytes")
+    rows = [[entry["file"], *(f"{entry[key]:,}" for key in counts)] for entry in files[:most]]
+    more = f"… and {len(files) - most:,} more" if len(files) > most else ""
+    _print_table(console, ["file", *counts], rows, more)
+
+
+def _print_test(test: Mapping[str, Any], console: Any) -> None:
+    from dismec.cli.console import print_metrics
+    from dismec.report import KS, frequency_range
+
+    k = max(KS)
+    print_metrics(test["metrics"], KS)
+    names = [f"P@{k}", f"nDCG@{k}", f"PSP@{k}", f"R@{k}", f"Coverage@{k}"]
+    _print_table(
+        console,
+        ["training rows", "labels", "pairs", *names[:-1], f"cover@{k}"],
+        [
+            [
+                frequency_range(group["frequency"]),
+                f"{group['labels']:,}",
+                f"{group['true pairs']:,}",
+                *(f"{group[name]:.2f}" for name in names),
+            ]
+            for group in test["groups"]
+        ],
+        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k} and coverage of "
+        "the group alone",
+    )
+    for which in ("best", "worst"):
+        _print_table(
+            console,
+            [f"{which} labels", "training rows", "test rows", "precision", "recall", "F1"],
+            [
+                [
+                    entry["name"],
+                    *(f"{entry[key]:,}" for key in ("training rows", "test rows")),
+                    *(f"{entry[key]:.1f}" for key in ("precision", "recall", "F1")),
+                ]
+                for entry in test[f"{which} labels"]
+            ],
+            f"In the first {k} places, %, of {test['labels judged']:,} labels with 5 test rows",
+        )
+
+
+def _print_table(
+    console: Any, heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(*heads, caption=caption)
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _logs(counts: Sequence[float]) -> list[float]:
+    return [math.log(count) + 1 if count else 0 for count in counts]
+
+
+def _bars(heights: Sequence[float]) -> str:
+    """A bar a number; none where it is 0."""
+    most = max(heights, default=0) or 1
+    return "".join(
+        _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights
+    )

@@ -1,0 +1,342 @@
+"""Commands that compare models: which C, which delta."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress, spoken
+from dismec.cli.options import (
+    PATH,
+    Reading,
+    cluster_option,
+    data_options,
+    json_option,
+    parse_delta,
+    parse_ks,
+    precision_option,
+    quiet_option,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from dismec.dataset import Dataset
+    from dismec.model import Model
+    from dismec.params import TrainingParams
+    from dismec.tuning import Tuned
+
+_GRID = "0.25,0.5,1,2"
+_DELTAS = "0,0.001,0.003,0.01,0.02,0.03,0.05,0.07,0.1,0.2,0.3"
+
+
+def _parse_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """Numbers joined by commas."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0.3,1,3") from None
+
+
+_plot_option = click.option(
+    "--plot", type=PATH, help="Draw it: .svg, .png or .pdf; needs dismec[plots]."
+)
+_tfidf_option = click.option(
+    "--tfidf/--no-tfidf",
+    default=None,
+    help="Multiply features by their idf in DATA [default: if DATA is text].",
+)
+
+
+@click.command()
+@click.argument("data", type=PATH)
+@click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
+@click.option(
+    "--grid",
+    default=_GRID,
+    show_default=True,
+    callback=_parse_numbers,
+    help="The values of C to choose from.",
+)
+@click.option(
+    "--metric", default="nDCG@5", show_default=True, help="What to choose by: P@k, nDCG@k or PSP@k."
+)
+@click.option(
+    "--validation", type=PATH, help="Data to choose on [default: a tenth of the rows of DATA]."
+)
+@click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
+@click.option(
+    "--delta",
+    default="0.01",
+    show_default=True,
+    callback=parse_delta,
+    metavar="NUMBER|auto",
+    help="As for train; auto: chosen after C.",
+)
+@click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
+@_tfidf_option
+@precision_option("float16", show_default=True)
+@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@_plot_option
+@json_option
+@data_options()
+@cluster_option
+@threads_option
+@quiet_option
+def tune(
+    data: Path,
+    model: Path,
+    reading: Reading,
+    validation: Path | None,
+    validation_labels: Path | None,
+    threads: int | None,
+    cluster: str | None,
+    overwrite: bool,
+    quiet: bool,
+    plot: Path | None,
+    as_json: bool,
+    grid: tuple[float, ...],
+    metric: str,
+    tfidf: bool | None,
+    **params: Any,
+) -> None:
+    """Choose C on rows held out, and train a model on all of DATA with it.
+
+    The model is the one that train gives with this C. What was tried is printed, and kept in the
+    model: inspect shows it.
+    """
+    from dismec.tuning import check_grid, check_metric
+
+    check_grid(grid)
+    check_metric(metric)
+    if validation_labels and not validation:
+        raise click.UsageError("--validation-labels goes with --validation")
+    is_text = reading.is_text(data)
+    chosen = _params(is_text if tfidf is None else tfidf, **params)
+    begin = time.perf_counter()
+    try:
+        with shown_progress(quiet, "tuning") as progress, cluster_news(cluster, quiet):
+            common: dict[str, Any] = {
+                "metric": metric,
+                "threads": threads,
+                "overwrite": overwrite,
+                "progress": progress,
+                "client": cluster,
+            }
+            if is_text:
+                from dismec.tuning import tune_text
+
+                tuned = tune_text(
+                    *(data, model, grid, chosen),
+                    fmt=reading.fmt,
+                    validation=validation,
+                    news=None if quiet else spoken,
+                    **common,
+                )
+            else:
+                judge = (validation, validation_labels)
+                tuned = _tune_numeric(data, model, grid, chosen, reading, judge, common)
+    except KeyboardInterrupt:
+        click.echo(f"{model}: run the same command again to go on", err=True)
+        raise
+    if plot:
+        from dismec.curves import draw_tuning
+
+        draw_tuning(tuned.table, metric, tuned.C, plot)
+    if as_json:
+        click.echo(json.dumps({"C": tuned.C, "metric": metric, "table": tuned.table}))
+    else:
+        _print_tuned(tuned)
+    if not quiet:
+        say_trained(tuned.model, model, time.perf_counter() - begin)
+    say_unsolved(tuned.model)
+
+
+def _params(tfidf: bool, **given: Any) -> TrainingParams:
+    from dismec.params import TrainingParams
+
+    try:
+        return TrainingParams(tfidf=tfidf, **given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _tune_numeric(
+    data: Path,
+    model: Path,
+    grid: tuple[float, ...],
+    params: TrainingParams,
+    reading: Reading,
+    validation: tuple[Path | None, Path | None],
+    common: dict[str, Any],
+) -> Tuned:
+    from dismec.dataset import is_binary, load_data
+    from dismec.tuning import tune as run
+
+    dataset = reading.load(data, common["threads"])
+    path, labels = validation
+    judge = load_data(path, labels=labels, threads=common["threads"]) if path else None
+    return run(
+        *(dataset.X, dataset.Y, model, grid, params),
+        names=dataset.names,
+        validation=judge and judge[:2],
+        source=data if is_binary(data) else None,
+        **common,
+    )
+
+
+def _print_table(heads: list[str], rows: list[list[str]], best: int | None = None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads)
+    for column in table.columns:
+        column.justify = "right"
+        column.no_wrap = True
+    for number, row in enumerate(rows):
+        # Marked by more than its weight: a log has no bold letters.
+        shown = [f"* {row[0]}", *row[1:]] if number == best else row
+        table.add_row(*shown, style="bold" if number == best else None)
+    console = Console()
+    # In a log there is no width to keep to.
+    console.print(table, width=None if console.is_terminal else 200, crop=False)
+
+
+def _print_tuned(tuned: Tuned) -> None:
+    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # what fits a terminal; JSON has all
+    metrics = usual if tuned.metric in usual else [*usual, tuned.metric]
+    rows = [
+        [
+            f"{row['C']:g}",
+            *(f"{row[name]:.2f}" for name in metrics),
+            f"{row['weights']:,}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in tuned.table
+    ]
+    best = [row["C"] for row in tuned.table].index(tuned.C)
+    _print_table(["C", *metrics, "weights", "core-s"], rows, best)
+    click.echo(f"C {tuned.C:g}, chosen {tuned.model.params['C_auto']}")
+    if best in (0, len(rows) - 1):
+        click.echo("It is at the end of the grid: a wider one may have a better one.")
+
+
+@click.command()
+@click.argument("data", type=PATH)
+@click.option("--test", type=PATH, required=True, help="Data to measure on.")
+@click.option("--test-labels", type=PATH, help="As --labels, for --test.")
+@click.option(
+    "--delta",
+    "deltas",
+    default=_DELTAS,
+    callback=_parse_numbers,
+    help=f"The values of delta [default: {_DELTAS}; of a model those from its own up].",
+)
+@click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
+@click.option(
+    "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
+)
+@_tfidf_option
+@precision_option("float16", show_default=True)
+@_plot_option
+@json_option
+@data_options()
+@threads_option
+@quiet_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    data: Path,
+    test: Path,
+    test_labels: Path | None,
+    deltas: tuple[float, ...],
+    C: float,
+    ks: tuple[int, ...],
+    tfidf: bool | None,
+    precision: str,
+    plot: Path | None,
+    as_json: bool,
+    reading: Reading,
+    threads: int | None,
+    quiet: bool,
+) -> None:
+    """What each delta costs in P@k, and saves in weights and time.
+
+    DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
+    whose own delta is then the smallest that can be measured.
+    """
+    from dismec.sweep import check_deltas, sweep_model
+
+    ordered = check_deltas(deltas)
+    if data.is_dir():
+        from dismec.model import open_model
+
+        model = open_model(data)
+        if ctx.get_parameter_source("deltas") is click.core.ParameterSource.DEFAULT:
+            own = float(model.params.get("delta", 0))
+            ordered = [own, *(delta for delta in ordered if delta > own)]
+    else:
+        with shown_progress(quiet, "training") as progress:
+            chosen = {"C": C, "delta": ordered[0], "precision": precision}
+            model = _fit(data, reading, tfidf, chosen, threads, progress)
+    rows = _rows_of(model, test, test_labels, reading, threads)
+    table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
+    if plot:
+        from dismec.curves import draw_sweep
+
+        draw_sweep(table, plot)
+    if as_json:
+        click.echo(json.dumps(table))
+        return
+    names = [f"P@{k}" for k in ks]
+    _print_table(
+        ["delta", *names, "weights", "MB", "ms a row"],
+        [
+            [
+                f"{row['delta']:g}",
+                *(f"{row[name]:.2f}" for name in names),
+                f"{row['weights']:,}",
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['ms a row']:.3f}",
+            ]
+            for row in table
+        ],
+    )
+
+
+def _fit(
+    data: Path,
+    reading: Reading,
+    tfidf: bool | None,
+    params: dict[str, Any],
+    threads: int | None,
+    progress: Any,
+) -> Model:
+    is_text = reading.is_text(data)
+    chosen = _params(is_text if tfidf is None else tfidf, **params)
+    if is_text:
+        from dismec.text_training import Texts, fit_text
+
+        texts = Texts.of_file(data, reading.fmt)
+        return fit_text(texts, chosen, threads=threads, progress=progress)
+    from dismec.training import fit
+
+    dataset = reading.load(data, threads)
+    return fit(*dataset[:2], chosen, names=dataset.names, threads=threads, progress=progress)
+
+
+def _rows_of(
+    model: Model, test: Path, labels: Path | None, reading: Reading, threads: int | None
+) -> Dataset:
+    from dismec.corpus import is_text
+
+    if is_text(test):
+        from dismec.text_training import text_dataset
+
+        return text_dataset(model, test, fmt=reading.fmt, threads=threads)
+    from dismec.dataset import load_data
+
+    return load_data(test, labels=labels, threads=threads)

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from liblinear import liblinearutil
+
+import naive
+from conftest import random_problem, train_unfinished, weight_files
+from dismec import DiSMECClassifier, TrainingParams, open_model, train
+from dismec.blocks import cut
+from dismec.dataset import load_data
+from dismec.engine import solve_blocks
+from dismec.features import Transform
+from dismec.solver import Problem, SolverParams
+
+L1 = SolverParams(delta=0, penalty="l1")
+
+
+def solve(X, Y, C=1.0, tol=0.01, labels=None, **transform):
+    fitted = Transform.fit(X, **transform)
+    labels = range(Y.shape[1]) if labels is None else labels
+    params = SolverParams(C, 0.0, tol, "l1")
+    return Problem(X, Y, fitted).solve(labels, params), fitted.apply(X).astype(np.float64)
+
+
+def signs(Y, label):
+    return np.where(Y[:, [label]].toarray().ravel() > 0, 1.0, -1.0)
+
+
+def liblinear_objective(Xt, s, C, eps):
+    """What LIBLINEAR -s 5 reaches on rows that hold the bias as their last feature."""
+    problem = liblinearutil.problem(s, sp.csr_matrix(Xt))
+    model = liblinearutil.train(problem, liblinearutil.parameter(f"-s 5 -c {C} -e {eps} -q"))
+    w = np.array(model.w[: Xt.shape[1]]) * model.get_labels()[0]
+    return naive.l1_objective(Xt, s, w, C)
+
+
+def check(solution, Xt, Y, C, labels=None):
+    """Every label is as good as its certificate says, and no worse than LIBLINEAR run tightly."""
+    for i, label in enumerate(range(Y.shape[1]) if labels is None else labels):
+        s = signs(Y, label)
+        if (s < 0).all():
+            assert solution.weights[[i]].nnz == 0
+            continue
+        w = solution.weights[[i]].toarray().ravel().astype(np.float64)
+        found = naive.l1_objective(Xt, s, w, C)
+        assert solution.objective[i] == pytest.approx(found, rel=2e-5)
+        assert solution.gradient[i] <= 1
+        assert found <= liblinear_objective(Xt, s, C, 1e-5) * (1 + 1.5e-4)
+
+
+@pytest.mark.parametrize("C", [0.01, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_objective_is_no_worse_than_liblinears(problem_data, C, bias):
+    X, Y = problem_data
+    check(*solve(X, Y, C=C, bias=bias), Y, C)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_problem_is_solved_as_liblinear_solves_it(data):
+    """With rows that are empty or twice there, labels of all rows or none, signs of both kinds."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    n_rows, n_features = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 15))
+    dense = rng.standard_normal((n_rows, n_features)) * rng.gamma(1, 1, (n_rows, n_features))
+    if data.draw(st.booleans()):
+        dense = np.abs(dense)
+    dense *= rng.random(dense.shape) < data.draw(st.sampled_from([0.1, 0.4, 1.0]))
+    dense = dense[rng.integers(0, n_rows, n_rows)]
+    X = sp.csr_array(dense, dtype=np.float32)
+    share = rng.choice([0.0, 0.05, 0.3, 0.7, 1.0], 6)
+    Y = sp.csr_array(rng.random((n_rows, 6)) < share, dtype=np.uint8)
+    C = data.draw(st.sampled_from([0.01, 0.1, 1.0, 10.0, 100.0]))
+    solution, Xt = solve(
+        X,
+        Y,
+        C=C,
+        bias=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
+        normalize=data.draw(st.booleans()),
+        tfidf=data.draw(st.booleans()),
+    )
+    check(solution, Xt, Y, C)
+
+
+@pytest.mark.parametrize("tol", [0.1, 0.01, 1e-3])
+def test_gap_is_what_the_tolerance_allows(problem_data, tol):
+    X, Y = problem_data
+    solution, Xt = solve(X, Y, tol=tol)
+    tight, _ = solve(X, Y, tol=1e-4)
+    for label in range(Y.shape[1]):
+        s = signs(Y, label)
+        w = tight.weights[[label]].toarray().ravel().astype(np.float64)
+        least = naive.l1_lower_bound(Xt, s, w, 1.0)
+        assert naive.l1_objective(Xt, s, w, 1.0) <= least * (1 + 1e-4)
+        assert solution.objective[label] <= least * (1 + 0.01 * tol + 1e-5)
+
+
+def test_optimality_conditions_hold_in_double_precision(problem_data):
+    X, Y = problem_data
+    solution, Xt = solve(X, Y, tol=1e-4)
+    for label in range(Y.shape[1]):
+        s = signs(Y, label)
+        w = solution.weights[[label]].toarray().ravel().astype(np.float64)
+        breach = naive.l1_breach(Xt, s, w, 1.0)
+        assert breach.sum() <= naive.l1_breach_allowed(Xt, s, 1.0, 0.01)
+        assert breach.max() <= 0.02
+
+
+def test_breach_of_the_reference_vanishes_where_no_step_gains(problem_data):
+    X, Y = problem_data
+    solution, Xt = solve(X, Y, tol=1e-4)
+    s = signs(Y, 30)
+    w = solution.weights[[30]].toarray().ravel().astype(np.float64)
+    best = naive.l1_objective(Xt, s, w, 1.0)
+    for direction in np.eye(len(w)):
+        for h in (1e-2, -1e-2):
+            assert naive.l1_objective(Xt, s, w + h * direction, 1.0) >= best - 2e-6 * best
+    assert naive.l1_lower_bound(Xt, s, w, 1.0) <= best
+
+
+def test_models_have_few_weights(problem_data):
+    X, Y = problem_data
+    sparse, _ = solve(X, Y)
+    dense = Problem(X, Y, Transform.fit(X)).solve(range(Y.shape[1]), SolverParams(delta=0))
+    assert sparse.weights.nnz < 0.5 * dense.weights.nnz
+
+
+def test_working_sets_too_large_to_copy_are_solved_in_place():
+    X, Y = random_problem(rows=14_000, features=400, labels=6, density=0.15, seed=3)
+    for transform in ({"tfidf": True, "bias": 0.0}, {"C": 0.01}):
+        C = transform.get("C", 1.0)
+        solution, Xt = solve(X, Y, labels=[5], **transform)
+        assert Xt[: solution.set_size[0]].nnz > 1 << 19  # else the sets were copied after all
+        w = solution.weights.toarray().ravel().astype(np.float64)
+        s = signs(Y, 5)
+        assert solution.objective[0] == pytest.approx(naive.l1_objective(Xt, s, w, C), rel=2e-5)
+        assert solution.gradient[0] <= 1
+        assert solution.objective[0] <= liblinear_objective(Xt, s, C, 0.01) * (1 + 1e-4)
+
+
+def test_a_label_does_not_depend_on_its_neighbours(problem_data):
+    X, Y = problem_data
+    problem = Problem(X, Y, Transform.fit(X))
+    together = problem.solve(range(Y.shape[1]), L1).weights
+    order = np.random.default_rng(1).permutation(Y.shape[1])
+    shuffled = problem.solve(order, L1).weights[np.argsort(order)]
+    for label in range(Y.shape[1]):
+        alone = problem.solve([label], L1).weights
+        for other in (shuffled[[label]], alone):
+            assert together[[label]].indices.tobytes() == other.indices.tobytes()
+            assert together[[label]].data.tobytes() == other.data.tobytes()
+
+
+def test_threads_and_block_size_do_not_change_a_weight():
+    X, Y = random_problem(rows=2000, features=300, labels=60, density=0.05, seed=2)
+    problem = Problem(X, Y, Transform.fit(X))
+    whole = problem.solve(range(60), L1).weights
+    for size, threads in ((1, 3), (7, 2), (100, 1)):
+        blocks = dict(enumerate(cut(problem.groups, size)))
+        for block in solve_blocks(problem, L1, blocks, lambda b: b, threads=threads):
+            expected = whole[block.labels]
+            assert block.weights.indices.tobytes() == expected.indices.tobytes()
+            assert block.weights.data.tobytes() == expected.data.tobytes()
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, problem_data):
+    params = TrainingParams(penalty="l1", block_size=10)
+    model = train(*problem_data, tmp_path / "whole", params, threads=1)
+    assert model.params["penalty"] == "l1"
+    assert model.params["delta"] == 0
+    train_unfinished(*problem_data, tmp_path / "model", params)
+    (tmp_path / "model" / "block-000002.safetensors").unlink()
+    train(*problem_data, tmp_path / "model", params, threads=2)
+    assert weight_files(tmp_path / "model") == weight_files(tmp_path / "whole")
+
+
+def test_estimator_has_the_penalty_and_keeps_it(tmp_path, problem_data):
+    X, Y = problem_data
+    clf = DiSMECClassifier(penalty="l1", precision="float32").fit(X, Y)
+    solution, _ = solve(X, Y)
+    assert (clf.model_.weights != solution.weights).nnz == 0
+    clf.save(tmp_path / "model")
+    assert DiSMECClassifier.load(tmp_path / "model").penalty == "l1"
+    assert open_model(tmp_path / "model").params["penalty"] == "l1"
+
+
+def test_delta_is_that_of_the_penalty_unless_it_is_given():
+    assert TrainingParams().delta == 0.01
+    assert TrainingParams(penalty="l1").delta == 0
+    assert TrainingParams(penalty="l1", delta=0.1).solver == SolverParams(1, 0.1, 0.01, "l1")
+    with pytest.raises(ValueError, match=r"penalty is 'l3'; expected 'l2' or 'l1'"):
+        TrainingParams(penalty="l3")
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.parametrize("C", [0.1, 1.0, 10.0])
+def test_eurlex_objectives_are_those_of_liblinear(real_data, C):
+    X, Y, _ = load_data(real_data / "eurlex-4k" / "train.txt.gz")
+    counts = np.asarray(Y.sum(axis=0)).ravel()
+    by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    labels = by_frequency[np.linspace(0, len(by_frequency) - 1, 12).astype(int)]
+    solution, Xt = solve(X, Y, C=C, labels=labels)
+    assert (solution.gradient <= 1).all()
+    for i, label in enumerate(labels):
+        theirs = liblinear_objective(Xt, signs(Y, label), C, 0.01)
+        assert solution.objective[i] <= theirs * (1 + 1e-4)

@@ -1,0 +1,375 @@
+"""Choosing C, and what each delta leaves of a model."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters import Processes
+from conftest import random_problem, weight_files
+from dismec import DataError, ModelError, TrainingParams, open_model, pruning, save_data, train
+from dismec.cli import main
+from dismec.dataset import Dataset
+from dismec.engine import solve_path
+from dismec.features import Transform
+from dismec.solver import Problem, SolverParams
+from dismec.sweep import sweep, sweep_model
+from dismec.training import fit
+from dismec.tuning import check_grid, check_metric, pick, tune, tune_text
+
+GRID = [0.1, 0.5, 2.0, 20.0]
+
+
+@pytest.fixture(scope="module")
+def data():
+    """More rows than other tests have: of few, every order of labels is as good as another."""
+    return random_problem(rows=700, labels=50, seed=3)
+
+
+@pytest.fixture(scope="module")
+def tuned(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tuned") / "model"
+    return tune(*data, path, GRID, metric="nDCG@3"), path
+
+
+def held_out(X, Y):
+    judge = pruning.held_out(X.shape[0])
+    others = np.delete(np.arange(X.shape[0]), judge)
+    return X[others], Y[others], X[judge], Y[judge]
+
+
+def test_the_chosen_C_is_the_best_of_the_table(tuned):
+    result, _ = tuned
+    assert [row["C"] for row in result.table] == GRID
+    best = max(row["nDCG@3"] for row in result.table)
+    assert next(row["C"] for row in result.table if row["nDCG@3"] == best) == result.C
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 100)), min_size=1))
+def test_of_equally_good_C_the_smallest_is_chosen(values):
+    table = [{"C": C, "P@1": value} for value, C in values]
+    best = max(row["P@1"] for row in table)
+    assert pick(table, "P@1") == min(row["C"] for row in table if row["P@1"] == best)
+
+
+def test_the_table_is_that_of_models_trained_one_by_one(data, tuned):
+    X, Y, judge_X, judge_Y = held_out(*data)
+    for row in tuned[0].table:
+        model = fit(X, Y, TrainingParams(C=row["C"]))
+        found = model.evaluate(judge_X, judge_Y)
+        for name in ("P@1", "P@3", "P@5", "nDCG@5", "PSP@1", "PSP@5"):
+            assert row[name] == pytest.approx(found[name], abs=1.5)  # one row of seventy
+        assert row["weights"] == pytest.approx(model.nnz, rel=0.05)
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize("idf", [False, True])
+def test_every_C_of_a_path_is_solved(data, bias, idf):
+    X, Y = data
+    problem = Problem(X, Y, Transform.fit(X, tfidf=idf, bias=bias))
+    labels = np.arange(problem.n_labels)
+    path = [1.0, 3.0, 10.0, 0.3, 0.1]
+    seen = set()
+    for solution in solve_path(problem, SolverParams(), path, labels, threads=2):
+        assert (solution.gradient <= 1).all()
+        for i, (label, place) in enumerate(zip(solution.labels, solution.place, strict=True)):
+            seen.add((label, place))
+            alone = problem.solve([label], SolverParams(C=path[place], tol=1e-4))
+            assert solution.objective[i] <= alone.objective[0] * (1 + 5e-3)
+            assert solution.objective[i] >= alone.objective[0] * (1 - 1e-5)
+    assert len(seen) == len(labels) * len(path)
+
+
+def test_a_path_does_not_change_with_threads_or_neighbours(data):
+    X, Y = data
+    problem = Problem(X, Y, Transform.fit(X))
+
+    def solved(labels, threads):
+        return {
+            (label, place): (part.weights[[i]].data.tobytes(), part.weights[[i]].indices.tobytes())
+            for part in solve_path(problem, SolverParams(), GRID, labels, threads=threads)
+            for i, (label, place) in enumerate(
+                zip(part.labels.tolist(), part.place.tolist(), strict=True)
+            )
+        }
+
+    everything = solved(np.arange(50), 3)
+    assert everything == solved(np.arange(50), 1)
+    some = solved(np.array([7, 31]), 1)
+    assert some.items() <= everything.items()
+
+
+def test_the_model_is_that_of_a_training_at_this_C(data, tuned, tmp_path):
+    result, path = tuned
+    train(*data, tmp_path / "model", TrainingParams(C=result.C))
+    assert weight_files(path) == weight_files(tmp_path / "model")
+
+
+def test_the_model_keeps_how_its_C_was_chosen(tuned):
+    result, path = tuned
+    params = open_model(path).params
+    assert params["C"] == result.C
+    assert params["C_table"] == result.table
+    assert params["C_auto"] == "by nDCG@3 from 0.1, 0.5, 2, 20 on 70 held-out rows"
+
+
+def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
+    X, Y = data
+    twice = sp.hstack([Y, Y, sp.csr_array((Y.shape[0], 1), dtype=np.uint8)], format="csr")
+    result = tune(X, twice, tmp_path / "model", GRID[1:3])
+    X, Y, judge_X, judge_Y = held_out(X, twice)
+    for row in result.table:
+        found = fit(X, Y, TrainingParams(C=row["C"])).evaluate(judge_X, judge_Y)
+        assert row["P@5"] == pytest.approx(found["P@5"], abs=1)
+
+
+def test_scoring_in_pieces_changes_nothing(data, tuned, tmp_path):
+    with mock.patch("dismec.tuning._PENDING", 500):
+        again = tune(*data, tmp_path / "model", GRID, metric="nDCG@3")
+    for row, before in zip(again.table, tuned[0].table, strict=True):
+        assert row | {"seconds": 0} == before | {"seconds": 0}
+
+
+def test_progress_ends_at_its_total(data, tmp_path):
+    seen = []
+    params = TrainingParams(delta="auto")
+    tune(*data, tmp_path / "model", GRID, params, progress=lambda *now: seen.append(now))
+    assert {total for _, total in seen} == {6 * 50}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (300, 300)
+
+
+def test_delta_and_probabilities_are_learned_after_C(data, tmp_path):
+    params = TrainingParams(delta="auto", calibrate=True)
+    result = tune(*data, tmp_path / "a", GRID, params)
+    alone = train(*data, tmp_path / "b", TrainingParams(C=result.C, delta="auto", calibrate=True))
+    assert weight_files(tmp_path / "a") == weight_files(tmp_path / "b")
+    assert result.model.params["delta"] == alone.params["delta"]
+    assert result.model.calibration is not None
+
+
+def test_given_rows_choose(data, tmp_path):
+    X, Y = data
+    result = tune(X, Y, tmp_path / "model", GRID, validation=(X[:100], Y[:100]))
+    assert result.model.params["C_auto"].startswith("by nDCG@5 from 0.1, 0.5, 2, 20 on 100 rows of")
+    assert result.C == 20.0  # they were trained on
+
+
+def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
+    path = tmp_path / "model"
+    with (
+        mock.patch("dismec.store.finish", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        tune(*data, path, GRID, metric="nDCG@3")
+    with mock.patch("dismec.tuning.solve_path", side_effect=AssertionError):
+        result = tune(*data, path, GRID, metric="nDCG@3")
+    assert (result.C, weight_files(path)) == (tuned[0].C, weight_files(tuned[1]))
+
+
+def test_a_killed_choice_leaves_nothing_and_starts_again(data, tuned, tmp_path):
+    path = tmp_path / "model"
+    with (
+        mock.patch("dismec.tuning.pick", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        tune(*data, path, GRID, metric="nDCG@3")
+    assert not [p for p in path.iterdir() if not p.name.startswith(".")]
+    assert tune(*data, path, GRID, metric="nDCG@3").C == tuned[0].C
+
+
+def test_another_training_in_the_directory_is_refused_before_the_grid(data, tuned, tmp_path):
+    path = tmp_path / "model"
+    train(*data, path, TrainingParams(C=tuned[0].C))
+    before = weight_files(path)
+    with mock.patch("dismec.tuning.solve_path", side_effect=AssertionError):
+        with pytest.raises(ModelError, match="another training"):
+            tune(*data, path, GRID)
+        with pytest.raises(ModelError, match="finished model of this training"):
+            tune(*data, tuned[1], GRID, metric="nDCG@3")
+    assert weight_files(path) == before
+
+
+@pytest.mark.parametrize(
+    ("grid", "reason"),
+    [
+        ([], "0 values"),
+        ([1.0], "1 values"),
+        ([1, 1.0], "1 values"),
+        ([0, 1], "C is 0"),
+        ([-1, 1], "C is -1"),
+        ([1, float("nan")], "C is nan"),
+        ([1, float("inf")], "C is inf"),
+        ([1, 1e-60], "C is 1e-60"),
+        ([1, "much"], "C is 'much'"),
+    ],
+)
+def test_bad_grids_are_refused(grid, reason):
+    with pytest.raises(DataError, match=reason) as error:
+        check_grid(grid)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("metric", ["", "P", "P@0", "P@", "p@1", "R@1", "P@1.5", "P@-1", "P@999"])
+def test_bad_metrics_are_refused(metric):
+    with pytest.raises(DataError, match="expected P@k, nDCG@k or PSP@k"):
+        check_metric(metric)
+
+
+def test_data_that_leave_nothing_to_choose_on_are_refused(data, tmp_path):
+    X, Y = data
+    with pytest.raises(DataError, match="there is 1 label"):
+        tune(X, Y[:, :1], tmp_path / "model", GRID)
+    with pytest.raises(DataError, match="there is 1 row"):
+        tune(X[:1], Y[:1], tmp_path / "model", GRID)
+    with pytest.raises(DataError, match="validation data"):
+        tune(X, Y, tmp_path / "model", GRID, validation=(X[:5], Y[:4]))
+
+
+def test_a_metric_deeper_than_there_are_labels(data, tmp_path):
+    X, Y = data
+    result = tune(X, Y[:, 45:48], tmp_path / "model", GRID, metric="PSP@7")
+    assert all("PSP@7" in row for row in result.table)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "texts.jsonl"
+    with path.open("w") as file:
+        for _ in range(300):
+            label = int(rng.integers(6))
+            words = [f"w{label}{rng.integers(4)}", *(f"x{rng.integers(30)}" for _ in range(4))]
+            file.write(json.dumps({"text": " ".join(words), "labels": [f"l{label}"]}) + "\n")
+    return path
+
+
+def test_texts_are_tuned_as_their_features_are(texts, tmp_path):
+    result = tune_text(texts, tmp_path / "model", GRID, metric="P@1")
+    assert result.model.vocabulary is not None
+    assert pick(result.table, "P@1") == result.C
+    files = {p.name for p in (tmp_path / "model").iterdir()}
+    assert not [name for name in files if name.endswith(".xmc")]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_cluster_chooses_as_threads_do(data, tuned, tmp_path):
+    with Processes(tmp_path / "cluster") as processes:
+        processes.scheduler()
+        processes.worker(threads=2)
+        result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", client=processes.file)
+    for row, here in zip(result.table, tuned[0].table, strict=True):
+        assert row["P@5"] == pytest.approx(here["P@5"], abs=1)
+    train(*data, tmp_path / "alone", TrainingParams(C=result.C))
+    assert weight_files(tmp_path / "model") == weight_files(tmp_path / "alone")
+
+
+# -- sweep -----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_sweep_are_those_of_models_trained_at_each_delta(data):
+    X, Y, test_X, test_Y = held_out(*data)
+    table = sweep(X, Y, (test_X, test_Y), [0.3, 0, 0.05], TrainingParams(precision="float32"))
+    assert [row["delta"] for row in table] == [0, 0.05, 0.3]
+    for row in table:
+        model = fit(X, Y, TrainingParams(delta=row["delta"], precision="float32"))
+        assert row["weights"] == model.nnz
+        assert row["bytes"] > 4 * model.nnz
+        found = model.evaluate(test_X, test_Y)
+        assert {name: row[name] for name in found} == found
+    assert table[0]["weights"] > table[1]["weights"] > table[2]["weights"]
+    assert all(row["ms a row"] > 0 for row in table)
+
+
+def test_a_model_is_swept_from_its_own_delta_up(data):
+    X, Y = data
+    model = fit(X, Y, TrainingParams(delta=0.05))
+    assert sweep_model(model, (X, Y), [0.05, 0.1])[1]["weights"] == model.pruned(0.1).nnz
+    with pytest.raises(DataError, match=r"delta is 0.01; expected at least 0.05"):
+        sweep_model(model, (X, Y), [0.01])
+
+
+@pytest.mark.parametrize("deltas", [[], [-0.1], [float("nan")], ["auto"], [None], [float("inf")]])
+def test_bad_deltas_are_refused(data, deltas):
+    with pytest.raises(DataError, match="delta"):
+        sweep(*data, data, deltas)
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments], prog_name="dismec")
+
+
+@pytest.fixture(scope="module")
+def file(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "data.txt"
+    save_data(Dataset(*data, None), path)
+    return path
+
+
+def test_tune_prints_and_draws_what_it_tried(file, tmp_path, tuned):
+    plot = tmp_path / "plot.svg"
+    common = ("tune", file, "--grid", "0.1,0.5,2,20", "--metric", "nDCG@3", "--quiet")
+    shown = run(*common, "-o", tmp_path / "a", "--plot", plot)
+    assert shown.exit_code == 0, shown.output
+    assert f"C {tuned[0].C:g}, chosen by nDCG@3" in shown.stdout
+    assert "</svg>" in plot.read_text()
+    listed = json.loads(run(*common, "-o", tmp_path / "b", "--json").stdout)
+    assert listed["C"] == tuned[0].C
+    assert [row["P@1"] for row in listed["table"]] == [row["P@1"] for row in tuned[0].table]
+    assert weight_files(tmp_path / "a") == weight_files(tuned[1])
+
+
+def test_tune_takes_texts_and_rows_to_choose_on(file, texts, tmp_path):
+    for data in (texts, file):
+        result = run(
+            *("tune", data, "-o", tmp_path / data.stem, "--validation", data, "--grid", "1,5")
+        )
+        assert result.exit_code == 0, result.output
+        assert "the end of the grid" in result.stdout
+
+
+def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
+    plot = tmp_path / "plot.png"
+    for source in (file, tuned[1]):
+        deltas = "0.01,0.3"
+        shown = run("sweep", source, "--test", file, "--delta", deltas, "--plot", plot, "--quiet")
+        assert shown.exit_code == 0, shown.output
+        assert len(shown.stdout.splitlines()) == 6
+        rows = json.loads(
+            run("sweep", source, "--test", file, "--delta", deltas, "--json", "--quiet").stdout
+        )
+        assert [row["delta"] for row in rows] == [0.01, 0.3]
+    usual = json.loads(run("sweep", tuned[1], "--test", file, "--json").stdout)
+    assert usual[0]["delta"] == 0.01
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("tune", "DATA", "-o", "OUT", "--grid", "1,x"), "not a list of numbers"),
+        (("tune", "DATA", "-o", "OUT", "--grid", "0,1"), "the grid's C is 0"),
+        (("tune", "DATA", "-o", "OUT", "--metric", "F1"), "expected P@k"),
+        (("tune", "DATA", "-o", "OUT", "--validation-labels", "x"), "goes with --validation"),
+        (("sweep", "DATA", "--test", "DATA", "--delta", "-1"), "delta is -1"),
+        (("sweep", "DATA", "--test", "DATA", "--C", "0"), "C is 0"),
+        (("sweep", "DATA", "--test", "DATA", "--plot", "a.xyz", "--delta", "0.1"), "xyz"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(file, tmp_path, arguments, reason):
+    places = {"DATA": file, "OUT": tmp_path / "model"}
+    result = run(*(places.get(a, a) for a in arguments))
+    assert result.exit_code == 2, result.output
+    assert reason in result.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "model").exists()
