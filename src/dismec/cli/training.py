@@ -13,99 +13,27 @@ import click
 from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress, spoken
 from dismec.cli.options import (
     PATH,
-    F,
     Reading,
     cluster_option,
     data_options,
-    parse_delta,
     precision_option,
-    propensity_options,
     quiet_option,
     threads_option,
 )
+from dismec.cli.training_options import model_options, text_options, text_params, training_params
 
 if TYPE_CHECKING:
     from dismec.model import Model
     from dismec.params import TrainingParams
-    from dismec.text import TextParams
 
 _FEW_ROWS = 100  # to learn probabilities on
-_TEXT_OPTIONS = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
-
-
-def _parse_lengths(
-    _: click.Context, __: click.Parameter, value: str | None
-) -> tuple[int, int] | None:
-    """One length, or the least and the greatest."""
-    if value is None:
-        return None
-    try:
-        lengths = [int(part) for part in value.split(",")]
-    except ValueError:
-        lengths = []
-    if len(lengths) not in (1, 2):
-        raise click.BadParameter(f"{value!r} is not a length or two of them, such as 1,2")
-    least = lengths[0] if len(lengths) == 2 else min(1, lengths[0])
-    return least, lengths[-1]
-
-
-def _text_options(command: F) -> F:
-    """How texts become features; what is not given is left out."""
-    lengths: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
-    for option in reversed(
-        (
-            click.option(
-                "--word-ngrams",
-                help="Words in a row that make a feature [default: 1].",
-                **lengths,
-            ),
-            click.option(
-                "--char-ngrams",
-                help="Characters of a word that make one [default: none].",
-                **lengths,
-            ),
-            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
-            click.option("--max-df", type=float, help="Drop those in more than this share."),
-            click.option("--max-features", type=int, help="Keep only the most frequent."),
-            click.option(
-                "--lowercase/--keep-case", default=None, help="Whether case is ignored [default]."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
 @click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
-@click.option(
-    "--delta",
-    callback=parse_delta,
-    metavar="NUMBER|auto",
-    help="Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
-)
-@click.option(
-    "--penalty",
-    type=click.Choice(["l2", "l1"]),
-    default="l2",
-    show_default=True,
-    help="What keeps weights small; l1: few of them.",
-)
-@click.option(
-    "--positive-weight",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="What the losses of positive rows are multiplied by.",
-)
-@click.option(
-    "--weighting",
-    type=click.Choice(["propensity"]),
-    help="Multiply the losses of a label's positive rows the more, the rarer it is.",
-)
-@propensity_options
+@model_options
 @click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
 @click.option(
     "--validation",
@@ -113,23 +41,10 @@ def _text_options(command: F) -> F:
     help="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA].",
 )
 @click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@click.option(
-    "--tol", type=float, default=0.01, show_default=True, help="LIBLINEAR's stopping tolerance."
-)
-@click.option(
-    "--tfidf/--no-tfidf",
-    default=None,
-    help="Multiply features by their idf in DATA [default: if DATA is text].",
-)
-@click.option("--no-normalize", is_flag=True, help="Leave rows at the length they have.")
-@click.option(
-    "--bias", type=float, default=1.0, show_default=True, help="Value of the bias feature; 0: none."
-)
 @click.option("--block-size", type=int, default=1000, show_default=True, help="Labels a block.")
-@precision_option("float16", show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @data_options()
-@_text_options
+@text_options
 @cluster_option
 @threads_option
 @quiet_option
@@ -143,10 +58,6 @@ def train(
     cluster: str | None,
     overwrite: bool,
     quiet: bool,
-    no_normalize: bool,
-    tfidf: bool | None,
-    A: float,
-    B: float,
     **params: Any,
 ) -> None:
     """Train a model on DATA.
@@ -154,19 +65,8 @@ def train(
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
     """
     is_text = reading.is_text(data)
-    text = _text_params({key: params.pop(key) for key in _TEXT_OPTIONS}, data, is_text)
-    try:
-        from dismec.params import TrainingParams
-
-        chosen = TrainingParams(
-            normalize=not no_normalize,
-            tfidf=is_text if tfidf is None else tfidf,
-            propensity_a=A,
-            propensity_b=B,
-            **params,
-        )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    text = text_params(params, data, is_text)
+    chosen = training_params(is_text, **params)
     if (validation or validation_labels) and not (validation and chosen.holds_out):
         raise click.UsageError(
             "--validation goes with --delta auto or --calibrate, --validation-labels with both"
@@ -201,22 +101,6 @@ def train(
         _say_learned(trained, chosen)
         say_trained(trained, model, time.perf_counter() - begin)
     say_unsolved(trained)
-
-
-def _text_params(given: dict[str, Any], data: Path, is_text: bool) -> TextParams | None:
-    """What the options say of texts, if DATA holds some."""
-    given = {key: value for key, value in given.items() if value is not None}
-    if not is_text:
-        if given:
-            option = min(given).replace("_", "-")
-            raise click.UsageError(f"--{option} is for texts, and {data} holds none")
-        return None
-    from dismec.text import TextParams
-
-    try:
-        return TextParams(**given)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _train_numeric(

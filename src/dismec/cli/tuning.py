@@ -16,12 +16,12 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     json_option,
-    parse_delta,
     parse_ks,
     precision_option,
     quiet_option,
     threads_option,
 )
+from dismec.cli.training_options import model_options, text_options, text_params, training_params
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
@@ -68,21 +68,13 @@ _tfidf_option = click.option(
     "--validation", type=PATH, help="Data to choose on [default: a tenth of the rows of DATA]."
 )
 @click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@click.option(
-    "--delta",
-    default="0.01",
-    show_default=True,
-    callback=parse_delta,
-    metavar="NUMBER|auto",
-    help="As for train; auto: chosen after C.",
-)
+@model_options
 @click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
-@_tfidf_option
-@precision_option("float16", show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @_plot_option
 @json_option
 @data_options()
+@text_options
 @cluster_option
 @threads_option
 @quiet_option
@@ -100,7 +92,6 @@ def tune(
     as_json: bool,
     grid: tuple[float, ...],
     metric: str,
-    tfidf: bool | None,
     **params: Any,
 ) -> None:
     """Choose C on rows held out, and train a model on all of DATA with it.
@@ -115,7 +106,8 @@ def tune(
     if validation_labels and not validation:
         raise click.UsageError("--validation-labels goes with --validation")
     is_text = reading.is_text(data)
-    chosen = _params(is_text if tfidf is None else tfidf, **params)
+    text = text_params(params, data, is_text)
+    chosen = training_params(is_text, **params)
     begin = time.perf_counter()
     try:
         with shown_progress(quiet, "tuning") as progress, cluster_news(cluster, quiet):
@@ -126,11 +118,11 @@ def tune(
                 "progress": progress,
                 "client": cluster,
             }
-            if is_text:
+            if text is not None:
                 from dismec.tuning import tune_text
 
                 tuned = tune_text(
-                    *(data, model, grid, chosen),
+                    *(data, model, grid, chosen, text),
                     fmt=reading.fmt,
                     validation=validation,
                     news=None if quiet else spoken,

@@ -1,0 +1,154 @@
+"""Options that say what model is trained, and the parameters that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.options import F, parse_delta, precision_option, propensity_options
+
+if TYPE_CHECKING:
+    from dismec.params import TrainingParams
+    from dismec.text import TextParams
+
+_TEXT = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
+
+
+def model_options(command: F) -> F:
+    """All parameters of a training but C; `training_params` takes them."""
+    for option in reversed(
+        (
+            click.option(
+                "--delta",
+                callback=parse_delta,
+                metavar="NUMBER|auto",
+                help="Drop weights with |w| below this; auto: as many as P@k allows "
+                "[default: 0.01; l1: 0].",
+            ),
+            click.option(
+                "--penalty",
+                type=click.Choice(["l2", "l1"]),
+                default="l2",
+                show_default=True,
+                help="What keeps weights small; l1: few of them.",
+            ),
+            click.option(
+                "--positive-weight",
+                type=float,
+                default=1.0,
+                show_default=True,
+                help="What the losses of positive rows are multiplied by.",
+            ),
+            click.option(
+                "--weighting",
+                type=click.Choice(["propensity"]),
+                help="Multiply the losses of a label's positive rows the more, the rarer it is.",
+            ),
+            propensity_options,
+            click.option(
+                "--tol",
+                type=float,
+                default=0.01,
+                show_default=True,
+                help="LIBLINEAR's stopping tolerance.",
+            ),
+            click.option(
+                "--tfidf/--no-tfidf",
+                default=None,
+                help="Multiply features by their idf in DATA [default: if DATA is text].",
+            ),
+            click.option(
+                "--no-normalize", is_flag=True, help="Leave rows at the length they have."
+            ),
+            click.option(
+                "--bias",
+                type=float,
+                default=1.0,
+                show_default=True,
+                help="Value of the bias feature; 0: none.",
+            ),
+            precision_option("float16", show_default=True),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def training_params(
+    is_text: bool, *, no_normalize: bool, tfidf: bool | None, A: float, B: float, **params: Any
+) -> TrainingParams:
+    """The parameters that the options stand for, for texts or for numeric data."""
+    from dismec.params import TrainingParams
+
+    try:
+        return TrainingParams(
+            normalize=not no_normalize,
+            tfidf=is_text if tfidf is None else tfidf,
+            propensity_a=A,
+            propensity_b=B,
+            **params,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _parse_lengths(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    """One length, or the least and the greatest."""
+    if value is None:
+        return None
+    try:
+        lengths = [int(part) for part in value.split(",")]
+    except ValueError:
+        lengths = []
+    if len(lengths) not in (1, 2):
+        raise click.BadParameter(f"{value!r} is not a length or two of them, such as 1,2")
+    least = lengths[0] if len(lengths) == 2 else min(1, lengths[0])
+    return least, lengths[-1]
+
+
+def text_options(command: F) -> F:
+    """How texts become features; what is not given is left out."""
+    lengths: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
+    for option in reversed(
+        (
+            click.option(
+                "--word-ngrams",
+                help="Words in a row that make a feature [default: 1].",
+                **lengths,
+            ),
+            click.option(
+                "--char-ngrams",
+                help="Characters of a word that make one [default: none].",
+                **lengths,
+            ),
+            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
+            click.option("--max-df", type=float, help="Drop those in more than this share."),
+            click.option("--max-features", type=int, help="Keep only the most frequent."),
+            click.option(
+                "--lowercase/--keep-case", default=None, help="Whether case is ignored [default]."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def text_params(options: dict[str, Any], data: Path, is_text: bool) -> TextParams | None:
+    """Take what the options say of texts out of `options`; None if DATA holds no texts."""
+    given = {key: options.pop(key) for key in _TEXT}
+    given = {key: value for key, value in given.items() if value is not None}
+    if not is_text:
+        if given:
+            option = min(given).replace("_", "-")
+            raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+        return None
+    from dismec.text import TextParams
+
+    try:
+        return TextParams(**given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
