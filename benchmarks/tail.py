@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import data
-from dismec.model import TopkModel
+from dismec.topk_model import TopkModel
 from dismec.training import TrainingParams, fit
 from machine import print_heading
 

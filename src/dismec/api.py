@@ -16,9 +16,10 @@ import scipy.sparse as sp
 from dismec.calibration import Calibration
 from dismec.errors import DataError
 from dismec.explanation import highlights
-from dismec.model import Model, TopkModel
+from dismec.model import Model
 from dismec.native import kernels
 from dismec.text import Vocabulary
+from dismec.topk_model import TopkModel
 
 __all__ = [
     "Limits",

@@ -30,9 +30,10 @@ from dismec.cluster_scorer import LEASE_SECONDS, ShardFile
 from dismec.dask_engine import Cluster, Task, WorkerInfo
 from dismec.errors import ClusterError, DataError, ModelError, WorkerLost
 from dismec.features import Rows, check_rows
-from dismec.model import TopkModel, read_head
+from dismec.model import read_head
 from dismec.placement import Place, plan
 from dismec.predictor import Labels, Scores
+from dismec.topk_model import TopkModel
 
 __all__ = ["Batch", "ClusterModel", "ClusterPredictor", "Traffic", "merge"]
 

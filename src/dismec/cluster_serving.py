@@ -22,8 +22,8 @@ from dismec.cluster_predictor import Batch, ClusterPredictor, Part
 from dismec.dask_engine import Cluster, Task
 from dismec.errors import DataError, DismecError, NotReady
 from dismec.features import Rows, check_rows
-from dismec.model import TopkModel
 from dismec.predictor import Labels, Scores
+from dismec.topk_model import TopkModel
 
 __all__ = ["ServedModel", "serve_on_cluster"]
 

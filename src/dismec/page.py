@@ -9,7 +9,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from dismec.model import TopkModel
+from dismec.topk_model import TopkModel
 
 __all__ = ["page"]
 

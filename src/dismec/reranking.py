@@ -14,9 +14,9 @@ from dismec.calibration import Calibration
 from dismec.errors import DataError
 from dismec.features import Transform, check_X
 from dismec.manifest import Manifest
-from dismec.model import TopkModel
 from dismec.parts import Parts
 from dismec.predictor import Labels, Predictor, Scores
+from dismec.topk_model import TopkModel
 
 __all__ = ["Gains", "Reranked"]
 

@@ -30,10 +30,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dismec import api, prometheus
 from dismec.api import Limits
 from dismec.errors import DataError, DismecError, NotReady
-from dismec.model import Model, TopkModel, open_model
+from dismec.model import Model, open_model
 from dismec.native import thread_count
 from dismec.openapi import docs_page, openapi
 from dismec.page import page
+from dismec.topk_model import TopkModel
 
 __all__ = ["Limits", "serve"]
 

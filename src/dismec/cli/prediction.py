@@ -27,7 +27,8 @@ from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
-    from dismec.model import Model, TopkModel
+    from dismec.model import Model
+    from dismec.topk_model import TopkModel
 
 
 def _parse_threshold(
