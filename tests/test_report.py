@@ -449,3 +449,54 @@ def test_missing_matplotlib_is_told_in_a_line(files, tmp_path):
     assert out.stderr == "dismec: drawings need matplotlib: pip install 'dismec[plots]'\n"
     assert not any(tmp_path.iterdir())
     assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_page_never_takes_the_place_of_what_it_is_about(tmp_path):
+    X, Y = random_problem()
+    save_data(Dataset(X, Y), tmp_path / "data.txt")
+    train(X, Y, tmp_path / "model")
+    for path, page, more in (
+        ("data.txt", "data.txt", []),
+        ("model", "model/manifest.json", []),
+        ("model", "data.txt", ["--test", tmp_path / "data.txt"]),
+    ):
+        before = (tmp_path / page).read_bytes()
+        result = CliRunner().invoke(
+            main, list(map(str, ["inspect", tmp_path / path, "--html", tmp_path / page, *more]))
+        )
+        assert result.exit_code == 2
+        assert "choose another" in result.stderr
+        assert (tmp_path / page).read_bytes() == before
+    for options in (["--label-names", "names.txt"], ["--labels", "y.npz"]):
+        assert (
+            CliRunner().invoke(main, ["inspect", str(tmp_path / "model"), *options]).exit_code == 2
+        )
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_nothing_is_ambiguous_where_nothing_is_dropped(tmp_path, penalty, precision):
+    params = TrainingParams(delta=0, penalty=penalty, precision=precision)
+    train(*random_problem(), tmp_path / "model", params)
+    assert describe_model(tmp_path / "model")["share of ambiguous weights"] == 0
+
+
+def test_labels_that_only_the_test_texts_have_are_told_and_keep_their_names(tmp_path):
+    from dismec.synthetic_text import generate_text, write_text
+
+    write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))
+    long = "a label with a name that goes on and on " * 5
+    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["labels"].append(long.strip())
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = CliRunner().invoke
+    model = str(tmp_path / "model")
+    assert run(main, ["train", str(tmp_path / "train.jsonl"), "-o", model]).exit_code == 0
+    test = ["inspect", model, "--test", str(tmp_path / "test.jsonl")]
+    found = run(main, [*test, "--json"])
+    assert "1 of the 20 labels of DATA are unknown" in found.stderr
+    assert json.loads(found.stdout)["test"]["worst labels"][0]["name"] == long.strip()
+    shown = run(main, test).stdout
+    worst = next(line for line in shown.splitlines() if "a label with a name" in line)
+    assert "60" in worst  # its test rows

@@ -373,3 +373,42 @@ def test_bad_options_are_refused_in_one_line(file, tmp_path, arguments, reason):
     assert result.exit_code == 2, result.output
     assert reason in result.stderr.strip().splitlines()[-1]
     assert not (tmp_path / "model").exists()
+
+
+def test_what_cannot_be_drawn_or_measured_is_told_before_the_training(tmp_path):
+    X, Y = random_problem()
+    data, model = str(tmp_path / "data.xmc"), str(tmp_path / "model")
+    save_data(Dataset(X, Y), data)
+    run = CliRunner().invoke
+    with mock.patch("dismec.engine.Worker", side_effect=AssertionError("it has begun to train")):
+        for command in (
+            ["tune", data, "-o", model, "--plot", str(tmp_path / "x.foo")],
+            ["tune", data, "-o", model, "--plot", str(tmp_path / "nowhere" / "x.svg")],
+            ["sweep", data, "--test", data, "--plot", str(tmp_path / "x.foo")],
+            ["sweep", data, "--test", "nothing.txt"],
+            ["sweep", data, "--test", "nothing.jsonl"],
+        ):
+            result = run(main, command)
+            assert result.exit_code == 2, result.output
+            assert result.stderr.count("\n") == 1
+    train(X, Y, model)
+    result = run(main, ["sweep", model, "--test", data, "--C", "3"])
+    assert result.exit_code == 2
+    assert "--C is for a training" in result.stderr
+
+
+def test_tune_takes_the_options_of_train(tmp_path):
+    X, Y = random_problem()
+    save_data(Dataset(X, Y), tmp_path / "data.xmc")
+    for options, key, value in (
+        (["--weighting", "propensity"], "weighting", "propensity"),
+        (["--penalty", "l1"], "penalty", "l1"),
+    ):
+        command = ["tune", str(tmp_path / "data.xmc"), "-o", str(tmp_path / value), *options]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, result.output
+        tuned = open_model(tmp_path / value)
+        assert tuned.params[key] == value
+        params = TrainingParams(C=tuned.params["C"], **{key: value})
+        train(X, Y, tmp_path / f"{value}-again", params)
+        assert weight_files(tmp_path / value) == weight_files(tmp_path / f"{value}-again")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dismec.errors import DataError
 
-__all__ = ["draw_sweep", "draw_tuning"]
+__all__ = ["check_plot", "draw_sweep", "draw_tuning"]
 
 Row = dict[str, float]
 
@@ -87,6 +87,18 @@ def draw_sweep(table: Sequence[Row], path: str | os.PathLike[str]) -> None:
     handles = [*size.get_lines(), *time.get_lines()]
     _tidy(size, handles)
     _finish(plt, figure, None, path)
+
+
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """Raise `DataError` unless a picture can be drawn to that file: before hours of work."""
+    plt = _pyplot()
+    target = Path(path)
+    known = plt.gcf().canvas.get_supported_filetypes()
+    plt.close("all")
+    if target.suffix.lower().lstrip(".") not in known:
+        raise DataError(f"{target.name}: unknown ending; use .svg, .png or .pdf")
+    if not target.parent.is_dir():
+        raise DataError(f"{target.parent}: no such directory")
 
 
 def _pyplot() -> Any:

@@ -216,13 +216,20 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     found = {
         "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
         "groups": by_group(truth, top, counts, known, KS),
-        **_extremes(by_label(truth, top), counts, model.names or data.names),
+        **_extremes(by_label(truth, top), counts, _all_names(model, data)),
     }
     if model.calibration is not None:
         there = top >= 0
         p = model.calibration.probabilities(top, scores)[there]
         found["reliability"] = reliability(p, metrics.hits(truth, top)[there])
     return found
+
+
+def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
+    """Names of the labels of both; of texts the data have those that the model does not."""
+    if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
+        return data.names
+    return model.names
 
 
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -314,6 +321,8 @@ def _ambiguous(
     # Labels that were replaced or removed were counted too, and an unfinished model holds copies.
     if before is None or manifest.history or not manifest.complete or after.sum() > before.sum():
         return {}
+    if not manifest.params.get("delta"):  # what is not stored was 0, or rounded to it
+        return {"share of ambiguous weights": 0.0, "share of ambiguous weights other than 0": 0.0}
     dropped, made = int(before.sum() - after.sum()), sum(stats.weight_counts or ())
     return {
         "share of ambiguous weights": round(dropped / before.sum(), 6),

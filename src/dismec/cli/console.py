@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from dismec.dataset import Dataset
     from dismec.explanation import Explanation
     from dismec.job import Progress
     from dismec.model import Model
+    from dismec.topk_model import TopkModel
 
 
 @contextmanager
@@ -103,6 +105,22 @@ def say_unsolved(model: Model) -> None:
             f"dismec: {unsolved:,} of {model.n_labels:,} labels stopped before the tolerance was "
             "reached; their weights are the best found",
             err=True,
+        )
+
+
+def say_unknown(model: TopkModel, dataset: Dataset) -> None:
+    """A line if DATA has labels that the model has never seen."""
+    import numpy as np
+
+    counts = np.bincount(dataset.Y.indices, minlength=dataset.Y.shape[1])
+    trained = np.zeros(len(counts), np.bool_)
+    n = min(len(counts), model.n_labels)
+    trained[:n] = model.label_counts[:n] > 0
+    unknown = np.count_nonzero(~trained & (counts > 0))
+    if unknown:
+        spoken(
+            f"{unknown:,} of the {np.count_nonzero(counts):,} labels of DATA are unknown to the "
+            f"model and count as missed: {counts[~trained].sum() / counts.sum():.1%} of all"
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_metrics, say_trained, shown_progress
+from dismec.cli.console import print_metrics, say_trained, say_unknown, shown_progress
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ def inspect(
     """
     from dismec.report import describe_data, describe_model, describe_test, describe_texts
 
+    if page is not None:
+        for source in (path, test):
+            if source is not None and page.resolve().is_relative_to(source.resolve()):
+                raise click.UsageError(f"{page} would take the place of {source}: choose another")
+    if test is None and (reading.names or (path.is_dir() and reading.labels)):
+        raise click.UsageError("--label-names, and --labels of a model, go with --test")
     if path.is_dir():
         facts = describe_model(path)
         if test is not None:
@@ -53,9 +59,10 @@ def inspect(
                 dataset = text_dataset(model, test, fmt=reading.fmt, threads=threads)
             else:
                 dataset = reading.load(test, threads)
+            say_unknown(model, dataset)
             facts["test"] = describe_test(model, dataset, threads)
     elif test is not None:
-        raise click.UsageError(f"--test is for models, and {path} is a file")
+        raise click.UsageError(f"--test is for models, and {path} is none")
     elif reading.is_text(path):
         facts = describe_texts(path, reading.fmt)
     else:

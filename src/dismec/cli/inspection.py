@@ -125,6 +125,7 @@ def _print_table(
         return
     table = Table(*heads, caption=caption)
     table.columns[0].no_wrap = True
+    table.columns[0].max_width = 30  # names may be of any length, and numbers are to be seen
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

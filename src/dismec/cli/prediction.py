@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, print_explanation, print_metrics, spoken
+from dismec.cli.console import (
+    cluster_news,
+    print_explanation,
+    print_metrics,
+    say_unknown,
+    spoken,
+)
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
@@ -26,7 +32,6 @@ from dismec.cli.options import (
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.dataset import Dataset
     from dismec.model import Model
     from dismec.topk_model import TopkModel
 
@@ -223,29 +228,13 @@ def evaluate(
             dataset = text_dataset(opened, data, fmt=reading.fmt, threads=threads)
         else:
             dataset = reading.load(data, threads)
-        _say_unknown(opened, dataset)
+        say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:
         print_metrics(result, ks)
-
-
-def _say_unknown(model: TopkModel, dataset: Dataset) -> None:
-    """A line if DATA has labels that the model has never seen."""
-    import numpy as np
-
-    counts = np.bincount(dataset.Y.indices, minlength=dataset.Y.shape[1])
-    trained = np.zeros(len(counts), np.bool_)
-    n = min(len(counts), model.n_labels)
-    trained[:n] = model.label_counts[:n] > 0
-    unknown = np.count_nonzero(~trained & (counts > 0))
-    if unknown:
-        spoken(
-            f"{unknown:,} of the {np.count_nonzero(counts):,} labels of DATA are unknown to the "
-            f"model and count as missed: {counts[~trained].sum() / counts.sum():.1%} of all"
-        )
 
 
 @click.command()

@@ -22,6 +22,7 @@ from dismec.cli.options import (
     threads_option,
 )
 from dismec.cli.training_options import model_options, text_options, text_params, training_params
+from dismec.errors import DataError
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
@@ -103,6 +104,7 @@ def tune(
 
     check_grid(grid)
     check_metric(metric)
+    _check_plot(plot)
     if validation_labels and not validation:
         raise click.UsageError("--validation-labels goes with --validation")
     is_text = reading.is_text(data)
@@ -145,6 +147,13 @@ def tune(
     if not quiet:
         say_trained(tuned.model, model, time.perf_counter() - begin)
     say_unsolved(tuned.model)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is not None:
+        from dismec.curves import check_plot
+
+        check_plot(plot)
 
 
 def _params(tfidf: bool, **given: Any) -> TrainingParams:
@@ -236,6 +245,7 @@ def _print_tuned(tuned: Tuned) -> None:
 @_plot_option
 @json_option
 @data_options()
+@cluster_option
 @threads_option
 @quiet_option
 @click.pass_context
@@ -252,6 +262,7 @@ def sweep(
     plot: Path | None,
     as_json: bool,
     reading: Reading,
+    cluster: str | None,
     threads: int | None,
     quiet: bool,
 ) -> None:
@@ -263,8 +274,14 @@ def sweep(
     from dismec.sweep import check_deltas, sweep_model
 
     ordered = check_deltas(deltas)
+    _check_plot(plot)
+    _check_test(test, reading)
     if data.is_dir():
         from dismec.model import open_model
+
+        for option in ("C", "tfidf", "precision", "cluster"):
+            if ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
+                raise click.UsageError(f"--{option} is for a training, and {data} is a model")
 
         model = open_model(data)
         if ctx.get_parameter_source("deltas") is click.core.ParameterSource.DEFAULT:
@@ -273,7 +290,9 @@ def sweep(
     else:
         with shown_progress(quiet, "training") as progress:
             chosen = {"C": C, "delta": ordered[0], "precision": precision}
-            model = _fit(data, reading, tfidf, chosen, threads, progress)
+            common = {"threads": threads, "progress": progress, "client": cluster}
+            with cluster_news(cluster, quiet):
+                model = _fit(data, reading, tfidf, chosen, common)
     rows = _rows_of(model, test, test_labels, reading, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
@@ -304,8 +323,7 @@ def _fit(
     reading: Reading,
     tfidf: bool | None,
     params: dict[str, Any],
-    threads: int | None,
-    progress: Any,
+    common: dict[str, Any],
 ) -> Model:
     is_text = reading.is_text(data)
     chosen = _params(is_text if tfidf is None else tfidf, **params)
@@ -313,11 +331,21 @@ def _fit(
         from dismec.text_training import Texts, fit_text
 
         texts = Texts.of_file(data, reading.fmt)
-        return fit_text(texts, chosen, threads=threads, progress=progress)
+        return fit_text(texts, chosen, **common)
     from dismec.training import fit
 
-    dataset = reading.load(data, threads)
-    return fit(*dataset[:2], chosen, names=dataset.names, threads=threads, progress=progress)
+    dataset = reading.load(data, common["threads"])
+    return fit(*dataset[:2], chosen, names=dataset.names, **common)
+
+
+def _check_test(test: Path, reading: Reading) -> None:
+    """Find out before the training whether there is something to measure on."""
+    from dismec.corpus import is_text, read_texts
+
+    if is_text(test):
+        next(read_texts(test, reading.fmt))
+    elif not test.is_file():
+        raise DataError(f"{test}: no such file")
 
 
 def _rows_of(
