@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec import metrics, store
 from dismec.blocks import BlockStats
@@ -145,8 +146,10 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     manifest = store.read_manifest(directory)
     labels = read_parts(directory, manifest).labels
     after = np.zeros(BINS, np.int64)
+    n_classifiers = 0
     for weights in _weights(directory, manifest, labels):
-        after += count_weights(weights)
+        after += count_weights(weights.data)
+        n_classifiers += weights.shape[0]
     kept, size = (sum(getattr(r, key) for r in manifest.files) for key in ("nnz", "bytes"))
     done = manifest.labels_done
     made = manifest.finished(())  # with sums over its blocks, should it have any
@@ -161,8 +164,9 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "weights": kept,
         "bytes": size,
         "bytes a weight": round(size / max(kept, 1), 2),
-        "weights a label": round(kept / max(done, 1), 1),
-        "share of weights kept": round(kept / max(done * (manifest.n_features + 1), 1), 6),
+        "classifiers": n_classifiers,
+        "weights a classifier": round(kept / max(n_classifiers, 1), 1),
+        "share of weights kept": round(kept / max(n_classifiers * (manifest.n_features + 1), 1), 6),
         **_ambiguous(stats, manifest, after),
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
@@ -281,16 +285,14 @@ def _extremes(
     }
 
 
-def _weights(
-    directory: Path, manifest: Manifest, labels: LabelTable
-) -> Iterator[npt.NDArray[np.float32]]:
-    """The weights of a model, file by file, those of shared classifiers once."""
+def _weights(directory: Path, manifest: Manifest, labels: LabelTable) -> Iterator[sp.csr_array]:
+    """The weights of a model, file by file, a row a classifier; labels may share one."""
     if manifest.complete:
         for shard in store.read_shards(directory, manifest, labels.counts, check=True):
-            yield shard.unpack().data
+            yield shard.unpack()
     else:
         for receipt in manifest.blocks:
-            yield store.read_block(directory, manifest, receipt).weights.data
+            yield store.read_block(directory, manifest, receipt).weights
 
 
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
