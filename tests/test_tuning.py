@@ -266,6 +266,14 @@ def test_a_cluster_chooses_as_threads_do(data, tuned, tmp_path):
         processes.scheduler()
         processes.worker(threads=2)
         result = tune(*data, tmp_path / "model", GRID, metric="nDCG@3", client=processes.file)
+        file = str(tmp_path / "data.xmc")
+        save_data(Dataset(*data), file)
+        swept = [
+            CliRunner().invoke(main, ["sweep", file, "--test", file, "--json", *where])
+            for where in ([], ["--cluster", str(processes.file)])
+        ]
+    here, there = ([{**row, "ms a row": 0} for row in json.loads(done.stdout)] for done in swept)
+    assert here == there
     for row, here in zip(result.table, tuned[0].table, strict=True):
         assert row["P@5"] == pytest.approx(here["P@5"], abs=1)
     train(*data, tmp_path / "alone", TrainingParams(C=result.C))
