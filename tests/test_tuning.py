@@ -405,9 +405,16 @@ def test_what_cannot_be_drawn_or_measured_is_told_before_the_training(tmp_path):
     assert "--C is for a training" in result.stderr
 
 
-def test_tune_takes_the_options_of_train(tmp_path):
+def test_tune_and_sweep_take_the_options_of_train(tmp_path):
     X, Y = random_problem()
-    save_data(Dataset(X, Y), tmp_path / "data.xmc")
+    file = str(tmp_path / "data.xmc")
+    save_data(Dataset(X, Y), file)
+    command = ["sweep", file, "--test", file, "--delta", "0,0.1", "--json"]
+    few, many = (
+        json.loads(CliRunner().invoke(main, [*command, "--penalty", penalty]).stdout)
+        for penalty in ("l1", "l2")
+    )
+    assert few[0]["weights"] < many[0]["weights"] / 2
     for options, key, value in (
         (["--weighting", "propensity"], "weighting", "propensity"),
         (["--penalty", "l1"], "penalty", "l1"),

@@ -1,4 +1,4 @@
-"""Tables of `dismec.tuning` and `dismec.sweep` → pictures; matplotlib comes with ``plots``."""
+"""Tables of `dismec.tuning` and `dismec.sweep` → pictures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dismec.errors import DataError
+from dismec.figures import new_figure
 
 __all__ = ["check_plot", "draw_sweep", "draw_tuning"]
 
@@ -29,10 +30,10 @@ def draw_tuning(
     DataError
         If matplotlib is not there, or knows no such ending.
     """
-    plt = _pyplot()
     kind, _, k = metric.partition("@")
     depths = sorted({1, 3, 5, int(k)})
-    figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    figure = new_figure(5.2, 3.6)
+    axes = figure.subplots()
     for depth, style in zip(depths, _styles(), strict=False):
         name = f"{kind}@{depth}"
         values = [row[name] for row in table]
@@ -53,15 +54,13 @@ def draw_tuning(
     axes.minorticks_off()
     axes.set_xlabel("C, weight of the losses")
     axes.set_ylabel(f"{kind}@k on rows held out, %")
-    _finish(plt, figure, axes, path)
+    _finish(figure, axes, path)
 
 
 def draw_sweep(table: Sequence[Row], path: str | os.PathLike[str]) -> None:
     """P@k, weights and time of each delta (`dismec.sweep`); file and errors as `draw_tuning`."""
-    plt = _pyplot()
-    figure, (quality, size) = plt.subplots(
-        2, 1, figsize=(5.2, 5.4), sharex=True, layout="constrained"
-    )
+    figure = new_figure(5.2, 5.4)
+    quality, size = figure.subplots(2, 1, sharex=True)
     deltas = [row["delta"] for row in table]
     names = [name for name in table[0] if name.startswith("P@")]
     for name, style in zip(names, _styles(), strict=False):
@@ -86,32 +85,17 @@ def draw_sweep(table: Sequence[Row], path: str | os.PathLike[str]) -> None:
     size.set_xlabel("Δ: weights with |w| < Δ are dropped")
     handles = [*size.get_lines(), *time.get_lines()]
     _tidy(size, handles)
-    _finish(plt, figure, None, path)
+    _finish(figure, None, path)
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
     """Raise `DataError` unless a picture can be drawn to that file: before hours of work."""
-    plt = _pyplot()
     target = Path(path)
-    known = plt.gcf().canvas.get_supported_filetypes()
-    plt.close("all")
+    known = new_figure(1, 1).canvas.get_supported_filetypes()
     if target.suffix.lower().lstrip(".") not in known:
         raise DataError(f"{target.name}: unknown ending; use .svg, .png or .pdf")
     if not target.parent.is_dir():
         raise DataError(f"{target.parent}: no such directory")
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise DataError(
-            "plots need matplotlib: install dismec with the extra plots, dismec[plots]"
-        ) from None
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
 
 
 def _styles() -> list[dict[str, Any]]:
@@ -136,7 +120,7 @@ def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
     )
 
 
-def _finish(plt: Any, figure: Any, axes: Any, path: str | os.PathLike[str]) -> None:
+def _finish(figure: Any, axes: Any, path: str | os.PathLike[str]) -> None:
     if axes is not None:
         _tidy(axes)
     try:
@@ -145,5 +129,3 @@ def _finish(plt: Any, figure: Any, axes: Any, path: str | os.PathLike[str]) -> N
         figure.savefig(path, metadata=metadata, bbox_inches="tight")
     except ValueError as error:
         raise DataError(f"{Path(path).name}: {error}") from None
-    finally:
-        plt.close(figure)

@@ -17,7 +17,14 @@ from dismec.errors import DismecError
 from dismec.report import frequency_range
 from dismec.weight_counts import BINS, SIDE
 
-__all__ = ["draw_frequencies", "draw_groups", "draw_histogram", "draw_reliability", "draw_weights"]
+__all__ = [
+    "draw_frequencies",
+    "draw_groups",
+    "draw_histogram",
+    "draw_reliability",
+    "draw_weights",
+    "new_figure",
+]
 
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
@@ -162,14 +169,26 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
     return _svg(draw)
 
 
-def _svg(draw: Any) -> bytes:
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of matplotlib, of so many inches.
+
+    Raises
+    ------
+    DismecError
+        If matplotlib is not installed.
+    """
     try:
-        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise DismecError("drawings need matplotlib: pip install 'dismec[plots]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(draw: Any) -> bytes:
+    figure = new_figure(7.5, 4.2)  # says so if matplotlib is missing
+    from matplotlib import rc_context
+
     with rc_context(_STYLE):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
         draw(figure.add_subplot())
         target = io.BytesIO()
         figure.savefig(target, format="svg", metadata=_NO_METADATA)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress, spoken
+from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -20,7 +21,15 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
-from dismec.cli.training_options import model_options, text_options, text_params, training_params
+from dismec.cli.training_options import (
+    delta_option,
+    model_options,
+    on_data,
+    resumable,
+    text_options,
+    text_params,
+    training_params,
+)
 
 if TYPE_CHECKING:
     from dismec.model import Model
@@ -33,6 +42,7 @@ _FEW_ROWS = 100  # to learn probabilities on
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
 @click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
+@delta_option
 @model_options
 @click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
 @click.option(
@@ -64,6 +74,8 @@ def train(
 
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
     """
+    from dismec import text_training, training
+
     is_text = reading.is_text(data)
     text = text_params(params, data, is_text)
     chosen = training_params(is_text, **params)
@@ -72,60 +84,27 @@ def train(
             "--validation goes with --delta auto or --calibrate, --validation-labels with both"
         )
     begin = time.perf_counter()
-    try:
-        with shown_progress(quiet, "training") as progress, cluster_news(cluster, quiet):
-            common: dict[str, Any] = {
-                "threads": threads,
-                "overwrite": overwrite,
-                "progress": progress,
-                "client": cluster,
-            }
-            if text is not None:
-                from dismec.text_training import train_text
-
-                trained = train_text(
-                    *(data, model, chosen, text),
-                    fmt=reading.fmt,
-                    validation=validation,
-                    news=None if quiet else spoken,
-                    **common,
-                )
-            else:
-                trained = _train_numeric(
-                    data, model, chosen, reading, validation, validation_labels, common
-                )
-    except KeyboardInterrupt:
-        click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
-        raise
+    run: Callable[..., Model] = training.train
+    if text is not None:
+        run = partial(text_training.train_text, text=text)
+    with (
+        resumable(model),
+        shown_progress(quiet, "training") as progress,
+        cluster_news(cluster, quiet),
+    ):
+        trained = on_data(
+            *(data, reading, is_text, (validation, validation_labels), run, quiet),
+            path=model,
+            params=chosen,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            client=cluster,
+        )
     if not quiet:
         _say_learned(trained, chosen)
         say_trained(trained, model, time.perf_counter() - begin)
     say_unsolved(trained)
-
-
-def _train_numeric(
-    data: Path,
-    model: Path,
-    params: TrainingParams,
-    reading: Reading,
-    validation: Path | None,
-    validation_labels: Path | None,
-    common: dict[str, Any],
-) -> Model:
-    from dismec.dataset import is_binary, load_data
-    from dismec.training import train as run
-
-    dataset = reading.load(data, common["threads"])
-    judge = None
-    if validation:
-        judge = load_data(validation, labels=validation_labels, threads=common["threads"])
-    return run(
-        *(dataset.X, dataset.Y, model, params),
-        names=dataset.names,
-        validation=judge and judge[:2],
-        source=data if is_binary(data) else None,
-        **common,
-    )
 
 
 def _say_learned(model: Model, params: TrainingParams) -> None:
@@ -239,18 +218,18 @@ def _edit(
         dataset = text_dataset(before, data, fmt=reading.fmt, threads=threads)
     else:
         dataset = reading.load(data, threads)
-    try:
-        with shown_progress(quiet, "training") as progress, cluster_news(cluster, quiet):
-            changed = run(
-                *(model, dataset.X, dataset.Y, dataset.names),
-                threads=threads,
-                progress=progress,
-                client=cluster,
-                source=None if is_text or not is_binary(data) else data,
-            )
-    except KeyboardInterrupt:
-        click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
-        raise
+    with (
+        resumable(model),
+        shown_progress(quiet, "training") as progress,
+        cluster_news(cluster, quiet),
+    ):
+        changed = run(
+            *(model, dataset.X, dataset.Y, dataset.names),
+            threads=threads,
+            progress=progress,
+            client=cluster,
+            source=None if is_text or not is_binary(data) else data,
+        )
     if not quiet:
         _say_changed(changed, done)
         say_trained(changed, model, time.perf_counter() - begin)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dismec.cli.options import F, parse_delta, precision_option, propensity_options
+from dismec.cli.console import spoken
+from dismec.cli.options import F, Reading, parse_delta, precision_option, propensity_options
 
 if TYPE_CHECKING:
     from dismec.params import TrainingParams
     from dismec.text import TextParams
 
+T = TypeVar("T")
+
 _TEXT = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
 
 
+delta_option = click.option(
+    "--delta",
+    callback=parse_delta,
+    metavar="NUMBER|auto",
+    help="Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
+)
+
+
 def model_options(command: F) -> F:
-    """All parameters of a training but C; `training_params` takes them."""
+    """All parameters of a training but C and delta; `training_params` takes them."""
     for option in reversed(
         (
-            click.option(
-                "--delta",
-                callback=parse_delta,
-                metavar="NUMBER|auto",
-                help="Drop weights with |w| below this; auto: as many as P@k allows "
-                "[default: 0.01; l1: 0].",
-            ),
             click.option(
                 "--penalty",
                 type=click.Choice(["l2", "l1"]),
@@ -152,3 +158,44 @@ def text_params(options: dict[str, Any], data: Path, is_text: bool) -> TextParam
         return TextParams(**given)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+@contextmanager
+def resumable(model: Path) -> Iterator[None]:
+    """Say after Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
+        raise
+
+
+def on_data(
+    data: Path,
+    reading: Reading,
+    is_text: bool,
+    validation: tuple[Path | None, Path | None],
+    run: Callable[..., T],
+    quiet: bool,
+    **common: Any,
+) -> T:
+    """Call `run` with DATA and the data to learn on, if there are such.
+
+    Of texts it is given the file, of numeric data X and Y; `common` is what both take.
+    """
+    path, labels = validation
+    if is_text:
+        news = None if quiet else spoken
+        return run(data, fmt=reading.fmt, validation=path, news=news, **common)
+    from dismec.dataset import is_binary, load_data
+
+    threads = common["threads"]
+    dataset = reading.load(data, threads)
+    judge = load_data(path, labels=labels, threads=threads) if path else None
+    return run(
+        *(dataset.X, dataset.Y),
+        names=dataset.names,
+        validation=judge and judge[:2],
+        source=data if is_binary(data) else None,
+        **common,
+    )

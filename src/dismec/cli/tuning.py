@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress, spoken
+from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -17,17 +19,23 @@ from dismec.cli.options import (
     data_options,
     json_option,
     parse_ks,
-    precision_option,
     quiet_option,
     threads_option,
 )
-from dismec.cli.training_options import model_options, text_options, text_params, training_params
+from dismec.cli.training_options import (
+    delta_option,
+    model_options,
+    on_data,
+    resumable,
+    text_options,
+    text_params,
+    training_params,
+)
 from dismec.errors import DataError
 
 if TYPE_CHECKING:
     from dismec.dataset import Dataset
     from dismec.model import Model
-    from dismec.params import TrainingParams
     from dismec.tuning import Tuned
 
 _GRID = "0.25,0.5,1,2"
@@ -44,11 +52,6 @@ def _parse_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[f
 
 _plot_option = click.option(
     "--plot", type=PATH, help="Draw it: .svg, .png or .pdf; needs dismec[plots]."
-)
-_tfidf_option = click.option(
-    "--tfidf/--no-tfidf",
-    default=None,
-    help="Multiply features by their idf in DATA [default: if DATA is text].",
 )
 
 
@@ -69,6 +72,7 @@ _tfidf_option = click.option(
     "--validation", type=PATH, help="Data to choose on [default: a tenth of the rows of DATA]."
 )
 @click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
+@delta_option
 @model_options
 @click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
@@ -100,10 +104,10 @@ def tune(
     The model is the one that train gives with this C. What was tried is printed, and kept in the
     model: inspect shows it.
     """
-    from dismec.tuning import check_grid, check_metric
+    from dismec import tuning
 
-    check_grid(grid)
-    check_metric(metric)
+    tuning.check_grid(grid)
+    tuning.check_metric(metric)
     _check_plot(plot)
     if validation_labels and not validation:
         raise click.UsageError("--validation-labels goes with --validation")
@@ -111,31 +115,25 @@ def tune(
     text = text_params(params, data, is_text)
     chosen = training_params(is_text, **params)
     begin = time.perf_counter()
-    try:
-        with shown_progress(quiet, "tuning") as progress, cluster_news(cluster, quiet):
-            common: dict[str, Any] = {
-                "metric": metric,
-                "threads": threads,
-                "overwrite": overwrite,
-                "progress": progress,
-                "client": cluster,
-            }
-            if text is not None:
-                from dismec.tuning import tune_text
-
-                tuned = tune_text(
-                    *(data, model, grid, chosen, text),
-                    fmt=reading.fmt,
-                    validation=validation,
-                    news=None if quiet else spoken,
-                    **common,
-                )
-            else:
-                judge = (validation, validation_labels)
-                tuned = _tune_numeric(data, model, grid, chosen, reading, judge, common)
-    except KeyboardInterrupt:
-        click.echo(f"{model}: run the same command again to go on", err=True)
-        raise
+    run: Callable[..., Tuned] = tuning.tune
+    if text is not None:
+        run = partial(tuning.tune_text, text=text)
+    with (
+        resumable(model),
+        shown_progress(quiet, "tuning") as progress,
+        cluster_news(cluster, quiet),
+    ):
+        tuned = on_data(
+            *(data, reading, is_text, (validation, validation_labels), run, quiet),
+            path=model,
+            grid=grid,
+            params=chosen,
+            metric=metric,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+            client=cluster,
+        )
     if plot:
         from dismec.curves import draw_tuning
 
@@ -154,39 +152,6 @@ def _check_plot(plot: Path | None) -> None:
         from dismec.curves import check_plot
 
         check_plot(plot)
-
-
-def _params(tfidf: bool, **given: Any) -> TrainingParams:
-    from dismec.params import TrainingParams
-
-    try:
-        return TrainingParams(tfidf=tfidf, **given)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _tune_numeric(
-    data: Path,
-    model: Path,
-    grid: tuple[float, ...],
-    params: TrainingParams,
-    reading: Reading,
-    validation: tuple[Path | None, Path | None],
-    common: dict[str, Any],
-) -> Tuned:
-    from dismec.dataset import is_binary, load_data
-    from dismec.tuning import tune as run
-
-    dataset = reading.load(data, common["threads"])
-    path, labels = validation
-    judge = load_data(path, labels=labels, threads=common["threads"]) if path else None
-    return run(
-        *(dataset.X, dataset.Y, model, grid, params),
-        names=dataset.names,
-        validation=judge and judge[:2],
-        source=data if is_binary(data) else None,
-        **common,
-    )
 
 
 def _print_table(heads: list[str], rows: list[list[str]], best: int | None = None) -> None:
@@ -240,31 +205,31 @@ def _print_tuned(tuned: Tuned) -> None:
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
-@_tfidf_option
-@precision_option("float16", show_default=True)
+@model_options
 @_plot_option
 @json_option
 @data_options()
+@text_options
 @cluster_option
 @threads_option
 @quiet_option
 @click.pass_context
 def sweep(
     ctx: click.Context,
+    /,
     data: Path,
     test: Path,
     test_labels: Path | None,
     deltas: tuple[float, ...],
     C: float,
     ks: tuple[int, ...],
-    tfidf: bool | None,
-    precision: str,
     plot: Path | None,
     as_json: bool,
     reading: Reading,
     cluster: str | None,
     threads: int | None,
     quiet: bool,
+    **params: Any,
 ) -> None:
     """What each delta costs in P@k, and saves in weights and time.
 
@@ -279,20 +244,19 @@ def sweep(
     if data.is_dir():
         from dismec.model import open_model
 
-        for option in ("C", "tfidf", "precision", "cluster"):
-            if ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT:
-                raise click.UsageError(f"--{option} is for a training, and {data} is a model")
-
+        for option in ctx.command.params:
+            name = option.name or ""
+            if name in ("C", "cluster", *params) and _is_given(ctx, name):
+                raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
         model = open_model(data)
-        if ctx.get_parameter_source("deltas") is click.core.ParameterSource.DEFAULT:
+        if not _is_given(ctx, "deltas"):
             own = float(model.params.get("delta", 0))
             ordered = [own, *(delta for delta in ordered if delta > own)]
     else:
         with shown_progress(quiet, "training") as progress:
-            chosen = {"C": C, "delta": ordered[0], "precision": precision}
             common = {"threads": threads, "progress": progress, "client": cluster}
             with cluster_news(cluster, quiet):
-                model = _fit(data, reading, tfidf, chosen, common)
+                model = _fit(data, reading, params | {"C": C, "delta": ordered[0]}, common)
     rows = _rows_of(model, test, test_labels, reading, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
@@ -318,20 +282,23 @@ def sweep(
     )
 
 
+def _is_given(ctx: click.Context, option: str) -> bool:
+    return ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+
+
 def _fit(
     data: Path,
     reading: Reading,
-    tfidf: bool | None,
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Model:
     is_text = reading.is_text(data)
-    chosen = _params(is_text if tfidf is None else tfidf, **params)
-    if is_text:
+    text = text_params(params, data, is_text)
+    chosen = training_params(is_text, **params)
+    if text is not None:
         from dismec.text_training import Texts, fit_text
 
-        texts = Texts.of_file(data, reading.fmt)
-        return fit_text(texts, chosen, **common)
+        return fit_text(Texts.of_file(data, reading.fmt), chosen, text, **common)
     from dismec.training import fit
 
     dataset = reading.load(data, common["threads"])
