@@ -1,6 +1,6 @@
 """What a calibration gives on the real sets.
 
-Holds out rows of the training data as `dismec.pruning` does, fits the calibration of a model that
+Holds out rows of the training data as `held_out` does, fits the calibration of a model that
 was trained without them, and judges it on the test rows by a model trained on all:
 
 - ECE of the first five places, if probabilities were the logistic function of the scores, and as
@@ -19,9 +19,10 @@ import time
 import numpy as np
 
 import data
-from dismec import calibration, metrics
-from dismec.pruning import held_out
-from dismec.training import fit
+from dismec.measure import metrics
+from dismec.model import calibration
+from dismec.training.delta import held_out
+from dismec.training.recipe import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)

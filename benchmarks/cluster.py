@@ -21,9 +21,9 @@ from distributed import Client, LocalCluster
 
 import data
 import dismec
-from dismec.cluster_training import Report
-from dismec.dask_engine import Cluster, describe
-from dismec.native import available_cpus
+from dismec.cluster.connection import Cluster, describe
+from dismec.cluster.training import Report
+from dismec.cpu import available_cpus
 from machine import print_heading
 
 MOST = 1.25

@@ -26,9 +26,9 @@ import numpy as np
 
 import data
 import dismec
-from dismec.cluster_predictor import ClusterPredictor, Traffic
-from dismec.dask_engine import Cluster
-from dismec.native import kernels
+from dismec.cluster.connection import Cluster
+from dismec.cluster.prediction import ClusterPredictor, Traffic
+from dismec.cpu import kernels
 from machine import print_heading
 
 K = 5

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dismec.dataset import Dataset, load_data
+from dismec.data.dataset import Dataset, load_data
 
 SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 

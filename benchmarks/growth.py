@@ -17,10 +17,10 @@ from itertools import pairwise
 import numpy as np
 
 import data
-from dismec.features import Transform
-from dismec.native import available_cpus
-from dismec.solver import Problem, SolverParams
-from dismec.synthetic import generate
+from dismec.cpu import available_cpus
+from dismec.data.synthetic import generate
+from dismec.features.transform import Transform
+from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 
 FEATURES_PER_ROW = 42

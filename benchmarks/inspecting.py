@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 import data
-from dismec.dataset import save_data
-from dismec.estimate import estimate_training
-from dismec.figures import draw_frequencies, draw_weights
-from dismec.report import describe_model
+from dismec.data.dataset import save_data
+from dismec.report.estimate import estimate_training
+from dismec.report.facts import describe_model
+from dismec.report.figures import draw_frequencies, draw_weights
 from machine import print_heading
 
 # VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.

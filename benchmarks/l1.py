@@ -18,9 +18,9 @@ import scipy.sparse as sp
 
 import data
 from dismec import TrainingParams, train
-from dismec.features import Transform
-from dismec.metrics import evaluate
-from dismec.solver import Problem, SolverParams
+from dismec.features.transform import Transform
+from dismec.measure.metrics import evaluate
+from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 from reference import Liblinear, l1_objective, signs
 

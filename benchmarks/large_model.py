@@ -30,10 +30,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from dismec import Model, open_model
-from dismec.features import Transform
-from dismec.manifest import Manifest
-from dismec.parts import LabelTable, Parts
-from dismec.shards import Shard, pack
+from dismec.features.transform import Transform
+from dismec.model.manifest import Manifest
+from dismec.model.parts import LabelTable, Parts
+from dismec.model.shards import Shard, pack
 from machine import print_heading
 
 CHUNK = 10_000  # labels made at a time

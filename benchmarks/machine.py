@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from dismec.native import available_cpus, kernels
+from dismec.cpu import available_cpus, kernels
 
 
 def cpu_name() -> str:

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 import data
-from dismec.dataset import Dataset, save_data
-from dismec.synthetic import generate
+from dismec.data.dataset import Dataset, save_data
+from dismec.data.synthetic import generate
 from machine import print_heading
 
 FIXED, PER_ROW_OR_FEATURE = 300e6, 200

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from dismec.dataset import Dataset, load_data, save_data
-from dismec.synthetic import generate
+from dismec.data.dataset import Dataset, load_data, save_data
+from dismec.data.synthetic import generate
 
 MB_PER_SECOND = 150  # of one core, at least
 MEMORY_RATIO = 2.5  # peak to result, at most
@@ -23,7 +23,7 @@ MEMORY_RATIO = 2.5  # peak to result, at most
 # the latter starts at the peak of the parent process.
 MEASURE_MEMORY = """
 import sys
-import dismec.dataset
+import dismec.data.dataset
 
 def peak():
     for line in open("/proc/self/status"):
@@ -31,7 +31,7 @@ def peak():
             return int(line.split()[1]) * 1024
 
 before = peak()
-X, Y, _ = dismec.dataset.load_data(sys.argv[1])
+X, Y, _ = dismec.data.dataset.load_data(sys.argv[1])
 arrays = [a for matrix in (X, Y) for a in (matrix.indptr, matrix.indices, matrix.data)]
 print((peak() - before) / sum(a.nbytes for a in arrays))
 """

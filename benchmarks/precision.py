@@ -18,8 +18,8 @@ import numpy as np
 import scipy.sparse as sp
 
 import data
-from dismec.features import Transform
-from dismec.solver import Problem, SolverParams
+from dismec.features.transform import Transform
+from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 from reference import Liblinear, objective, signs
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 import data
-from dismec.pruning import DEPTHS, GRID, pick
-from dismec.training import fit
+from dismec.training.delta import DEPTHS, GRID, pick
+from dismec.training.recipe import fit
 from machine import print_heading
 
 SIZES = (100, 300, 1000, 3000)

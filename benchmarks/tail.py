@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import data
-from dismec.topk_model import TopkModel
-from dismec.training import TrainingParams, fit
+from dismec.model.topk_model import TopkModel
+from dismec.training.recipe import TrainingParams, fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)

@@ -28,10 +28,10 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
 import dismec
-from dismec.features import Transform
-from dismec.native import available_cpus
-from dismec.text import TextParams, Vocabulary, VocabularyBuilder
-from dismec.text_training import Texts, learn, vectorised
+from dismec.cpu import available_cpus
+from dismec.features.transform import Transform
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
+from dismec.training.texts import Texts, learn, vectorised
 from machine import print_heading
 
 SETS = ("cooking-text", "eurlex57k-text")

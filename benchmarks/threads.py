@@ -13,7 +13,7 @@ import time
 
 import data
 import dismec
-from dismec.native import available_cpus
+from dismec.cpu import available_cpus
 from machine import print_heading
 
 SPEEDUP = 1.8

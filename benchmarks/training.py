@@ -26,9 +26,9 @@ import numpy as np
 import scipy.sparse as sp
 
 import data
-from dismec.dataset import Dataset, save_data
-from dismec.features import Transform
-from dismec.metrics import evaluate
+from dismec.data.dataset import Dataset, save_data
+from dismec.features.transform import Transform
+from dismec.measure.metrics import evaluate
 from machine import print_heading
 from reference import Liblinear
 from systems import SYSTEMS

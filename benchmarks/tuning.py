@@ -17,9 +17,9 @@ from typing import Any
 
 import data
 from dismec import TrainingParams, train, tune
-from dismec.curves import draw_sweep
-from dismec.sweep import sweep
-from dismec.tuning import GRID, METRIC
+from dismec.report.curves import draw_sweep
+from dismec.training.sweep import sweep
+from dismec.training.tuning import GRID, METRIC
 from machine import print_heading
 
 MOST = 3.0  # trainings

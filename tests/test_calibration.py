@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 import naive
 from conftest import random_problem
-from dismec import DataError, ModelError, metrics
-from dismec.calibration import Calibration, fit, logistic
-from dismec.features import Transform
-from dismec.model import Model
-from dismec.native import kernels
-from dismec.parts import LabelTable, Parts
-from dismec.predictor import Predictor
-from dismec.shards import PRECISIONS, first_labels, pack
-from dismec.training import TrainingParams
-from dismec.training import fit as train
+from dismec import DataError, ModelError
+from dismec.cpu import kernels
+from dismec.features.transform import Transform
+from dismec.measure import metrics
+from dismec.model.calibration import Calibration, logistic
+from dismec.model.model import Model
+from dismec.model.parts import LabelTable, Parts
+from dismec.model.scoring import Predictor
+from dismec.model.shards import PRECISIONS, first_labels, pack
+from dismec.training.calibrating import fit
+from dismec.training.recipe import TrainingParams
+from dismec.training.recipe import fit as train
 from test_predictor import by_bounds, random_csr
 
 STRAIGHT = [0, 1, 0, 0, 0]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from conftest import random_problem
 from dismec import load_data, open_model, save_data
 from dismec.cli import main
-from dismec.dataset import Dataset
+from dismec.data.dataset import Dataset
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_version_names_the_instruction_set():
 
 
 def test_every_instruction_set_solves_to_the_same_precision(files, tmp_path):
-    from dismec.native import kernels
+    from dismec.cpu import kernels
 
     expected = open_model(files / "model").weights
     for isa in kernels.cpu_isas():

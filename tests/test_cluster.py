@@ -24,15 +24,15 @@ from dismec import (
     open_model,
     remove_labels,
     save_data,
-    store,
     train,
     train_text,
 )
-from dismec.dask_engine import Cluster
-from dismec.dataset import Dataset
+from dismec.cluster.connection import Cluster
+from dismec.data.dataset import Dataset
+from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import ClusterError
-from dismec.synthetic_text import generate_text, write_text
-from dismec.text_training import text_dataset
+from dismec.model import directory as store
+from dismec.training.texts import text_dataset
 
 pytestmark = pytest.mark.cluster
 
@@ -314,7 +314,7 @@ def failing(folder, label):
     """A module that makes blocks with a label fail in the worker that loads it."""
     path = folder / "failing.py"
     path.write_text(
-        "from dismec import store\n"
+        "from dismec.model import directory as store\n"
         "def write_block(directory, block, write=store.write_block):\n"
         f"    if {label} in block.labels:\n"
         f"        raise OSError('label {label} is cursed')\n"
@@ -338,7 +338,7 @@ def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, ca
     greedy = tmp_path / "greedy.py"
     greedy.write_text(
         "from pathlib import Path\n"
-        "from dismec import store\n"
+        "from dismec.model import directory as store\n"
         f"once, eaten = Path({str(tmp_path / 'eaten')!r}), []\n"
         "def write_block(directory, block, write=store.write_block):\n"
         "    if not once.exists():\n"

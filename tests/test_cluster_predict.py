@@ -18,25 +18,19 @@ import scipy.sparse as sp
 
 from clusters import Processes, wait_until
 from conftest import random_problem
-from dismec import (
-    DataError,
-    ModelError,
-    TrainingParams,
-    cluster_scorer,
-    open_model,
-    save_data,
-    train,
-)
-from dismec.cluster_predictor import ClusterModel, ClusterPredictor, merge
-from dismec.cluster_serving import serve_on_cluster
-from dismec.dask_engine import Cluster
-from dismec.dataset import Dataset
+from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
+from dismec.cluster import prediction_worker as cluster_scorer
+from dismec.cluster.connection import Cluster
+from dismec.cluster.placement import Place, plan
+from dismec.cluster.prediction import ClusterModel, ClusterPredictor, merge
+from dismec.cluster.serving import serve_on_cluster
+from dismec.cpu import kernels
+from dismec.data.dataset import Dataset
+from dismec.data.matrices import Rows
 from dismec.errors import ClusterError, NotReady
-from dismec.features import Rows, Transform
-from dismec.native import kernels
-from dismec.placement import Place, plan
-from dismec.predictor import Predictor, best_labels
-from dismec.shards import pack
+from dismec.features.transform import Transform
+from dismec.model.scoring import Predictor, best_labels
+from dismec.model.shards import pack
 from servers import serving
 from test_cluster import blind
 from test_server import features, refused
@@ -182,7 +176,7 @@ def test_workers_that_do_not_see_the_model_are_sent_it_once(tmp_path, model, loc
         for _ in range(n_workers):
             blind(processes, model.parent)
         with (
-            mock.patch("dismec.cluster_predictor._PIECE", 1000),
+            mock.patch("dismec.cluster.prediction._PIECE", 1000),
             predicting(processes, n_workers, model) as predictor,
         ):
             for k in (5, 160):
@@ -208,7 +202,7 @@ def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model,
     for reachable in (True, False):
         name = "dismec_call" if reachable else "nothing"
         with (
-            mock.patch("dismec.dask_engine._DIRECT", name),
+            mock.patch("dismec.cluster.connection._DIRECT", name),
             predicting(shared, 2, model) as predictor,
         ):
             assert_same(predictor.topk(X, 5), local(5))
@@ -247,7 +241,7 @@ def test_wrong_rows_are_refused_and_good_ones_answered_after(shared, model, loca
 def long_predict(predictor, X, seconds):
     """Predict again and again for a while; the answers."""
     end = time.monotonic() + seconds
-    with mock.patch("dismec.cluster_predictor._MOST_ROWS", 64):
+    with mock.patch("dismec.cluster.prediction._MOST_ROWS", 64):
         while time.monotonic() < end:
             yield predictor.topk(X, 5)
 
@@ -306,7 +300,7 @@ def test_no_room_is_said_after_a_while(tmp_path, model, X):
         processes.scheduler()
         processes.worker()
         with (
-            mock.patch("dismec.cluster_predictor._MEMORY_SHARE", 0.0),
+            mock.patch("dismec.cluster.prediction._MEMORY_SHARE", 0.0),
             predicting(processes, 1, model, patience=0.5) as predictor,
             pytest.raises(ClusterError, match=f"{SHARDS} of the model's {SHARDS} shards"),
         ):
@@ -323,7 +317,7 @@ def test_workers_forget_the_model_in_the_end(shared, model, X):
 
 
 def sessions(cluster, worker):
-    found = "len(__import__('sys').modules['dismec.cluster_scorer']._sessions)"
+    found = "len(__import__('sys').modules['dismec.cluster.prediction_worker']._sessions)"
     task = cluster.submit(worker, eval, found)
     cluster.wait([task], 10)
     return task.result()

@@ -10,14 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dismec.container import (
-    ContainerError,
-    open_arrays,
-    pack_names,
-    unpack_names,
-    whole_file,
-    write_arrays,
-)
+from dismec.data.container import ContainerError, open_arrays, write_arrays
+from dismec.data.files import whole_file
+from dismec.data.names import pack_names, unpack_names
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1"]
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dismec import corpus
-from dismec.corpus import Batch, TextFormat, is_text, read_texts
+from dismec.data import corpus
+from dismec.data.corpus import Batch, TextFormat, is_text, read_texts
 from dismec.errors import DataError
 
 ROWS = [

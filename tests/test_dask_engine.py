@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from clusters import Processes, wait_until, with_version
-from dismec.dask_engine import Cluster, WorkerInfo, describe, scratch_directory
+from dismec.cluster.connection import Cluster, WorkerInfo, describe, scratch_directory
 from dismec.errors import ClusterError, WorkerLost
 
 pytestmark = pytest.mark.cluster

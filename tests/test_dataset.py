@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
-from dismec import xmc_text
-from dismec.container import open_arrays, write_arrays
-from dismec.dataset import Dataset, fingerprint, load_data, save_data
+from dismec.data import xmc_text
+from dismec.data.container import open_arrays, write_arrays
+from dismec.data.dataset import Dataset, fingerprint, load_data, save_data
+from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
-from dismec.xmc_writer import XmcWriter
 
 TEXT = b"""4 6 5
 1,3 0:1 2:0.25 5:-3e-05

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import dismec
-from dismec.corpus import TextFormat, read_texts
+from dismec.data.corpus import TextFormat, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -11,9 +11,10 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem, weight_files
-from dismec import DataError, ModelError, TrainingParams, open_model, store, train
-from dismec.dataset import Dataset, save_data
-from dismec.editing import add_labels, remove_labels, update_labels
+from dismec import DataError, ModelError, TrainingParams, open_model, train
+from dismec.data.dataset import Dataset, save_data
+from dismec.model import directory as store
+from dismec.training.editing import add_labels, remove_labels, update_labels
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
 NAMES = [f"label {i}" for i in range(40)]
@@ -32,7 +33,7 @@ def whole(tmp_path_factory):
 def model(tmp_path):
     """The model of the first labels, in shards of a few."""
     X, Y = random_problem()
-    with mock.patch("dismec.shards._MOST_WEIGHTS", 300):
+    with mock.patch("dismec.model.shards._MOST_WEIGHTS", 300):
         train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
     return tmp_path / "model"
 
@@ -151,7 +152,8 @@ def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
     remove_labels(model, ["label 3"])
     answers = [before, before]  # what the reader has seen until just now
     with mock.patch(
-        "dismec.store.read_manifest", lambda path: answers.pop() if answers else read(path)
+        "dismec.model.directory.read_manifest",
+        lambda path: answers.pop() if answers else read(path),
     ):
         found = open_model(model, check=True)
     assert found.n_labels == 40
@@ -180,13 +182,13 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
         return write(folder, block)
 
     write = store.write_block
-    with mock.patch("dismec.store.write_block", stop), pytest.raises(KeyboardInterrupt):
+    with mock.patch("dismec.model.directory.write_block", stop), pytest.raises(KeyboardInterrupt):
         add_labels(model, *problem, NAMES, threads=1)
     assert weight_files(model) == files
     assert same(open_model(model, check=True), before)
     solved = []
     with mock.patch(
-        "dismec.store.write_block", lambda *a: (solved.append(a[1].number), write(*a))[1]
+        "dismec.model.directory.write_block", lambda *a: (solved.append(a[1].number), write(*a))[1]
     ):
         found = add_labels(model, *problem, NAMES, threads=1)
     assert same(found, whole)
@@ -198,7 +200,7 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
 def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
     before = open_model(model)
     with (
-        mock.patch(f"dismec.editing.store.{step}", side_effect=KeyboardInterrupt),
+        mock.patch(f"dismec.training.editing.store.{step}", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, *problem, NAMES)
@@ -209,7 +211,7 @@ def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
 def test_other_data_after_a_kill_begin_anew(model, problem, whole):
     X, Y = problem
     with (
-        mock.patch("dismec.editing.write_parts", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.editing.write_parts", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, X[:200], Y[:200], NAMES)

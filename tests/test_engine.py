@@ -8,11 +8,11 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem
-from dismec import engine
-from dismec.blocks import costs, cut, cut_evenly
-from dismec.engine import BlockSolver, Kept, solve_blocks
-from dismec.features import Transform
-from dismec.solver import Problem, SolverParams
+from dismec.features.transform import Transform
+from dismec.solve import threads as engine
+from dismec.solve.blocks import costs, cut, cut_evenly
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import BlockSolver, Kept, solve_blocks
 
 
 @pytest.fixture(scope="module")

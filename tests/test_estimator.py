@@ -13,15 +13,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conftest import random_problem
-from dismec import (
-    DataError,
-    DiSMECClassifier,
-    ModelError,
-    estimator,
-    native,
-    open_model,
-    predictor,
-)
+from dismec import DataError, DiSMECClassifier, ModelError, open_model
+from dismec import cpu as native
+from dismec import estimators as estimator
+from dismec.model import scoring as predictor
 
 
 @parametrize_with_checks([DiSMECClassifier(n_jobs=1)])

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from conftest import random_problem
 from dismec import DataError, ModelError
-from dismec.explanation import Contribution, Explanation, highlights
-from dismec.features import Transform
-from dismec.native import kernels
-from dismec.predictor import Predictor
-from dismec.shards import PRECISIONS, Shard, pack
-from dismec.training import fit as train
+from dismec.cpu import kernels
+from dismec.features.transform import Transform
+from dismec.model.explanation import Contribution, Explanation, highlights
+from dismec.model.scoring import Predictor
+from dismec.model.shards import PRECISIONS, Shard, pack
+from dismec.training.recipe import fit as train
 from test_calibration import model_of, random_calibration
 from test_predictor import random_csr
 from test_shards import some_shard

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dismec.data.matrices import check_rows, check_X
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform, check_rows, check_X
+from dismec.features.transform import Transform
 
 X = sp.csr_array(np.array([[3, 0, 4], [0, 0, 0], [0, -2, 0]], dtype=np.float32))
 

@@ -10,11 +10,11 @@ from liblinear import liblinearutil
 import naive
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import DiSMECClassifier, TrainingParams, open_model, train
-from dismec.blocks import cut
-from dismec.dataset import load_data
-from dismec.engine import solve_blocks
-from dismec.features import Transform
-from dismec.solver import Problem, SolverParams
+from dismec.data.dataset import load_data
+from dismec.features.transform import Transform
+from dismec.solve.blocks import cut
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import solve_blocks
 
 L1 = SolverParams(delta=0, penalty="l1")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
-from dismec import metrics
 from dismec.errors import DataError
+from dismec.measure import metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -5,7 +5,7 @@ import pytest
 
 from conftest import random_problem
 from dismec import DataError
-from dismec.training import fit
+from dismec.training.recipe import fit
 
 
 def test_a_model_is_evaluated_on_any_matrix_of_labels():

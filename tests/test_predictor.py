@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
+from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform
-from dismec.native import kernels
-from dismec.predictor import Predictor
-from dismec.shards import PRECISIONS, gather, pack
+from dismec.features.transform import Transform
+from dismec.model.scoring import Predictor
+from dismec.model.shards import PRECISIONS, gather, pack
 
 
 def random_csr(rng, n_rows, n_columns, density, values=None):
@@ -136,8 +136,8 @@ def test_threads_chunks_and_blocks_do_not_change_the_result(monkeypatch):
         predictor = predictor_of(blocks, 230, Transform(50))
         for threads in (None, 1, 2, 5):
             for rows in (1, 13, 256):
-                monkeypatch.setattr("dismec.predictor._MIN_CHUNK_ROWS", 1)
-                monkeypatch.setattr("dismec.predictor._CHUNK_ROWS", rows)
+                monkeypatch.setattr("dismec.model.scoring._MIN_CHUNK_ROWS", 1)
+                monkeypatch.setattr("dismec.model.scoring._CHUNK_ROWS", rows)
                 assert_same(predictor.topk(X, 7, threads=threads), expected)
                 np.testing.assert_array_equal(
                     predictor.decision_function(X, threads), predictor.decision_function(X, 1)

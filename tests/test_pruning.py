@@ -23,12 +23,12 @@ from dismec import (
     generate,
     open_model,
     save_data,
-    store,
     train,
 )
-from dismec.dataset import Dataset
-from dismec.pruning import DEPTHS, GRID, held_out, pick
-from dismec.training import fit
+from dismec.data.dataset import Dataset
+from dismec.model import directory as store
+from dismec.training.delta import DEPTHS, GRID, held_out, pick
+from dismec.training.recipe import fit
 from test_cli import ok, refused, run
 
 AUTO = TrainingParams(delta="auto", block_size=50)
@@ -168,7 +168,7 @@ def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
     train_unfinished(X, Y, path, AUTO)
     whole = store.read_manifest(path)
     store.commit(path, whole.with_blocks(whole.blocks[:1]))
-    monkeypatch.setattr("dismec.pruning.choose", None)  # would be called to choose again
+    monkeypatch.setattr("dismec.training.delta.choose", None)  # would be called to choose again
     for params, validation, reason in [
         (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
         (replace(AUTO, delta=0.02), None, "delta auto on 300 held-out rows instead of 0.02"),

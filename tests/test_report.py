@@ -20,19 +20,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from conftest import random_problem, train_unfinished, weight_files
-from dismec import TrainingParams, metrics, open_model, store, train
-from dismec.blocks import BlockStats
-from dismec.breakdown import by_group, by_label, frequency_groups, reliability
+from dismec import TrainingParams, open_model, train
 from dismec.cli import main
-from dismec.dataset import Dataset, save_data
+from dismec.data.dataset import Dataset, save_data
 from dismec.errors import DataError
-from dismec.estimate import estimate_training, tell_estimate
-from dismec.features import Transform
-from dismec.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
-from dismec.html_report import make_page, write_page
-from dismec.report import describe_data, describe_model, describe_test, describe_texts
-from dismec.solver import Problem, SolverParams
-from dismec.weight_counts import BINS, EDGES, SIDE, count_weights
+from dismec.features.transform import Transform
+from dismec.measure import metrics
+from dismec.measure.breakdown import by_group, by_label, frequency_groups, reliability
+from dismec.measure.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
+from dismec.model import directory as store
+from dismec.report.estimate import estimate_training, tell_estimate
+from dismec.report.facts import describe_data, describe_model, describe_test, describe_texts
+from dismec.report.page import make_page, write_page
+from dismec.solve.block import BlockStats
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
 EVIL = "<script>alert('é & \"x\"')</script>"
 
@@ -482,7 +484,7 @@ def test_nothing_is_ambiguous_where_nothing_is_dropped(tmp_path, penalty, precis
 
 
 def test_labels_that_only_the_test_texts_have_are_told_and_keep_their_names(tmp_path):
-    from dismec.synthetic_text import generate_text, write_text
+    from dismec.data.synthetic_text import generate_text, write_text
 
     write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))
     long = "a label with a name that goes on and on " * 5

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from conftest import LABELS, random_problem
 from dismec import DataError, TrainingParams, open_model, train
-from dismec.api import Limits, parse_query, parse_question
+from dismec.serve.api import Limits, parse_query, parse_question
 from servers import TIMEOUT, exchange, received, serving, wait_until
 
 

@@ -10,11 +10,11 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform
-from dismec.native import kernels
-from dismec.predictor import Predictor
-from dismec.shards import PRECISIONS, Shard, gather, pack
+from dismec.features.transform import Transform
+from dismec.model.scoring import Predictor
+from dismec.model.shards import PRECISIONS, Shard, gather, pack
 from test_predictor import by_bounds, random_csr
 
 # Relative error of a weight; and absolute, as a share of the power of two above the largest.

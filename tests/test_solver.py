@@ -10,11 +10,11 @@ from liblinear import liblinearutil
 
 import naive
 from conftest import random_problem
-from dismec.dataset import load_data
+from dismec.data.dataset import load_data
 from dismec.errors import DataError
-from dismec.features import Transform
-from dismec.solver import Cancel, Problem, SolverParams
-from dismec.weighting import Costs
+from dismec.features.transform import Transform
+from dismec.solve.costs import Costs
+from dismec.solve.problem import Cancel, Problem, SolverParams
 
 
 def solve(X, Y, C=1.0, tol=0.01, delta=0.0, labels=None, costs=None, **transform):

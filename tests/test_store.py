@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 
 import dismec
 from conftest import random_problem, train_unfinished, weight_files
-from dismec import ModelError, TrainingParams, open_model, store, train
-from dismec.container import write_arrays
-from dismec.manifest import FORMAT_VERSION
-from dismec.native import kernels
-from dismec.shards import Shard
+from dismec import ModelError, TrainingParams, open_model, train
+from dismec.cpu import kernels
+from dismec.data.container import write_arrays
+from dismec.model import directory as store
+from dismec.model.manifest import FORMAT_VERSION
+from dismec.model.shards import Shard
 
 SHARDS = ["shard-000000.safetensors", "shard-000001.safetensors"]
 BLOCKS = [f"block-00000{i}.safetensors" for i in range(3)]
@@ -126,10 +127,12 @@ def test_every_cut_is_refused(model, name, check):
 
 
 def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, monkeypatch):
-    monkeypatch.setattr("dismec.store._QUICK_BYTES", 100)
-    monkeypatch.setattr("dismec.parts._QUICK_BYTES", 100)
-    monkeypatch.setattr("dismec.parts.sha256_of", lambda _: pytest.fail("a file was read"))
-    monkeypatch.setattr("dismec.store.sha256_of", lambda _: pytest.fail("a file was read"))
+    monkeypatch.setattr("dismec.model.directory._QUICK_BYTES", 100)
+    monkeypatch.setattr("dismec.model.parts._QUICK_BYTES", 100)
+    monkeypatch.setattr("dismec.model.parts.sha256_of", lambda _: pytest.fail("a file was read"))
+    monkeypatch.setattr(
+        "dismec.model.directory.sha256_of", lambda _: pytest.fail("a file was read")
+    )
     X, _ = random_problem()
     expected = open_model(model).predict_topk(X)
     arrays = dict(load_file(model / SHARDS[0]))

@@ -8,8 +8,8 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
-from dismec.dataset import fingerprint, load_data
-from dismec.synthetic import generate, write
+from dismec.data.dataset import fingerprint, load_data
+from dismec.data.synthetic import generate, write
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_linear_model_finds_much_but_not_all(sizes):
 
 
 def test_chunks_join_without_a_seam(monkeypatch):
-    monkeypatch.setattr(sys.modules["dismec.synthetic"], "_ROWS_AT_A_TIME", 100)
+    monkeypatch.setattr(sys.modules["dismec.data.synthetic"], "_ROWS_AT_A_TIME", 100)
     train, test = generate(250, 50, 20, test_rows=0)
     assert train.X.shape == (250, 50)
     assert np.diff(train.X.indptr).min() >= 1

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from dismec.corpus import read_texts
+from dismec.data.corpus import read_texts
+from dismec.data.synthetic import generate
+from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import DataError
-from dismec.synthetic import generate
-from dismec.synthetic_text import generate_text, write_text
 
 SIZES = {"rows": 1200, "labels": 150, "features": 3000}
 
@@ -109,7 +109,7 @@ def test_what_is_written_is_read_again(tmp_path, pair):
 
 
 def test_chunks_join_without_a_seam(monkeypatch):
-    monkeypatch.setattr(sys.modules["dismec.synthetic"], "_ROWS_AT_A_TIME", 100)
+    monkeypatch.setattr(sys.modules["dismec.data.synthetic"], "_ROWS_AT_A_TIME", 100)
     rows = list(generate_text(250, 20, 50)[0])
     assert len(rows) == 250
     assert len({text for text, _ in rows}) == 250

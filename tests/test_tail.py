@@ -17,14 +17,14 @@ from dismec import (
     ModelError,
     TrainingParams,
     add_labels,
-    metrics,
     open_model,
     train,
 )
-from dismec.features import Transform
-from dismec.solver import Problem, SolverParams
-from dismec.training import fit
-from dismec.weighting import Costs, Weighting
+from dismec.features.transform import Transform
+from dismec.measure import metrics
+from dismec.solve.costs import Costs, Weighting
+from dismec.solve.problem import Problem, SolverParams
+from dismec.training.recipe import fit
 
 PROPENSITY = TrainingParams(weighting="propensity", precision="float32", delta=0)
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
-from dismec import text as text_module
-from dismec.container import open_arrays, write_arrays
+from dismec.cpu import kernels
+from dismec.data.container import open_arrays, write_arrays
 from dismec.errors import DataError, ModelError
-from dismec.features import Transform
-from dismec.native import kernels
-from dismec.text import TextParams, Vocabulary, VocabularyBuilder
+from dismec.features import vocabulary as text_module
+from dismec.features.transform import Transform
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 same_unicode = pytest.mark.skipif(

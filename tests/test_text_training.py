@@ -27,10 +27,10 @@ from dismec import (
     open_model,
     train_text,
 )
-from dismec.corpus import read_texts
-from dismec.features import Transform
-from dismec.synthetic_text import generate_text, write_text
-from dismec.text_training import Texts, text_dataset
+from dismec.data.corpus import read_texts
+from dismec.data.synthetic_text import generate_text, write_text
+from dismec.features.transform import Transform
+from dismec.training.texts import Texts, text_dataset
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_neither_batches_nor_threads_nor_the_file_change_a_byte(
 def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
     params = TrainingParams(tfidf=True, block_size=5, calibrate=True, delta="auto")
     train_text(data / "train.jsonl", tmp_path / "whole", params)
-    from dismec import store
+    from dismec.model import directory as store
 
     write, n = store.write_block, 0
 
@@ -117,7 +117,7 @@ def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return write(*args)
 
-    monkeypatch.setattr("dismec.store.write_block", stop)
+    monkeypatch.setattr("dismec.model.directory.write_block", stop)
     with pytest.raises(KeyboardInterrupt):
         train_text(data / "train.jsonl", tmp_path / "cut", params, threads=1)
     assert not list((tmp_path / "cut").glob(".data-*"))

@@ -14,10 +14,11 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem, train_unfinished, weight_files
-from dismec import DataError, ModelError, TrainingParams, open_model, save_data, store, train
-from dismec.dataset import Dataset
-from dismec.parts import read_parts
-from dismec.training import fit
+from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
+from dismec.data.dataset import Dataset
+from dismec.model import directory as store
+from dismec.model.parts import read_parts
+from dismec.training.recipe import fit
 
 PARAMS = TrainingParams(block_size=10)
 
@@ -48,12 +49,12 @@ def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
     with pytest.raises(ModelError, match=r"not finished \(40 of 40 labels\)"):
         open_model(path)
-    with mock.patch("dismec.job.solve_blocks", return_value=(_ for _ in ())):
+    with mock.patch("dismec.training.job.solve_blocks", return_value=(_ for _ in ())):
         train(*problem_data, path, PARAMS)
     assert weight_files(path) == reference
 
 
-@pytest.mark.parametrize("killed", ["dismec.store.commit", "dismec.store.tidy"])
+@pytest.mark.parametrize("killed", ["dismec.model.directory.commit", "dismec.model.directory.tidy"])
 def test_a_run_that_is_killed_while_it_ends_loses_nothing(
     tmp_path, reference, problem_data, killed
 ):

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from clusters import Processes
 from conftest import random_problem, weight_files
-from dismec import DataError, ModelError, TrainingParams, open_model, pruning, save_data, train
+from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cli import main
-from dismec.dataset import Dataset
-from dismec.engine import solve_path
-from dismec.features import Transform
-from dismec.solver import Problem, SolverParams
-from dismec.sweep import sweep, sweep_model
-from dismec.training import fit
-from dismec.tuning import check_grid, check_metric, pick, tune, tune_text
+from dismec.data.dataset import Dataset
+from dismec.features.transform import Transform
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import solve_path
+from dismec.training import delta as pruning
+from dismec.training.recipe import fit
+from dismec.training.sweep import sweep, sweep_model
+from dismec.training.tuning import check_grid, check_metric, pick, tune, tune_text
 
 GRID = [0.1, 0.5, 2.0, 20.0]
 
@@ -131,7 +132,7 @@ def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
 
 
 def test_scoring_in_pieces_changes_nothing(data, tuned, tmp_path):
-    with mock.patch("dismec.tuning._PENDING", 500):
+    with mock.patch("dismec.training.tuning._PENDING", 500):
         again = tune(*data, tmp_path / "model", GRID, metric="nDCG@3")
     for row, before in zip(again.table, tuned[0].table, strict=True):
         assert row | {"seconds": 0} == before | {"seconds": 0}
@@ -165,11 +166,11 @@ def test_given_rows_choose(data, tmp_path):
 def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
-        mock.patch("dismec.store.finish", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.model.directory.finish", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
-    with mock.patch("dismec.tuning.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.tuning.solve_path", side_effect=AssertionError):
         result = tune(*data, path, GRID, metric="nDCG@3")
     assert (result.C, weight_files(path)) == (tuned[0].C, weight_files(tuned[1]))
 
@@ -177,7 +178,7 @@ def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
 def test_a_killed_choice_leaves_nothing_and_starts_again(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
-        mock.patch("dismec.tuning.pick", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.tuning.pick", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
@@ -189,7 +190,7 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     path = tmp_path / "model"
     train(*data, path, TrainingParams(C=tuned[0].C))
     before = weight_files(path)
-    with mock.patch("dismec.tuning.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.tuning.solve_path", side_effect=AssertionError):
         with pytest.raises(ModelError, match="another training"):
             tune(*data, path, GRID)
         with pytest.raises(ModelError, match="finished model of this training"):
@@ -388,7 +389,7 @@ def test_what_cannot_be_drawn_or_measured_is_told_before_the_training(tmp_path):
     data, model = str(tmp_path / "data.xmc"), str(tmp_path / "model")
     save_data(Dataset(X, Y), data)
     run = CliRunner().invoke
-    with mock.patch("dismec.engine.Worker", side_effect=AssertionError("it has begun to train")):
+    with mock.patch("dismec.solve.threads.Worker", side_effect=AssertionError("begun")):
         for command in (
             ["tune", data, "-o", model, "--plot", str(tmp_path / "x.foo")],
             ["tune", data, "-o", model, "--plot", str(tmp_path / "nowhere" / "x.svg")],

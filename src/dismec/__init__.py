@@ -6,19 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dismec.dataset import Dataset, load_data, save_data
-    from dismec.editing import add_labels, remove_labels, update_labels
+    from dismec.data.dataset import Dataset, load_data, save_data
+    from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
-    from dismec.estimator import DiSMECClassifier
-    from dismec.metrics import evaluate
-    from dismec.model import Model, open_model
-    from dismec.params import TrainingParams
-    from dismec.synthetic import generate
-    from dismec.text import TextParams
-    from dismec.text_estimator import DiSMECTextClassifier
-    from dismec.text_training import train_text
-    from dismec.training import train
-    from dismec.tuning import tune, tune_text
+    from dismec.estimators import DiSMECClassifier, DiSMECTextClassifier
+    from dismec.features.vocabulary import TextParams
+    from dismec.measure.metrics import evaluate
+    from dismec.model.model import Model, open_model
+    from dismec.training.editing import add_labels, remove_labels, update_labels
+    from dismec.training.params import TrainingParams
+    from dismec.training.recipe import train
+    from dismec.training.texts import train_text
+    from dismec.training.tuning import tune, tune_text
 
 __all__ = [
     "ClusterError",
@@ -48,26 +47,26 @@ __all__ = [
 _HOME = {
     "ClusterError": "errors",
     "DataError": "errors",
-    "Dataset": "dataset",
-    "DiSMECClassifier": "estimator",
-    "DiSMECTextClassifier": "text_estimator",
+    "Dataset": "data.dataset",
+    "DiSMECClassifier": "estimators",
+    "DiSMECTextClassifier": "estimators",
     "DismecError": "errors",
-    "Model": "model",
+    "Model": "model.model",
     "ModelError": "errors",
-    "TextParams": "text",
-    "TrainingParams": "params",
-    "add_labels": "editing",
-    "evaluate": "metrics",
-    "generate": "synthetic",
-    "load_data": "dataset",
-    "open_model": "model",
-    "remove_labels": "editing",
-    "save_data": "dataset",
-    "train": "training",
-    "train_text": "text_training",
-    "tune": "tuning",
-    "tune_text": "tuning",
-    "update_labels": "editing",
+    "TextParams": "features.vocabulary",
+    "TrainingParams": "training.params",
+    "add_labels": "training.editing",
+    "evaluate": "measure.metrics",
+    "generate": "data.synthetic",
+    "load_data": "data.dataset",
+    "open_model": "model.model",
+    "remove_labels": "training.editing",
+    "save_data": "data.dataset",
+    "train": "training.recipe",
+    "train_text": "training.texts",
+    "tune": "training.tuning",
+    "tune_text": "training.tuning",
+    "update_labels": "training.editing",
 }
 
 

@@ -73,7 +73,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         return
     from importlib.metadata import version
 
-    from dismec.native import kernels
+    from dismec.cpu import kernels
 
     click.echo(f"dismec {version('dismec')} ({kernels.isa} kernels)")
     ctx.exit()

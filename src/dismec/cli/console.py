@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dismec.dataset import Dataset
-    from dismec.explanation import Explanation
-    from dismec.job import Progress
-    from dismec.model import Model
-    from dismec.topk_model import TopkModel
+    from dismec.data.dataset import Dataset
+    from dismec.model.explanation import Explanation
+    from dismec.model.model import Model
+    from dismec.model.topk_model import TopkModel
+    from dismec.training.job import Progress
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def hush_dask() -> None:
     """Keep Dask from printing what it has to say."""
     import logging
 
-    from dismec import dask_engine  # noqa: F401  sets the levels of Dask's loggers
+    from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
 
     def is_told(record: logging.LogRecord) -> bool:
         # How Dask ends its own waiting for a worker that has died.

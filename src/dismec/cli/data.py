@@ -15,8 +15,8 @@ from dismec.cli.console import print_metrics, say_trained, say_unknown, shown_pr
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 
 if TYPE_CHECKING:
-    from dismec.dataset import Dataset
-    from dismec.model import Model
+    from dismec.data.dataset import Dataset
+    from dismec.model.model import Model
 
 
 @click.command()
@@ -40,7 +40,7 @@ def inspect(
 
     Of data also what training would take here: a few labels are solved to find out.
     """
-    from dismec.report import describe_data, describe_model, describe_test, describe_texts
+    from dismec.report.facts import describe_data, describe_model, describe_test, describe_texts
 
     if page is not None:
         for source in (path, test):
@@ -51,8 +51,8 @@ def inspect(
     if path.is_dir():
         facts = describe_model(path)
         if test is not None:
-            from dismec.model import open_model
-            from dismec.text_training import text_dataset
+            from dismec.model.model import open_model
+            from dismec.training.texts import text_dataset
 
             model = open_model(path, check=False)  # it has just been
             if reading.is_text(test):
@@ -68,7 +68,7 @@ def inspect(
     else:
         facts = describe_data(path, reading.labels, threads=threads)
     if page is not None:
-        from dismec.html_report import write_page
+        from dismec.report.page import write_page
 
         write_page(page, path, facts)
     if as_json:
@@ -94,7 +94,7 @@ def convert(
 
     .xmc (binary, opens at once), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
     """
-    from dismec.dataset import load_data, save_data
+    from dismec.data.dataset import load_data, save_data
 
     save_data(load_data(source, labels=labels, threads=threads), target, labels=labels_to)
 
@@ -120,14 +120,14 @@ def generate(directory: Path, ending: str | None, as_text: bool, **shape: Any) -
     Zipf features, power-law labels, topics; the same for the same seed.
     """
     if as_text:
-        from dismec.synthetic_text import generate_text, write_text
+        from dismec.data.synthetic_text import generate_text, write_text
 
         if ending is not None:
             raise click.UsageError("--format is for numeric data, and --text makes JSON lines")
         write_text(directory, *generate_text(**shape))
         return
-    from dismec.synthetic import generate as make
-    from dismec.synthetic import write
+    from dismec.data.synthetic import generate as make
+    from dismec.data.synthetic import write
 
     write(directory, *make(**shape), ending=f".{ending or 'txt'}")
 
@@ -142,10 +142,10 @@ def generate(directory: Path, ending: str | None, as_text: bool, **shape: Any) -
 @threads_option
 def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | None) -> None:
     """Generate data, train on it, evaluate, and predict a few rows."""
-    from dismec.dataset import load_data
-    from dismec.synthetic import generate as make
-    from dismec.synthetic import write
-    from dismec.training import train as run
+    from dismec.data.dataset import load_data
+    from dismec.data.synthetic import generate as make
+    from dismec.data.synthetic import write
+    from dismec.training.recipe import train as run
 
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)

@@ -10,11 +10,11 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """The facts of data or a model (`dismec.report`): lines, small bars and tables."""
+    """The facts of data or a model (`dismec.report.facts`): lines, small bars and tables."""
     from rich.console import Console
 
-    from dismec.estimate import tell_estimate
-    from dismec.report import plain_facts
+    from dismec.report.estimate import tell_estimate
+    from dismec.report.facts import plain_facts
 
     console = Console(highlight=False, markup=False, emoji=False)
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
@@ -79,7 +79,7 @@ def _print_files(files: Sequence[Mapping[str, Any]], console: Any, most: int = 1
 
 def _print_test(test: Mapping[str, Any], console: Any) -> None:
     from dismec.cli.console import print_metrics
-    from dismec.report import KS, frequency_range
+    from dismec.report.facts import KS, frequency_range
 
     k = max(KS)
     print_metrics(test["metrics"], KS)

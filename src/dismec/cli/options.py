@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from dismec.corpus import TextFormat
-    from dismec.dataset import Dataset
+    from dismec.data.corpus import TextFormat
+    from dismec.data.dataset import Dataset
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,13 +42,13 @@ class Reading:
     @property
     def fmt(self) -> TextFormat:
         """How to read text."""
-        from dismec.corpus import TextFormat
+        from dismec.data.corpus import TextFormat
 
         return TextFormat(**self.columns)
 
     def is_text(self, data: Path) -> bool:
         """Whether DATA holds texts; options that do not go with what it holds are refused."""
-        from dismec.corpus import is_text
+        from dismec.data.corpus import is_text
 
         found = is_text(data)
         if found and (self.labels or self.names):
@@ -63,7 +63,8 @@ class Reading:
 
     def load(self, data: Path, threads: int | None) -> Dataset:
         """Numeric data with label names, if there are some."""
-        from dismec.dataset import load_data, load_names
+        from dismec.data.dataset import load_data
+        from dismec.data.names import load_names
 
         names = load_names(self.names) if self.names else None
         n_labels = len(names) if names is not None else None

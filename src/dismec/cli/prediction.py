@@ -32,8 +32,8 @@ from dismec.cli.options import (
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.model import Model
-    from dismec.topk_model import TopkModel
+    from dismec.model.model import Model
+    from dismec.model.topk_model import TopkModel
 
 
 def _parse_threshold(
@@ -103,8 +103,8 @@ def predict(
     """Print the best labels of every row of DATA with their scores."""
     import numpy as np
 
-    from dismec.dataset import load_names
-    from dismec.predictions import print_text, write_predictions
+    from dismec.data.names import load_names
+    from dismec.data.predictions import print_text, write_predictions
 
     probabilities = probabilities or isinstance(threshold, str)
     if output is not None and output.exists() and data.exists() and output.samefile(data):
@@ -139,7 +139,7 @@ def predict(
 
 def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
     """The model, or a view of it that ranks rare labels higher."""
-    from dismec.model import Model
+    from dismec.model.model import Model
 
     if alpha is None:
         return model
@@ -150,9 +150,9 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
 
 def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:
     """The rows of DATA: of texts a batch at a time, of other data all at once."""
-    from dismec.corpus import read_texts
-    from dismec.dataset import load_features
-    from dismec.text_training import vocabulary_of
+    from dismec.data.corpus import read_texts
+    from dismec.data.dataset import load_features
+    from dismec.training.texts import vocabulary_of
 
     if reading.is_text(data):
         vocabulary = vocabulary_of(model)
@@ -172,7 +172,7 @@ def _best(
 ) -> tuple[Any, Any]:
     """Labels and scores of some rows, best first."""
     if threshold is not None:
-        from dismec.assignment import ranked
+        from dismec.model.assignment import ranked
 
         sets = model.assign(
             rows, threshold, probabilities=probabilities, most=places, threads=threads
@@ -221,7 +221,7 @@ def evaluate(
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
     odds, and F1 at the thresholds that were chosen.
     """
-    from dismec.text_training import text_dataset
+    from dismec.training.texts import text_dataset
 
     with _opened(model, cluster) as opened:
         if reading.is_text(data):
@@ -276,8 +276,8 @@ def explain(
     ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
     --row.
     """
-    from dismec.explanation import highlights
-    from dismec.model import open_model
+    from dismec.model.explanation import highlights
+    from dismec.model.model import open_model
 
     opened = open_model(model, check=True)
     if number is None and len(row) < 1000 and Path(row).is_file():
@@ -312,9 +312,9 @@ def explain(
 
 def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
     """A row of a data file, and its text if it has one."""
-    from dismec.corpus import read_texts
-    from dismec.dataset import load_features
-    from dismec.text_training import vocabulary_of
+    from dismec.data.corpus import read_texts
+    from dismec.data.dataset import load_features
+    from dismec.training.texts import vocabulary_of
 
     if not reading.is_text(data):
         rows = load_features(data)
@@ -352,14 +352,14 @@ def _row_of(model: Model, given: str) -> Any:
 @contextmanager
 def _opened(model: Path, cluster: str | None) -> Iterator[TopkModel]:
     """A model, here or on a cluster."""
-    from dismec.model import open_model
+    from dismec.model.model import open_model
 
     if cluster is None:
         yield open_model(model, check=True)
         return
     with cluster_news(cluster, quiet=False):
-        from dismec.cluster_predictor import ClusterModel, ClusterPredictor
-        from dismec.dask_engine import Cluster
+        from dismec.cluster.connection import Cluster
+        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
 
         with (
             Cluster.connect(cluster) as connection,

@@ -42,7 +42,7 @@ def serve(
     import logging
 
     try:
-        from dismec import server
+        from dismec.serve import server
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dismec"):
             raise

@@ -32,8 +32,8 @@ from dismec.cli.training_options import (
 )
 
 if TYPE_CHECKING:
-    from dismec.model import Model
-    from dismec.params import TrainingParams
+    from dismec.model.model import Model
+    from dismec.training.params import TrainingParams
 
 _FEW_ROWS = 100  # to learn probabilities on
 
@@ -74,7 +74,8 @@ def train(
 
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
     """
-    from dismec import text_training, training
+    from dismec.training import recipe as training
+    from dismec.training import texts as text_training
 
     is_text = reading.is_text(data)
     text = text_params(params, data, is_text)
@@ -141,7 +142,7 @@ def prune(
 
     A model of an older format is written in the one of today.
     """
-    from dismec.model import open_model
+    from dismec.model.model import open_model
 
     if output.exists() and model.exists() and output.samefile(model):
         raise click.UsageError(f"{output} is the model itself: choose another directory")
@@ -165,7 +166,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     DATA has all rows that the new labels are to be told from: those of the first training with the
     new labels, or newer ones.
     """
-    from dismec.editing import add_labels as run
+    from dismec.training.editing import add_labels as run
 
     _edit(model, data, "added", run, **how)
 
@@ -186,8 +187,8 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
 @quiet_option
 def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
     """Train some labels of MODEL anew on DATA, and leave the others as they are."""
-    from dismec.dataset import load_names
-    from dismec.editing import update_labels
+    from dismec.data.names import load_names
+    from dismec.training.editing import update_labels
 
     labels = load_names(listed)
 
@@ -207,9 +208,9 @@ def _edit(
     cluster: str | None,
     quiet: bool,
 ) -> None:
-    from dismec.dataset import is_binary
-    from dismec.model import open_model
-    from dismec.text_training import text_dataset
+    from dismec.data.dataset import is_binary
+    from dismec.model.model import open_model
+    from dismec.training.texts import text_dataset
 
     begin = time.perf_counter()
     before = open_model(model)
@@ -238,7 +239,7 @@ def _edit(
 def _say_changed(model: Model, done: str) -> None:
     entry = model.manifest.history[-1]
     click.echo(f"{entry['labels']:,} labels {done}", err=True)
-    from dismec.editing import ranged
+    from dismec.training.editing import ranged
 
     everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]
     if everywhere:
@@ -258,8 +259,8 @@ def _say_changed(model: Model, done: str) -> None:
 @quiet_option
 def remove_labels(model: Path, labels: tuple[str, ...], listed: Path | None, quiet: bool) -> None:
     """Take LABELS, names or numbers, out of MODEL: they are not predicted any more."""
-    from dismec.dataset import load_names
-    from dismec.editing import remove_labels as run
+    from dismec.data.names import load_names
+    from dismec.training.editing import remove_labels as run
 
     changed = run(model, [*labels, *(load_names(listed) if listed else ())])
     if not quiet:

@@ -13,8 +13,8 @@ from dismec.cli.console import spoken
 from dismec.cli.options import F, Reading, parse_delta, precision_option, propensity_options
 
 if TYPE_CHECKING:
-    from dismec.params import TrainingParams
-    from dismec.text import TextParams
+    from dismec.features.vocabulary import TextParams
+    from dismec.training.params import TrainingParams
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def training_params(
     is_text: bool, *, no_normalize: bool, tfidf: bool | None, A: float, B: float, **params: Any
 ) -> TrainingParams:
     """The parameters that the options stand for, for texts or for numeric data."""
-    from dismec.params import TrainingParams
+    from dismec.training.params import TrainingParams
 
     try:
         return TrainingParams(
@@ -152,7 +152,7 @@ def text_params(options: dict[str, Any], data: Path, is_text: bool) -> TextParam
             option = min(given).replace("_", "-")
             raise click.UsageError(f"--{option} is for texts, and {data} holds none")
         return None
-    from dismec.text import TextParams
+    from dismec.features.vocabulary import TextParams
 
     try:
         return TextParams(**given)
@@ -187,7 +187,7 @@ def on_data(
     if is_text:
         news = None if quiet else spoken
         return run(data, fmt=reading.fmt, validation=path, news=news, **common)
-    from dismec.dataset import is_binary, load_data
+    from dismec.data.dataset import is_binary, load_data
 
     threads = common["threads"]
     dataset = reading.load(data, threads)

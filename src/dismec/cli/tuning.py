@@ -34,9 +34,9 @@ from dismec.cli.training_options import (
 from dismec.errors import DataError
 
 if TYPE_CHECKING:
-    from dismec.dataset import Dataset
-    from dismec.model import Model
-    from dismec.tuning import Tuned
+    from dismec.data.dataset import Dataset
+    from dismec.model.model import Model
+    from dismec.training.tuning import Tuned
 
 _GRID = "0.25,0.5,1,2"
 _DELTAS = "0,0.001,0.003,0.01,0.02,0.03,0.05,0.07,0.1,0.2,0.3"
@@ -104,7 +104,7 @@ def tune(
     The model is the one that train gives with this C. What was tried is printed, and kept in the
     model: inspect shows it.
     """
-    from dismec import tuning
+    from dismec.training import tuning
 
     tuning.check_grid(grid)
     tuning.check_metric(metric)
@@ -135,7 +135,7 @@ def tune(
             client=cluster,
         )
     if plot:
-        from dismec.curves import draw_tuning
+        from dismec.report.curves import draw_tuning
 
         draw_tuning(tuned.table, metric, tuned.C, plot)
     if as_json:
@@ -149,7 +149,7 @@ def tune(
 
 def _check_plot(plot: Path | None) -> None:
     if plot is not None:
-        from dismec.curves import check_plot
+        from dismec.report.curves import check_plot
 
         check_plot(plot)
 
@@ -236,13 +236,13 @@ def sweep(
     DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
     whose own delta is then the smallest that can be measured.
     """
-    from dismec.sweep import check_deltas, sweep_model
+    from dismec.training.sweep import check_deltas, sweep_model
 
     ordered = check_deltas(deltas)
     _check_plot(plot)
     _check_test(test, reading)
     if data.is_dir():
-        from dismec.model import open_model
+        from dismec.model.model import open_model
 
         for option in ctx.command.params:
             name = option.name or ""
@@ -260,7 +260,7 @@ def sweep(
     rows = _rows_of(model, test, test_labels, reading, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
-        from dismec.curves import draw_sweep
+        from dismec.report.curves import draw_sweep
 
         draw_sweep(table, plot)
     if as_json:
@@ -296,10 +296,10 @@ def _fit(
     text = text_params(params, data, is_text)
     chosen = training_params(is_text, **params)
     if text is not None:
-        from dismec.text_training import Texts, fit_text
+        from dismec.training.texts import Texts, fit_text
 
         return fit_text(Texts.of_file(data, reading.fmt), chosen, text, **common)
-    from dismec.training import fit
+    from dismec.training.recipe import fit
 
     dataset = reading.load(data, common["threads"])
     return fit(*dataset[:2], chosen, names=dataset.names, **common)
@@ -307,7 +307,7 @@ def _fit(
 
 def _check_test(test: Path, reading: Reading) -> None:
     """Find out before the training whether there is something to measure on."""
-    from dismec.corpus import is_text, read_texts
+    from dismec.data.corpus import is_text, read_texts
 
     if is_text(test):
         next(read_texts(test, reading.fmt))
@@ -318,12 +318,12 @@ def _check_test(test: Path, reading: Reading) -> None:
 def _rows_of(
     model: Model, test: Path, labels: Path | None, reading: Reading, threads: int | None
 ) -> Dataset:
-    from dismec.corpus import is_text
+    from dismec.data.corpus import is_text
 
     if is_text(test):
-        from dismec.text_training import text_dataset
+        from dismec.training.texts import text_dataset
 
         return text_dataset(model, test, fmt=reading.fmt, threads=threads)
-    from dismec.dataset import load_data
+    from dismec.data.dataset import load_data
 
     return load_data(test, labels=labels, threads=threads)

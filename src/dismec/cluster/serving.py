@@ -1,0 +1,269 @@
+"""A model on a cluster, for many threads that ask at a time: an answer soon, or none.
+
+One thread owns the connection. The others hand it their rows, and it makes one batch of those that
+wait. While a shard has no worker everybody is refused: an answer is that of all labels.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from concurrent import futures
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from dismec.cluster.connection import Cluster, Task
+from dismec.cluster.prediction import Batch, ClusterPredictor, Part
+from dismec.data.matrices import Rows, check_rows
+from dismec.errors import DataError, DismecError, NotReady
+from dismec.model.scoring import Labels, Scores
+from dismec.model.topk_model import TopkModel
+
+__all__ = ["ServedModel", "serve_on_cluster"]
+
+_BATCH_ROWS = 256  # that requests are brought together to
+_ANSWER_SECONDS = 30.0  # for an answer, whatever the reason
+_SILENT_SECONDS = 3.0  # that the thread may be stuck, waiting for the scheduler
+_AGAIN_SECONDS = 0.5
+_CLOSE_SECONDS = 10.0
+
+_log = logging.getLogger("dismec")
+
+
+class ServedModel(TopkModel):
+    """A model on a cluster that answers any number of threads; made by `serve_on_cluster`.
+
+    The workers forget it when it is closed or nobody has it any more.
+    """
+
+    def __init__(self, desk: _Desk) -> None:
+        predictor = desk.opened.result()
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts)
+        self._desk = desk
+        weakref.finalize(self, desk.stop)
+
+    @property
+    def nnz(self) -> int:  # noqa: D102
+        return sum(receipt.nnz for receipt in self.manifest.files)
+
+    @property
+    def not_ready(self) -> str | None:  # noqa: D102
+        return self._desk.not_ready
+
+    def close(self) -> None:  # noqa: D102
+        self._desk.close()
+
+    def predict_topk(  # noqa: D102
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[Labels, Scores]:
+        if k < 1:
+            raise DataError(f"k is {k}; expected at least 1")
+        rows = check_rows(X, self.n_features)
+        labels = np.full((rows.n_rows, k), -1, dtype=np.int32)
+        scores = np.full((rows.n_rows, k), -np.inf, dtype=np.float32)
+        places = min(k, self.n_labels)
+        if rows.n_rows:
+            rows = self.transform.apply_between(rows, 0, rows.n_rows)
+            labels[:, :places], scores[:, :places] = self._desk.ask(rows, places)
+        return labels, scores
+
+
+def serve_on_cluster(
+    where: str, directory: str | os.PathLike[str], *, patience: float = 60.0
+) -> ServedModel:
+    """Spread a model over the workers of a cluster, and keep it there.
+
+    Parameters
+    ----------
+    where
+        As for `Cluster.connect`.
+    directory
+        The model; it is read again when a worker has died.
+    patience
+        Seconds to wait for the scheduler, and for workers that have room for the model.
+
+    Raises
+    ------
+    ClusterError, ModelError
+        If there is no scheduler, no worker, no room, or no model.
+    """
+    return ServedModel(_Desk(where, directory, patience))
+
+
+class _Request(futures.Future[Part]):
+    """Rows that somebody waits to have ranked."""
+
+    def __init__(self, rows: Rows, places: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.places = places
+
+    def answer(self, found: Part | Exception) -> None:
+        with suppress(futures.InvalidStateError):  # who asked has gone
+            if isinstance(found, Exception):
+                self.set_exception(found)
+            else:
+                self.set_result(found)
+
+
+class _Desk:
+    """Where requests are handed in, and the thread behind it."""
+
+    def __init__(self, where: str, directory: str | os.PathLike[str], patience: float) -> None:
+        self.opened: futures.Future[ClusterPredictor] = futures.Future()
+        self._where, self._directory, self._patience = where, directory, patience
+        self._waiting: deque[_Request] = deque()
+        self._asked: list[_Request] = []
+        self._bell: futures.Future[None] = futures.Future()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._reason: str | None = None
+        self._beat = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="dismec-cluster", daemon=True)
+        self._thread.start()
+
+    # -- for any thread ----------------------------------------------------------------------------
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why there are no answers now, or None."""
+        if self._closing or not self._thread.is_alive():
+            return "the model has been closed"
+        if time.monotonic() - self._beat > _SILENT_SECONDS:
+            return "the scheduler of the cluster does not answer"
+        return self._reason
+
+    def ask(self, rows: Rows, places: int) -> Part:
+        """The best labels of transformed rows; `NotReady` if that is not possible now."""
+        request = _Request(rows, places)
+        end = time.monotonic() + _ANSWER_SECONDS
+        if self.not_ready is None:
+            self._waiting.append(request)
+            self._ring()
+        while (reason := self.not_ready) is None or request.done():
+            try:
+                return request.result(timeout=min(1.0, max(end - time.monotonic(), 0)))
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    reason = f"the cluster has not answered within {_ANSWER_SECONDS:.0f} s"
+                    break
+        request.answer(NotReady(reason))
+        raise NotReady(reason)
+
+    def stop(self) -> None:
+        """Have the thread end, which lets the workers forget the model."""
+        self._closing = True
+        self._ring()
+
+    def close(self) -> None:
+        """As `stop`, and wait for it."""
+        self.stop()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _ring(self) -> None:
+        with self._lock:
+            if not self._bell.done():
+                self._bell.set_result(None)
+
+    # -- for the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with (
+                Cluster.connect(self._where, patience=self._patience) as cluster,
+                ClusterPredictor(cluster, self._directory, patience=self._patience) as predictor,
+            ):
+                while predictor.missing and not self._closing:
+                    predictor.step()
+                self._beat = time.monotonic()
+                self.opened.set_result(predictor)
+                while not self._closing:
+                    self._turn(predictor)
+        except BaseException as error:
+            if not self.opened.done():
+                self.opened.set_exception(error)
+            else:
+                _log.exception("the connection to the cluster has ended")
+        finally:
+            self._closing = True
+            self._refuse("the model has been closed")
+
+    def _turn(self, predictor: ClusterPredictor) -> None:
+        """Hand out what waits, and take in what has come."""
+        with self._lock:
+            bell = self._bell = futures.Future()
+        try:
+            while self._waiting and predictor.hungry and not predictor.missing:
+                self._add(predictor)
+            predictor.step(_AGAIN_SECONDS, Task("", None, bell))
+        except DismecError as error:
+            _log.warning("%s", error)
+            self._reason = str(error)
+            self._refuse(self._reason)
+            predictor.drop()
+            time.sleep(_AGAIN_SECONDS)
+        else:
+            self._note(predictor)
+        self._beat = time.monotonic()
+
+    def _note(self, predictor: ClusterPredictor) -> None:
+        missing = predictor.missing
+        reason = None
+        if missing:
+            of = len(predictor.manifest.files)
+            reason = f"{len(missing)} of {of} shards of the model are being brought to a worker"
+            self._refuse(reason)
+            predictor.drop()
+        if (reason is None) != (self._reason is None):
+            _log.warning("%s", "all shards are there again" if reason is None else reason)
+        self._reason = reason
+
+    def _add(self, predictor: ClusterPredictor) -> None:
+        """Make a batch of requests that wait."""
+        requests: list[_Request] = []
+        n_rows = 0
+        while self._waiting and n_rows < _BATCH_ROWS:
+            requests.append(self._waiting.popleft())
+            n_rows += requests[-1].rows.n_rows
+        requests = [request for request in requests if not request.done()]
+        if not requests:
+            return
+        self._asked += requests
+
+        def answer(found: Part | Exception) -> None:
+            start = 0
+            for request in requests:
+                stop = start + request.rows.n_rows
+                if isinstance(found, Exception):
+                    request.answer(found)
+                else:
+                    # The best few are the first of the best many.
+                    own = np.s_[start:stop, : request.places]
+                    request.answer((found[0][own], found[1][own]))
+                self._asked.remove(request)
+                start = stop
+
+        places = max(request.places for request in requests)
+        predictor.add(Batch(_stack([request.rows for request in requests]), places, answer))
+
+    def _refuse(self, reason: str) -> None:
+        refused, self._asked = self._asked, []
+        while self._waiting:
+            refused.append(self._waiting.popleft())
+        for request in refused:
+            request.answer(NotReady(reason))
+
+
+def _stack(rows: list[Rows]) -> Rows:
+    if len(rows) == 1:
+        return rows[0]
+    lengths = np.concatenate([np.diff(part.indptr) for part in rows])
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    indices = np.concatenate([part.indices for part in rows])
+    return Rows(indptr, indices, np.concatenate([part.data for part in rows]))

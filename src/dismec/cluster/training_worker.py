@@ -1,0 +1,233 @@
+"""What training runs on the workers of a cluster: functions that `cluster_training` calls there.
+
+A worker process holds the rows by memory map, so that all processes of a machine share one copy,
+and for each training under way threads that solve its blocks. It outlives the training: what a
+client that was killed has left behind goes when the next one begins.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.cluster.connection import scratch_directory, step_aside
+from dismec.data.dataset import Dataset, fingerprint, load_data
+from dismec.errors import DataError, WorkerLost
+from dismec.features.transform import Transform
+from dismec.model import directory as store
+from dismec.model.manifest import BlockReceipt
+from dismec.solve.block import Block
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import BlockSolver, Kept
+
+__all__ = ["Data", "Run", "begin", "drop_data", "end", "find_data", "receive", "received", "solve"]
+
+Answer = tuple[BlockReceipt, bytes | None]  # the file's content unless it is in the run's folder
+
+
+class Data(NamedTuple):
+    """The rows and labels of a training: a binary dataset (``.xmc``), and how to know it."""
+
+    path: str
+    size: int
+    fingerprint: str
+
+
+class Run(NamedTuple):
+    """What solving blocks of a training takes, apart from the data.
+
+    Attributes
+    ----------
+    folder
+        Where blocks are put if this process sees it: a folder of this run alone, in the model
+        directory. Once it is gone nobody writes blocks of the run any more.
+    """
+
+    folder: str
+    params: SolverParams
+    transform: Transform
+    threads: int
+
+
+_datasets: dict[str, Dataset] = {}  # checked, and not yet part of a run
+_runs: dict[str, _Session] = {}
+_lock = threading.Lock()
+
+
+# -- the data --------------------------------------------------------------------------------------
+
+
+def find_data(data: Data) -> str | None:
+    """The path under which this process sees the data: the client's, or that of a copy here."""
+    for path in (Path(data.path), _copy(data)):
+        with suppress(OSError, DataError):
+            if path.stat().st_size == data.size:
+                _datasets[str(path)] = _check(path, data)
+                return str(path)
+    return None
+
+
+def receive(data: Data, token: str, begin: int, piece: bytes) -> None:
+    """Take in a part of the data's file; parts may come in any order."""
+    handle = os.open(_incoming(data, token), os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        while piece:
+            written = os.pwrite(handle, piece, begin)
+            begin, piece = begin + written, piece[written:]
+    finally:
+        os.close(handle)
+
+
+def received(data: Data, token: str) -> str:
+    """Make a copy of what has been received; returns its path.
+
+    Raises
+    ------
+    DataError
+        If it is not the data.
+    """
+    path = _incoming(data, token)
+    try:
+        _datasets[str(_copy(data))] = _check(path, data)
+        path.replace(_copy(data))
+    finally:
+        path.unlink(missing_ok=True)
+    return str(_copy(data))
+
+
+def drop_data(data: Data) -> None:
+    """Remove the copy that this machine has received, if any."""
+    _copy(data).unlink(missing_ok=True)
+
+
+def _copy(data: Data) -> Path:
+    return scratch_directory() / f"dismec-{data.fingerprint[:16]}.xmc"
+
+
+def _incoming(data: Data, token: str) -> Path:
+    return scratch_directory() / f"dismec-{data.fingerprint[:16]}.{token}.part"
+
+
+def _check(path: Path, data: Data) -> Dataset:
+    dataset = load_data(path)
+    if fingerprint(dataset.X, dataset.Y) != data.fingerprint:
+        raise DataError(f"{path}: not the data that the training is of")
+    return dataset
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+def begin(run: Run, path: str) -> str | None:
+    """Prepare for blocks of a run on the data at `path`.
+
+    Returns the name of a file that this has put into the run's folder, or None if it does not see
+    that.
+    """
+    end(run.folder)
+    with _lock:
+        here = Path(run.folder).parent
+        for folder, other in list(_runs.items()):
+            if other.idle or Path(folder).parent == here:
+                _runs.pop(folder).close()
+    probe = f"probe-{secrets.token_hex(8)}"
+    try:
+        (Path(run.folder) / probe).touch(exist_ok=False)
+    except OSError:
+        probe = ""
+    dataset = _datasets.pop(path, None) or load_data(path)
+    session = _Session(run, dataset, writes=bool(probe))
+    with _lock:
+        _runs[run.folder] = session
+    return probe or None
+
+
+def solve(folder: str, number: int, labels: npt.NDArray[np.int64]) -> Answer:
+    """Solve a block of a run that has begun.
+
+    Raises
+    ------
+    WorkerLost
+        If this process knows nothing of the run: it is not the one that began it.
+    """
+    with _lock:
+        session = _runs.get(folder)
+        if session is None:
+            raise WorkerLost("this worker has been started anew")
+        future = session.add(number, labels)
+    step_aside()
+    return future.result()
+
+
+def end(folder: str) -> None:
+    """Stop a run, and whatever is solved for it."""
+    with _lock:
+        session = _runs.pop(folder, None)
+    if session:
+        session.close()
+
+
+class _Session:
+    """The threads that solve a run's blocks, and who waits for which block."""
+
+    def __init__(self, run: Run, dataset: Dataset, writes: bool) -> None:
+        problem = Problem(dataset.X, dataset.Y, run.transform)
+        problem.groups  # noqa: B018  before there are threads
+        self._folder = Path(run.folder) if writes else None
+        self._scratch = scratch_directory()
+        self._waiting: dict[int, Future[Answer]] = {}
+        self._closed = False
+        self._solver = BlockSolver(problem, run.params, self._keep, run.threads)
+        self._thread = threading.Thread(target=self._collect, name="dismec-collect", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
+    def add(self, number: int, labels: npt.NDArray[np.int64]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self._waiting[number] = future
+        self._solver.add(number, labels)
+        return future
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.join()
+
+    def _keep(self, block: Block) -> Answer:
+        if self._folder:
+            return store.write_block(self._folder, block), None
+        with TemporaryDirectory(prefix="dismec-", dir=self._scratch) as folder:
+            receipt = store.write_block(Path(folder), block)
+            return receipt, (Path(folder) / receipt.file).read_bytes()
+
+    def _collect(self) -> None:
+        reason: BaseException = WorkerLost("the run has been ended")
+        # A thread that waits for more blocks would keep the process from ending.
+        with self._solver:
+            try:
+                while not self._closed and threading.main_thread().is_alive():
+                    event = self._solver.wait(0.5)
+                    if isinstance(event, Kept):
+                        self._answer(event)
+            except BaseException as error:
+                reason = error
+        for number in list(self._waiting):
+            self._answer(Kept(number, None, reason))
+
+    def _answer(self, kept: Kept[Answer]) -> None:
+        future = self._waiting.pop(kept.number)
+        if kept.error is not None:
+            future.set_exception(kept.error)
+        else:
+            future.set_result(kept.get())

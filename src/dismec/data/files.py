@@ -1,0 +1,61 @@
+"""Files that appear under their name only when they are complete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["whole_file"]
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears under its name only when it is complete.
+
+    It is written under a temporary name in the same directory, flushed to the disk and renamed. If
+    the body raises, the temporary file is removed and what was at ``path`` stays as it was. A link
+    is followed; a device or a pipe cannot be replaced and is written to as it is.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; its ``filename`` is ``path``.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(target.parent)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _sync_directory(directory: Path) -> None:
+    """Flush a rename to the disk, on systems that let a directory be opened."""
+    with suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

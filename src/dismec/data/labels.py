@@ -1,0 +1,55 @@
+"""What can be said of labels before anything is trained: how often they are seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.errors import DataError
+
+__all__ = ["propensities"]
+
+Floats = npt.NDArray[np.float64]
+
+
+def propensities(
+    label_counts: npt.ArrayLike, n_rows: int, A: float = 0.55, B: float = 1.5
+) -> Floats:
+    """How likely a true label is to have been recorded, by the model of Jain et al. (2016).
+
+    p_l = 1 / (1 + C·(N_l + B)^(−A)) with C = (ln N − 1)·(B + 1)^A: the rarer a label, the more of
+    its occurrences are taken to be missing.
+
+    Parameters
+    ----------
+    label_counts
+        N_l, the number of training rows of each label.
+    n_rows
+        N, the number of training rows. Below e the model has no meaning (C < 0); every p is 1 then.
+    A, B
+        The Repository's constants: 0.5, 0.4 for Wikipedia's large sets, 0.6, 2.6 for Amazon's,
+        0.55, 1.5 for all others.
+
+    Returns
+    -------
+    ndarray
+        float64, one p per label, 0 < p ≤ 1.
+    """
+    counts = np.asarray(label_counts, dtype=np.float64)
+    if counts.ndim != 1:
+        raise DataError(f"label_counts is {counts.ndim}-d; expected one count per label")
+    if n_rows < 1:
+        raise DataError(f"n_rows is {n_rows}; propensities need at least one training row")
+    if not (abs(A) <= 10 and 0 < B <= 1e6):
+        raise DataError(
+            f"propensity constants A = {A}, B = {B}; expected −10 ≤ A ≤ 10 and 0 < B ≤ 1e6"
+        )
+    wrong = np.flatnonzero(~((counts >= 0) & (counts <= n_rows)))
+    if wrong.size:
+        label = wrong[0]
+        raise DataError(
+            f"label {label}: count {counts[label]:g}; expected between 0 and n_rows = {n_rows}"
+        )
+    C = max(np.log(n_rows) - 1.0, 0.0) * (B + 1.0) ** A
+    result: Floats = 1.0 / (1.0 + C * (counts + B) ** -A)
+    return result

@@ -1,0 +1,270 @@
+"""Nothing → XMC-shaped data.
+
+A world of labels is drawn first: how frequent each is (a power law), the topic it belongs to, and
+the few words that go with it; topics have words of their own, and all words a Zipf law. A row then
+takes a label, most of its other labels from the same topic, and its words from its labels, its
+topic and the background. In some rows the labels leave hardly any words: what a perfect model
+cannot know either, so that accuracy stays well below 100 % at any size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from dismec.data.dataset import Dataset, save_data
+from dismec.errors import DataError
+
+__all__ = ["Counts", "World", "draw", "generate", "write"]
+
+_ROWS_AT_A_TIME = 50_000
+_MOST_PER_ROW = 1_000_000
+_LABEL_EXPONENT = 0.9
+_WORD_EXPONENT = 1.05
+_WORDS_PER_LABEL = 10
+_WORDS_PER_TOPIC = 100
+_SAME_TOPIC = 0.8  # of a row's further labels
+_VAGUE_ROWS = 0.3
+_LABEL_WORDS, _VAGUE_LABEL_WORDS = 0.21, 0.02  # of the words of a clear and of a vague row
+_TOPIC_WORDS = 0.2
+
+
+class World(NamedTuple):
+    """What train and test rows have in common. Labels here are sorted by topic, words by rank."""
+
+    label_ids: NDArray[np.int32]
+    label_cdf: NDArray[np.float64]
+    label_topics: NDArray[np.int32]
+    topic_starts: NDArray[np.int64]
+    label_words: NDArray[np.int32]
+    """Feature ids of each label's own words, the most usual first."""
+    topic_words: NDArray[np.int32]
+    word_ids: NDArray[np.int32]
+    word_cdf: NDArray[np.float64]
+
+
+class Counts(NamedTuple):
+    """Rows as sorted ids: how many features a row has, which, and how often each occurs."""
+
+    lengths: NDArray[np.int64]
+    features: NDArray[np.int32]
+    occurrences: NDArray[np.uint8]
+
+
+def generate(
+    rows: int,
+    features: int,
+    labels: int,
+    labels_per_row: float = 3.0,
+    features_per_row: float = 42,
+    seed: int = 0,
+    test_rows: int | None = None,
+) -> tuple[Dataset, Dataset]:
+    """Make a training and a test set of the same distribution.
+
+    Values are tf-idf with the document frequencies of the training rows; rows are not normalised.
+    Every row has at least one feature and, if ``labels_per_row`` is at least 1, one label.
+
+    Parameters
+    ----------
+    labels_per_row, features_per_row
+        What the mean is near to; less where there are too few labels or features to choose from.
+    seed
+        The same arguments always give the same data, and the training rows do not depend on
+        ``test_rows``.
+    test_rows
+        A fifth of ``rows`` by default.
+
+    Raises
+    ------
+    DataError
+        For sizes that no data can have.
+    """
+    shape = (rows, features, labels, labels_per_row, features_per_row, seed, test_rows)
+    parts = []
+    for chunks in draw(*shape)[1:]:
+        drawn = list(chunks)
+        parts.append([_joined([chunk[i] for chunk in drawn]) for i in range(2)])
+    document_frequency = np.bincount(parts[0][0].features, minlength=features)
+    idf = (1 + np.log((1 + rows) / (1 + document_frequency))).astype(np.float32)
+    train, test = (
+        Dataset(
+            _matrix(words, _values(words, idf), features),
+            _matrix(positives, np.ones(len(positives.features), np.uint8), labels),
+        )
+        for words, positives in parts
+    )
+    return train, test
+
+
+def write(
+    directory: str | os.PathLike[str], train: Dataset, test: Dataset, ending: str = ".txt"
+) -> tuple[Path, Path]:
+    """Save both sets in a directory, in the format of the ending, and return their paths."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / f"train{ending}", folder / f"test{ending}"
+    for dataset, path in zip((train, test), paths, strict=True):
+        save_data(dataset, path)
+    return paths
+
+
+def draw(
+    rows: int,
+    features: int,
+    labels: int,
+    labels_per_row: float,
+    features_per_row: float,
+    seed: int,
+    test_rows: int | None,
+) -> tuple[World, Iterator[tuple[Counts, Counts]], Iterator[tuple[Counts, Counts]]]:
+    """A world, and the words and labels of its training and of its test rows, many at a time.
+
+    The arguments are those of `generate`.
+    """
+    if min(rows, features, labels) < 1 or max(features, labels) >= 2**31 - 1:
+        raise DataError("rows, features and labels must be at least 1, and ids fit 31 bits")
+    if not (0 <= labels_per_row <= _MOST_PER_ROW and 1 <= features_per_row <= _MOST_PER_ROW):
+        raise DataError(
+            f"labels_per_row is {labels_per_row} and features_per_row {features_per_row}; "
+            f"expected at least 0 and 1, and at most {_MOST_PER_ROW}"
+        )
+    if seed < 0:
+        raise DataError(f"seed is {seed}; expected at least 0")
+    world = _make_world(features, labels, np.random.default_rng([seed, 0]))
+
+    def chunks(part: int, n_rows: int) -> Iterator[tuple[Counts, Counts]]:
+        for begin in range(0, n_rows, _ROWS_AT_A_TIME):
+            size = min(_ROWS_AT_A_TIME, n_rows - begin)
+            rng = np.random.default_rng([seed, part, begin])
+            yield _draw_rows(world, size, labels_per_row, features_per_row, rng)
+
+    return world, chunks(1, rows), chunks(2, rows // 5 if test_rows is None else test_rows)
+
+
+def _make_world(n_features: int, n_labels: int, rng: np.random.Generator) -> World:
+    n_topics = max(1, round(n_labels**0.5))
+    topics = np.sort(rng.integers(0, n_topics, n_labels, dtype=np.int32))
+    weights = (rng.permutation(n_labels) + 3.0) ** -_LABEL_EXPONENT
+    word_weights = (np.arange(n_features) + 3.0) ** -_WORD_EXPONENT
+    word_ids = rng.permutation(n_features).astype(np.int32)
+    return World(
+        label_ids=rng.permutation(n_labels).astype(np.int32),
+        label_cdf=np.append(0, np.cumsum(weights / weights.sum())),
+        label_topics=topics,
+        topic_starts=np.searchsorted(topics, np.arange(n_topics + 1)),
+        label_words=_vocabulary(word_ids, (n_labels, _WORDS_PER_LABEL), rng),
+        topic_words=_vocabulary(word_ids, (n_topics, _WORDS_PER_TOPIC), rng),
+        word_ids=word_ids,
+        word_cdf=np.append(0, np.cumsum(word_weights / word_weights.sum())),
+    )
+
+
+def _vocabulary(
+    word_ids: NDArray[np.int32], shape: tuple[int, int], rng: np.random.Generator
+) -> NDArray[np.int32]:
+    """Words for labels or topics: any but the most frequent, and rather frequent than rare ones."""
+    n_words = len(word_ids)
+    stop_words = min(50, n_words // 20)
+    ranks = stop_words + (n_words - stop_words) * rng.random(shape) ** 1.5
+    return word_ids[np.minimum(ranks.astype(np.int64), n_words - 1)]
+
+
+def _draw_rows(
+    world: World,
+    n_rows: int,
+    labels_per_row: float,
+    features_per_row: float,
+    rng: np.random.Generator,
+) -> tuple[Counts, Counts]:
+    """Words and labels of some rows."""
+    n_labels = len(world.label_ids)
+    if labels_per_row >= 1:
+        label_counts = 1 + rng.poisson(labels_per_row - 1, n_rows)
+    else:
+        label_counts = (rng.random(n_rows) < labels_per_row).astype(np.int64)
+    main = _pick(world.label_cdf, rng.random(n_rows))
+    row_topics = world.label_topics[main]
+
+    # A row's own labels: the main one, then further ones of its topic or of any.
+    owners = np.repeat(np.arange(n_rows), label_counts)
+    starts = np.cumsum(label_counts) - label_counts
+    low, high = np.zeros(len(owners)), np.ones(len(owners))
+    inside = rng.random(len(owners)) < _SAME_TOPIC
+    topics = row_topics[owners[inside]]
+    low[inside] = world.label_cdf[world.topic_starts[topics]]
+    high[inside] = world.label_cdf[world.topic_starts[topics + 1]]
+    drawn = _pick(world.label_cdf, low + (high - low) * rng.random(len(owners)))
+    drawn[starts[label_counts > 0]] = main[label_counts > 0]
+    for _ in range(2):  # a label that a row has already gives way to any other
+        again = np.ones(len(owners), bool)
+        again[np.unique(owners * n_labels + drawn, return_index=True)[1]] = False
+        drawn[again] = _pick(world.label_cdf, rng.random(np.count_nonzero(again)))
+
+    # Words are drawn with repetition: about a fifth of them are repetitions.
+    lengths = rng.lognormal(np.log(1.22 * features_per_row) - 0.08, 0.4, n_rows)
+    word_counts = np.maximum(1, lengths.astype(np.int64))
+    rows = np.repeat(np.arange(n_rows), word_counts)
+    vague = rng.random(n_rows) < _VAGUE_ROWS
+    of_label = np.where(vague, _VAGUE_LABEL_WORDS, _LABEL_WORDS)
+    of_label[label_counts == 0] = 0
+    source = rng.random(len(rows))
+    from_label = source < of_label[rows]
+    from_topic = ~from_label & (source < of_label[rows] + _TOPIC_WORDS)
+    words = world.word_ids[_pick(world.word_cdf, rng.random(len(rows)))]
+
+    at = rows[from_label]
+    which = starts[at] + (rng.random(len(at)) * label_counts[at]).astype(np.int64)
+    # Squares favour a vocabulary's first words: a label has one or two that nearly always occur.
+    place = (rng.random(len(at)) ** 2 * _WORDS_PER_LABEL).astype(np.int64)
+    words[from_label] = world.label_words[drawn[which], place]
+    at = rows[from_topic]
+    place = (rng.random(len(at)) ** 2 * _WORDS_PER_TOPIC).astype(np.int64)
+    words[from_topic] = world.topic_words[row_topics[at], place]
+    return (
+        _count(rows, words, n_rows, len(world.word_ids)),
+        _count(owners, world.label_ids[drawn], n_rows, n_labels),
+    )
+
+
+def _pick(cdf: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Which interval of a cumulative distribution, that starts with 0, each number falls into."""
+    return np.clip(np.searchsorted(cdf, u, side="right") - 1, 0, len(cdf) - 2)
+
+
+def _count(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> Counts:
+    keys, occurrences = np.unique(rows * n_ids + ids, return_counts=True)
+    lengths = np.bincount(keys // n_ids, minlength=n_rows)
+    return Counts(
+        lengths, (keys % n_ids).astype(np.int32), np.minimum(occurrences, 255).astype(np.uint8)
+    )
+
+
+def _joined(chunks: list[Counts]) -> Counts:
+    if not chunks:
+        return Counts(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.uint8))
+    return Counts(*(np.concatenate(arrays) for arrays in zip(*chunks, strict=True)))
+
+
+def _values(words: Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Tf-idf, rounded to four decimals as such files usually are."""
+    tf = (1 + np.log(np.arange(1, 257))).astype(np.float32)
+    values = np.empty(len(words.features), np.float32)
+    for begin in range(0, len(values), 1 << 20):
+        part = slice(begin, begin + (1 << 20))
+        values[part] = tf[words.occurrences[part] - 1] * idf[words.features[part]]
+        np.round(values[part], 4, out=values[part])
+    return values
+
+
+def _matrix(counts: Counts, data: NDArray[Any], n_columns: int) -> csr_array[Any]:
+    indptr = np.append(0, np.cumsum(counts.lengths))
+    if len(data) < 2**31:  # one index type for both arrays: scipy would make that int64
+        indptr = indptr.astype(np.int32)
+    return csr_array((data, counts.features, indptr), shape=(len(indptr) - 1, n_columns))

@@ -1,0 +1,245 @@
+"""XMC and svmlight text ⇄ the arrays of CSR matrices.
+
+The text is parsed natively, a block of whole lines at a time, on all cores. Blocks come back in
+their order, so neither the result nor the first error depends on how many threads there are; the
+text itself, gzipped or not, passes through and is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dismec.cpu import kernels, thread_count
+from dismec.errors import DataError
+
+__all__ = ["MAX_COLUMNS", "read_text", "write_text"]
+
+MAX_COLUMNS = 2**31 - 1  # a column id is an int32
+
+_BLOCK = 1 << 20  # bytes of text that one thread parses at a time
+_LONGEST_LINE = 1 << 28
+_LONGEST_HEADER = 1000
+_HEADER = re.compile(rb"[ \t]*([0-9]+)[ \t]+([0-9]+)[ \t]+([0-9]+)[ \t]*\r?")
+
+_Parsed: TypeAlias = tuple[
+    NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]
+]
+
+
+class _UnreadableError(Exception):
+    """The bytes stop being text: why."""
+
+
+def read_text(
+    path: Path,
+    file: BufferedReader,
+    wanted: tuple[int | None, int | None],
+    threads: int | None,
+) -> tuple[
+    tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]],
+    tuple[NDArray[np.int64], NDArray[np.int32]],
+    tuple[int, int],
+]:
+    """Parse text, gzipped or not, with a header or not, on ``threads`` threads.
+
+    Parameters
+    ----------
+    path
+        The name of the file, for messages.
+    wanted
+        How many features and labels there must be, where the caller knows.
+
+    Returns
+    -------
+    x, y, columns
+        (indptr, indices, values) of X, (indptr, indices) of Y, and how many columns they have.
+        Ids are sorted and unique within a row; values are finite.
+
+    Raises
+    ------
+    DataError
+        At the first line that is wrong, whatever the number of threads.
+    """
+    header: tuple[int, int, int] | None = None
+
+    def refuse(row: int, reason: str) -> NoReturn:
+        raise DataError(f"{path}:{row + 1 + (header is not None)}: {reason}") from None
+
+    def refuse_row(row: int, reason: str) -> NoReturn:
+        if header and row >= header[0]:
+            row, reason = header[0], f"the header says {header[0]} rows, and here is one more"
+        refuse(row, reason)
+
+    blocks = _whole_lines(_gunzip(file) if file.peek(2)[:2] == b"\x1f\x8b" else _pieces(file))
+    try:
+        first = next(blocks, b"") or next(blocks, b"")
+    except _UnreadableError as error:
+        refuse(0, str(error))
+    if not first:
+        refuse(0, "the file is empty")
+    line, newline, _ = first[:_LONGEST_HEADER].partition(b"\n")
+    if match := _HEADER.fullmatch(line):
+        if not newline:
+            refuse(0, "the file ends within the header: it is cut off")
+        header = _header(path, match.groups(), wanted)
+        first = first[len(line) + 1 :]
+    limits = header[1:] if header else tuple(MAX_COLUMNS if w is None else w for w in wanted)
+
+    def parse(block: bytes) -> _Parsed:
+        return kernels.parse_rows(np.frombuffer(block, np.uint8), *limits)
+
+    threads = thread_count(threads)
+    n_rows = 0
+    parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
+    with ThreadPoolExecutor(threads) as pool:
+        parsed = _in_order(pool, parse, first, blocks, ahead=threads)
+        while True:
+            try:
+                arrays = next(parsed, None)
+            except _UnreadableError as error:
+                refuse(n_rows, str(error))
+            except ValueError as error:
+                row, reason = error.args
+                refuse_row(n_rows + row, reason)
+            if arrays is None:
+                break
+            n_rows += len(arrays[0])
+            if header and n_rows > header[0]:
+                refuse_row(n_rows, "")
+            for part, array in zip(parts, arrays, strict=True):
+                part.append(array)
+    if header and n_rows < header[0]:
+        refuse(n_rows - 1, f"the file ends here, but the header says {header[0]} rows")
+
+    y_indptr, labels = _indptr(parts[0]), _join(parts[1])
+    x_indptr, features, values = _indptr(parts[2]), _join(parts[3]), _join(parts[4])
+    if header:
+        n_features, n_labels = header[1:]
+    else:
+        n_features, n_labels = (
+            int(ids.max(initial=-1)) + 1 if size is None else size
+            for ids, size in zip((features, labels), wanted, strict=True)
+        )
+    return (x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
+
+
+def write_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
+    """Write sound CSR matrices as text, in the fewest digits that read back to the same values."""
+    n_rows = X.shape[0]
+    if header:
+        file.write(b"%d %d %d\n" % (n_rows, X.shape[1], Y.shape[1]))
+    x_indptr, y_indptr = X.indptr.astype(np.int64), Y.indptr.astype(np.int64)
+    step = max(1, (n_rows << 18) // (X.nnz + Y.nnz + 1))
+    for begin in range(0, n_rows, step):
+        end = min(begin + step, n_rows)
+        arrays = (x_indptr, X.indices, X.data, y_indptr, Y.indices)
+        file.write(kernels.format_rows(*arrays, begin, end))
+
+
+def _header(
+    path: Path, words: Sequence[bytes], wanted: tuple[int | None, int | None]
+) -> tuple[int, int, int]:
+    for word, what in zip(words, ("rows", "features", "labels"), strict=True):
+        if len(word) > 18 or (what != "rows" and int(word) > MAX_COLUMNS):
+            raise DataError(f"{path}:1: the header says {word.decode()} {what}, which is too many")
+    n_rows, *found = (int(word) for word in words)
+    for size, want, what in zip(found, wanted, ("features", "labels"), strict=True):
+        if want is not None and size != want:
+            raise DataError(f"{path}:1: the header says {size} {what}, but {want} are wanted")
+    return n_rows, found[0], found[1]
+
+
+def _pieces(file: BufferedReader) -> Iterator[bytes]:
+    while piece := file.read(_BLOCK):
+        yield piece
+
+
+def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Blocks of some ``_BLOCK`` bytes that end at the end of a line; the last as the file ends."""
+    held: list[bytes | memoryview] = []
+    size = 0
+    try:
+        for piece in pieces:
+            cut = piece.rfind(b"\n") + 1
+            if cut and size + cut >= _BLOCK:
+                yield b"".join([*held, memoryview(piece)[:cut]])
+                held, size = [memoryview(piece)[cut:]], len(piece) - cut
+            else:
+                held.append(piece)
+                size += len(piece)
+            if size > _LONGEST_LINE:
+                raise _UnreadableError("the line is longer than any row: this is not text")
+    except _UnreadableError:  # the lines before it still count
+        rest = b"".join(held)
+        yield rest[: rest.rfind(b"\n") + 1]
+        raise
+    if size:
+        yield b"".join(held)
+
+
+def _gunzip(file: BufferedReader) -> Iterator[bytes]:
+    """The text of a gzip file, of one member or several, a piece at a time."""
+    member = zlib.decompressobj(wbits=31)
+    try:
+        while packed := file.read(1 << 18):
+            while packed:
+                if member.eof:
+                    packed = packed.lstrip(b"\0")  # padding after a member
+                    member = zlib.decompressobj(wbits=31) if packed else member
+                    continue
+                yield member.decompress(packed, _BLOCK)
+                packed = member.unused_data if member.eof else member.unconsumed_tail
+        while not member.eof and (text := member.decompress(b"", _BLOCK)):
+            yield text
+    except zlib.error as error:
+        raise _UnreadableError("the gzip data is damaged here or further on") from error
+    if not member.eof:
+        raise _UnreadableError("the gzip data is cut off here")
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    parse: Callable[[bytes], _Parsed],
+    first: bytes,
+    blocks: Iterator[bytes],
+    ahead: int,
+) -> Iterator[_Parsed]:
+    """Parsed blocks as they follow each other, with few of them in memory as text.
+
+    If the text breaks off, what came before it is handed out first: so is an error in it.
+    """
+    pending: deque[Future[_Parsed]] = deque([pool.submit(parse, first)])
+    broken = None
+    try:
+        for block in blocks:
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+            pending.append(pool.submit(parse, block))
+    except _UnreadableError as error:
+        broken = error
+    while pending:
+        yield pending.popleft().result()
+    if broken:
+        raise broken
+
+
+def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    joined = np.concatenate(arrays)
+    arrays.clear()  # each array is freed before the next is joined
+    return joined
+
+
+def _indptr(counts: list[NDArray[Any]]) -> NDArray[np.int64]:
+    indptr = np.zeros(sum(map(len, counts)) + 1, np.int64)
+    np.cumsum(_join(counts), out=indptr[1:])
+    return indptr

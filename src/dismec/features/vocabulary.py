@@ -1,0 +1,362 @@
+"""Text → term frequencies: which terms are features, and how often each occurs in a row.
+
+A word is a run of at least two letters, digits and underscores, as in scikit-learn, with the marks
+that belong to them. Of scripts that are written without spaces (Han, kana, Thai, Lao, Khmer,
+Myanmar) each two neighbouring characters are a word, and one alone is too. Words of more than 255
+bytes are passed over. What a character is, and its lower case, come from tables of this package,
+not from Python's: a vocabulary finds the same features in a text wherever it is used.
+
+A term is some words in a row, joined by one space, or "#" and some characters in a row of one word
+with a space before and after it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.cpu import kernels, thread_count
+from dismec.data.container import ContainerError
+from dismec.data.names import Names, unpack_names
+from dismec.errors import DataError, ModelError
+
+__all__ = ["TextParams", "Vocabulary", "VocabularyBuilder"]
+
+T = TypeVar("T")
+
+_CHUNK = 1 << 18  # bytes of text that a thread takes at a time: their terms stay in the cache
+_WINDOW = 1 << 26  # bytes of text between one look at the number of terms and the next
+
+
+@dataclass(frozen=True)
+class TextParams:
+    """Which terms of a text are features, and what their values are.
+
+    Attributes
+    ----------
+    word_ngrams
+        Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
+        a model several times as large, and seldom a better one (``benchmarks/text.py``).
+    char_ngrams
+        Least and greatest number of characters in a term of characters, counting the space before
+        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
+        helps with short texts, at several times the size.
+    lowercase
+        Whether words are put into lower case, letter by letter.
+    min_df
+        Terms in fewer rows are dropped. Rare terms are of use to rare labels: with millions of
+        rows, 2 or 3 keeps the vocabulary small.
+    max_df
+        Terms in more than this share of the rows are dropped.
+    max_features
+        If there are more terms, those in most rows are kept; of terms in equally many rows, those
+        with the smaller bytes.
+    sublinear
+        Whether a value is 1 + ln(count) instead of the count.
+
+    Raises
+    ------
+    ValueError
+        For a value of the wrong kind or out of range.
+    """
+
+    word_ngrams: tuple[int, int] = (1, 1)
+    char_ngrams: tuple[int, int] = (0, 0)
+    lowercase: bool = True
+    min_df: int = 1
+    max_df: float = 1.0
+    max_features: int | None = None
+    sublinear: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("word_ngrams", "char_ngrams"):
+            object.__setattr__(self, name, _lengths(name, getattr(self, name)))
+        if self.word_ngrams == self.char_ngrams == (0, 0):
+            raise ValueError("word_ngrams and char_ngrams are (0, 0): there would be no terms")
+        for name in ("lowercase", "sublinear"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected True or False")
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        object.__setattr__(self, "min_df", _positive("min_df", self.min_df))
+        if self.max_features is not None:
+            object.__setattr__(self, "max_features", _positive("max_features", self.max_features))
+        try:
+            share = float(self.max_df)
+        except (TypeError, ValueError):
+            share = np.nan
+        if isinstance(self.max_df, str | bool) or not 0 < share <= 1:
+            raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0, up to 1")
+        object.__setattr__(self, "max_df", share)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self) | {
+            "word_ngrams": list(self.word_ngrams),
+            "char_ngrams": list(self.char_ngrams),
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> TextParams:
+        """The inverse of `to_dict`, and of ``dataclasses.asdict``.
+
+        Raises
+        ------
+        ModelError
+            For a missing or an unknown entry, or a value that is out of range.
+        """
+        for name in d:
+            if name not in cls.__dataclass_fields__:
+                raise ModelError(f"text: unknown entry {name!r}")
+        for name in cls.__dataclass_fields__:
+            if name not in d:
+                raise ModelError(f"text: {name!r} is missing")
+        try:
+            return cls(**d)
+        except ValueError as error:
+            raise ModelError(f"text: {error}") from None
+
+
+class VocabularyBuilder:
+    """Counts in how many rows each term occurs, a batch of rows at a time.
+
+    The vocabulary depends on the rows and their order alone, not on how they are cut into batches
+    or on the number of threads; if `undercount` is 0 at the end, not on their order either.
+
+    Every 64 MB of text, if more than `max_terms` terms are held, the least frequent are forgotten
+    until at most half of that are left, and `undercount` grows by the number of rows of the most
+    frequent one forgotten. So a term is held to be in at most `undercount` rows fewer than it is
+    in, never in more, and one in `min_df` + `undercount` rows or more is never missed.
+
+    Parameters
+    ----------
+    params
+        Which terms to count, and which of them to keep.
+    threads
+        All available CPUs by default.
+    max_terms
+        How many terms to hold before some are forgotten; a million of them take some 80 MB.
+    """
+
+    def __init__(
+        self,
+        params: TextParams | None = None,
+        *,
+        threads: int | None = None,
+        max_terms: int = 50_000_000,
+    ) -> None:
+        self.params = params or TextParams()
+        self.n_rows = 0
+        self.undercount = 0
+        self._threads = thread_count(threads)
+        self._max_terms = _positive("max_terms", max_terms)
+        self._counter = kernels.DocumentCounter(*_rules(self.params))
+        self._n_bytes = 0
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Count the terms of some more rows.
+
+        Raises
+        ------
+        DataError
+            For what is not text; none of the batch is counted then.
+        """
+        native, ends = _native_texts(texts)
+        windows = np.diff((self._n_bytes + ends) // _WINDOW, prepend=self._n_bytes // _WINDOW)
+        begin = 0
+        for full in np.flatnonzero(windows) + 1:
+            self._count(native, ends, begin, int(full))
+            self.undercount += self._counter.prune(self._max_terms)
+            begin = int(full)
+        self._count(native, ends, begin, len(ends))
+        self.n_rows += len(ends)
+        self._n_bytes += int(ends[-1]) if len(ends) else 0
+
+    def _count(
+        self, texts: kernels.Texts, ends: npt.NDArray[np.int64], begin: int, end: int
+    ) -> None:
+        _in_chunks(lambda a, b: self._counter.add(texts, a, b), ends, begin, end, self._threads)
+
+    def finish(self) -> Vocabulary:
+        """The terms to keep as a vocabulary; more rows may be added after it for another.
+
+        Raises
+        ------
+        DataError
+            If there is none.
+        """
+        params = self.params
+        arrays = self._counter.list(params.min_df, params.max_df * self.n_rows, params.max_features)
+        if len(arrays[1]) == 1:
+            raise DataError(
+                f"{self.n_rows} rows of text: every term was dropped; "
+                f"lower min_df (now {params.min_df}) or raise max_df (now {params.max_df:g})"
+                if params.min_df > 1 or params.max_df < 1
+                else f"{self.n_rows} rows of text: none has a word of two letters or more"
+            )
+        return Vocabulary(params, *arrays)
+
+
+class Vocabulary:
+    """Which feature each term is; immutable. Made by `VocabularyBuilder`, or by `from_arrays`.
+
+    Attributes
+    ----------
+    params
+        What the terms are.
+    terms
+        The term of each feature, those in most rows first, and by their bytes among equals.
+    """
+
+    def __init__(
+        self, params: TextParams, utf8: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
+    ) -> None:
+        self.params = params
+        self.terms: Sequence[str] = Names(utf8, offsets)
+        self._utf8, self._offsets = utf8, offsets
+        self._lexicon = kernels.Lexicon(*_rules(params), utf8, offsets)
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def rows(self, texts: Sequence[str], *, threads: int | None = None) -> sp.csr_array:
+        """How often each term occurs in each text.
+
+        Parameters
+        ----------
+        texts
+            A text a row; one without known terms is a row without entries.
+        threads
+            All available CPUs by default; does not change the result.
+
+        Returns
+        -------
+        csr_array
+            float32 (n_texts, n_terms), canonical: counts, or 1 + ln(count) if ``sublinear``. Their
+            idf and their norm are the business of `dismec.features.transform.Transform`.
+
+        Raises
+        ------
+        DataError
+            For what is not text.
+        """
+        native, ends = _native_texts(texts)
+        sublinear = self.params.sublinear
+        parts = _in_chunks(
+            lambda begin, end: self._lexicon.rows(native, begin, end, sublinear),
+            ends,
+            0,
+            len(ends),
+            thread_count(threads),
+        )
+        sizes, features, values = (
+            np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+            for arrays in zip(*parts, strict=True)
+        )
+        indptr = np.zeros(len(ends) + 1, np.int64)
+        np.cumsum(sizes, out=indptr[1:])
+        X = sp.csr_array((values, features, indptr), shape=(len(ends), len(self)))
+        X.has_canonical_format = True
+        return X
+
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Where the features are in a text: (feature, begin, end) for each occurrence.
+
+        ``text[begin:end]`` is what has been read as the term, in the order of where terms begin.
+        """
+        native, _ = _native_texts([text])
+        return [(f, begin, end) for f, begin, end in self._lexicon.spans(native, 0).tolist()]
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The terms for a file: end to end as UTF-8, and where each begins and the last ends."""
+        return {"terms": self._utf8, "term_offsets": self._offsets}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], params: TextParams) -> Vocabulary:
+        """The inverse of `to_arrays`; the memory of the arrays is used, not copied.
+
+        Raises
+        ------
+        ModelError
+            For arrays that it cannot have made, with these parameters.
+        """
+        try:
+            utf8, offsets = arrays["terms"], arrays["term_offsets"]
+        except KeyError as error:
+            raise ModelError(f"vocabulary: the array {error} is missing") from None
+        try:
+            terms = unpack_names(utf8, offsets)
+        except ContainerError:
+            raise ModelError("vocabulary: the terms are not UTF-8 and its offsets") from None
+        if not 0 < len(terms) <= (params.max_features or np.iinfo(np.int32).max - 1):
+            raise ModelError(f"vocabulary: {len(terms)} terms is not a number that there can be")
+        found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
+        if (unsound := found._lexicon.unsound()) is not None:
+            raise ModelError(
+                f"vocabulary: term {unsound}, {terms[unsound]!r}, is there twice "
+                "or is none that the parameters make"
+            )
+        return found
+
+
+def _lengths(name: str, value: Any) -> tuple[int, int]:
+    most = kernels.longest_gram
+    try:
+        least, greatest = (operator.index(length) for length in value)
+    except (TypeError, ValueError):
+        least, greatest = -1, -1
+    if (least, greatest) != (0, 0) and not 1 <= least <= greatest <= most:
+        raise ValueError(
+            f"{name} is {value!r}; expected least and greatest length, from 1 to {most}, or (0, 0)"
+        )
+    return least, greatest
+
+
+def _positive(name: str, value: Any) -> int:
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if not 0 < number < 2**63:
+        raise ValueError(f"{name} is {value!r}; expected a whole number from 1")
+    return number
+
+
+def _rules(params: TextParams) -> tuple[tuple[int, int], tuple[int, int], bool]:
+    return params.word_ngrams, params.char_ngrams, params.lowercase
+
+
+def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.int64]]:
+    """The texts for the kernels, and how many bytes there are up to the end of each."""
+    if isinstance(texts, str):
+        raise DataError("a single text where a list of texts is expected")
+    try:
+        native = kernels.Texts(list(texts))
+    except ValueError as error:
+        row, reason = error.args
+        raise DataError(f"row {row}: {reason}") from None
+    return native, native.ends()
+
+
+def _in_chunks(
+    work: Callable[[int, int], T],
+    ends: npt.NDArray[np.int64],
+    begin: int,
+    end: int,
+    threads: int,
+) -> list[T]:
+    """``work(begin, end)`` for rows of some bytes together, in as many threads as are worth it."""
+    cuts = np.flatnonzero(np.diff(ends[begin:end] // _CHUNK)) + begin + 1
+    bounds = [begin, *cuts.tolist(), end]
+    chunks = list(pairwise(bounds))
+    if threads == 1 or len(chunks) == 1:
+        return [work(*chunk) for chunk in chunks]
+    with ThreadPoolExecutor(min(threads, len(chunks)), thread_name_prefix="dismec-text") as pool:
+        return list(pool.map(lambda chunk: work(*chunk), chunks))

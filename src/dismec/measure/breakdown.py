@@ -1,0 +1,159 @@
+"""(true, predicted, training frequency) → where the hits are: groups of labels, single labels.
+
+Labels with training rows are ranked by falling frequency (ties: the smaller number first) and cut
+into ten groups of as many labels each, as nearly as that goes. The metrics of a group are its part
+of those of all labels, so that the parts add up (notation of `dismec.measure.metrics`):
+
+- P@k: hits in the first k places *whose label is in the group* / k, mean over all rows.
+- nDCG@k, PSP@k: likewise, the sum over these hits, divided by what is best attainable with all
+  labels.
+
+A group of rare labels has small parts even if its labels are found, as few places can be theirs.
+So there is for each group also, of itself alone,
+
+- R@k: of the pairs of a row and a true label of the group, the share found in the first k places;
+- Coverage@k: of its labels that are true in some row, the share found in some row.
+
+Of a single label: recall is the share of its rows where it is in the first k places, precision the
+share of the rows with it there that are its own, and F1 their harmonic mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.measure import metrics
+
+__all__ = ["GROUPS", "by_group", "by_label", "frequency_groups", "reliability"]
+
+GROUPS = 10
+Ints = npt.NDArray[np.int64]
+
+
+def frequency_groups(counts: npt.ArrayLike, n_groups: int = GROUPS) -> list[Ints]:
+    """Labels from the most to the least frequent, in groups of equal size; no empty ones.
+
+    Labels without training rows are in none of them.
+    """
+    n = np.asarray(counts, dtype=np.int64)
+    ranked = np.argsort(-n, kind="stable")[: np.count_nonzero(n)]
+    return [group for group in np.array_split(ranked, n_groups) if len(group)]
+
+
+def by_group(
+    Y_true: sp.csr_array,
+    top: npt.NDArray[Any],
+    counts: Ints,
+    propensities: npt.NDArray[np.float64],
+    ks: Sequence[int] = (1, 3, 5),
+) -> list[dict[str, Any]]:
+    """Metrics of each group in percent, as the module defines them.
+
+    Parameters
+    ----------
+    Y_true, top
+        As for `dismec.measure.metrics.evaluate`, with at least max(ks) places.
+    counts, propensities
+        Training rows and propensity of each label.
+
+    Returns
+    -------
+    list of dict
+        One for each group; then, if some labels are true and have no training rows, one for those,
+        whose "frequency" is [0, 0].
+    """
+    n_labels = Y_true.shape[1]
+    hits = metrics.hits(Y_true, top)
+    pairs = np.bincount(Y_true.indices, minlength=n_labels)
+    groups = frequency_groups(counts)
+    unseen = np.flatnonzero((counts == 0) & (pairs > 0))
+    if len(unseen):
+        groups.append(unseen)
+    group_of = np.zeros(n_labels, np.int64)
+    for number, group in enumerate(groups):
+        group_of[group] = number
+    result: list[dict[str, Any]] = [
+        {
+            "labels": len(group),
+            "frequency": [int(counts[group].max()), int(counts[group].min())],
+            "true pairs": int(pairs[group].sum()),
+            "labels true": int(np.count_nonzero(pairs[group])),
+        }
+        for group in groups
+    ]
+
+    def tell(name: str, values: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
+        """The sum of `values` over the labels `found`, for each group."""
+        sums = np.bincount(group_of[found], values, minlength=len(groups))
+        for entry, value in zip(result, sums.tolist(), strict=True):
+            entry[name] = 100 * value
+
+    gain = 1 / propensities
+    for k in ks:
+        rows, places = np.nonzero(hits[:, :k])
+        found = top[rows, places]
+        gains = gain[found]
+        psp = metrics.psp_at_k(Y_true, top, propensities, k) / max(gains.sum(), 1e-300)
+        tell(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
+        tell(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
+        tell(f"PSP@{k}", gains * psp, found)
+        tell(f"R@{k}", 1 / _at_least_1(result, "true pairs")[group_of[found]], found)
+        once = np.unique(found)
+        tell(f"Coverage@{k}", 1 / _at_least_1(result, "labels true")[group_of[once]], once)
+    return result
+
+
+def _discounted(Y_true: sp.csr_array, rows: Ints, places: Ints, k: int) -> npt.NDArray[np.float64]:
+    """What each hit adds to the nDCG@k of its row."""
+    discount = 1 / np.log2(np.arange(2, k + 2))
+    attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
+    result: npt.NDArray[np.float64] = discount[places] / attainable
+    return result
+
+
+def _at_least_1(entries: list[dict[str, Any]], name: str) -> npt.NDArray[np.float64]:
+    return np.maximum([entry[name] for entry in entries], 1.0)
+
+
+def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Of each label "rows", where it is true, and "recall", "precision" and "F1" in `top`.
+
+    All places of `top` count. What would be 0/0 is 0.
+    """
+    n_labels = Y_true.shape[1]
+    true = np.bincount(Y_true.indices, minlength=n_labels)
+    given = np.bincount(top[top >= 0], minlength=n_labels)
+    hits = np.bincount(top[metrics.hits(Y_true, top)], minlength=n_labels)
+    return {
+        "rows": true,
+        "recall": hits / np.maximum(true, 1),
+        "precision": hits / np.maximum(given, 1),
+        "F1": 2 * hits / np.maximum(true + given, 1),
+    }
+
+
+def reliability(
+    probabilities: npt.NDArray[Any], hits: npt.NDArray[np.bool_], bins: int = 10
+) -> list[dict[str, float]]:
+    """Pairs in bins of equal width by their probability: "pairs", "probability", "share of hits".
+
+    The latter two are means over the pairs of the bin; bins without pairs are left out.
+    """
+    place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
+    pairs, p, found = (
+        np.bincount(place, values, minlength=bins)
+        for values in (np.ones(len(place)), probabilities, hits)
+    )
+    return [
+        {
+            "pairs": int(pairs[i]),
+            "probability": float(p[i] / pairs[i]),
+            "share of hits": float(found[i] / pairs[i]),
+        }
+        for i in np.flatnonzero(pairs).tolist()
+    ]

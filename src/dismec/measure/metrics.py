@@ -1,0 +1,418 @@
+"""(true, predicted) → numbers.
+
+What the XMC Repository reports, on the top k labels of every row. Notation: row i has the true
+labels T_i, the label in place r (from 1) of its prediction is a *hit* when it is in T_i, and p_l is
+the propensity of label l.
+
+- P@k: hits in the first k places / k.
+- nDCG@k: Σ 1/log2(r + 1) over the hits in the first k places, divided by the same sum over the
+  places 1 … min(k, |T_i|), which is the best attainable.
+- PSP@k: Σ 1/p_l over the hits in the first k places of all rows, divided by the best attainable
+  sum: for every row its min(k, |T_i|) largest 1/p_l.
+- PSnDCG@k: as PSP@k, with 1/(p_l · log2(r + 1)) in place of 1/p_l; the best attainable puts the
+  largest 1/p_l first.
+- R@k: hits in the first k places / |T_i|.
+- Coverage@k: of the labels that are true in at least one row, the share that is a hit in at least
+  one row.
+
+And on sets of labels and probabilities, which have no k:
+
+- F1 of a label: 2·hits/(times assigned + times true). micro-F1 takes the three sums over all
+  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row: the
+  many that are neither would otherwise decide it.
+- ECE, the expected calibration error: predicted pairs of row and label are put into bins of equal
+  width by their probability; in each bin the mean probability is held against the share of hits,
+  and the differences are averaged, weighted by the pairs.
+
+P, nDCG and R are means over all rows, and a row without true labels counts as a row with 0. PSP and
+PSnDCG are ratios of two sums over rows, not means of ratios, so such a row has no influence. An
+empty place (−1) is never a hit, and a label may stand in a row only once.
+
+The definitions are those of Jain, Prabhu & Varma, "Extreme Multi-label Loss Functions" (KDD 2016)
+as the Repository's MATLAB scripts compute them (``precision_wt_k.m``, ``nDCG_wt_k.m``). For PSnDCG
+pyxclib and napkinXC differ: they divide each row by its own nDCG denominator before the two sums
+are taken, so that rows with fewer than k labels weigh more there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.errors import DataError
+
+__all__ = [
+    "coverage_at_k",
+    "evaluate",
+    "expected_calibration_error",
+    "f1_scores",
+    "hits",
+    "ndcg_at_k",
+    "precision_at_k",
+    "psndcg_at_k",
+    "psp_at_k",
+    "recall_at_k",
+]
+
+Floats = npt.NDArray[np.float64]
+
+
+def precision_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
+    """Share of the first k places that hold a true label, mean over rows.
+
+    Parameters
+    ----------
+    Y_true
+        Sparse (n_rows, n_labels); entries other than 0 are true labels.
+    top
+        Integers (n_rows, at least k or n_labels, whichever is less): predicted labels, best first;
+        −1 is an empty place.
+    k
+        How many places count.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    Raises
+    ------
+    DataError
+        When the shapes do not fit, there are no rows, or a row of `top` holds a label twice or one
+        that `Y_true` has no column for.
+    """
+    return _precision(_judge(Y_true, top, k), k)
+
+
+def ndcg_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
+    """Discounted gain of the first k places over the best attainable, mean over rows.
+
+    Arguments, result and errors as for `precision_at_k`.
+    """
+    return _ndcg(_judge(Y_true, top, k), k)
+
+
+def recall_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
+    """Share of a row's true labels that are among its first k places, mean over rows.
+
+    Arguments, result and errors as for `precision_at_k`.
+    """
+    return _recall(_judge(Y_true, top, k), k)
+
+
+def coverage_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
+    """Share of the labels true in some row that are a hit in the first k places of some row.
+
+    Arguments, result and errors as for `precision_at_k`.
+    """
+    return _coverage(_judge(Y_true, top, k), k)
+
+
+def psp_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
+    """Propensity-scored precision: Σ 1/p over the hits, relative to the best attainable.
+
+    Arguments, result and errors as for `precision_at_k`; `propensities` holds one p per label,
+    0 < p ≤ 1.
+    """
+    return _psp(_judge(Y_true, top, k, propensities), k)
+
+
+def psndcg_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
+    """Propensity-scored nDCG: discounted Σ 1/p over the hits, relative to the best attainable.
+
+    Arguments, result and errors as for `psp_at_k`.
+    """
+    return _psndcg(_judge(Y_true, top, k, propensities), k)
+
+
+def evaluate(
+    Y_true: Any,
+    top: npt.ArrayLike,
+    ks: Sequence[int] = (1, 3, 5),
+    propensities: npt.ArrayLike | None = None,
+) -> dict[str, float]:
+    """All metrics in percent, as the literature prints them.
+
+    Parameters
+    ----------
+    Y_true, top
+        As for `precision_at_k`, with max(ks) for k.
+    ks
+        The depths to report.
+    propensities
+        One p per label, of the *training* data (see `propensities`); without it there is no PSP and
+        no PSnDCG.
+
+    Returns
+    -------
+    dict
+        ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
+        "rows": n_rows}``, metric by metric and each in the order of `ks`.
+    """
+    if len(ks) == 0:
+        raise DataError("ks is empty: name at least one depth")
+    for k in ks:
+        _check_k(k)
+    judged = _judge(Y_true, top, max(ks), propensities)
+    metrics = {"P": _precision, "nDCG": _ndcg}
+    if propensities is not None:
+        metrics |= {"PSP": _psp, "PSnDCG": _psndcg}
+    metrics |= {"R": _recall, "Coverage": _coverage}
+    result: dict[str, float] = {
+        f"{name}@{k}": 100.0 * metric(judged, k) for name, metric in metrics.items() for k in ks
+    }
+    result["rows"] = len(judged.hits)
+    return result
+
+
+def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Which places of `top` hold a true label; arguments and errors as for `precision_at_k`."""
+    places = np.asarray(top)
+    found = np.zeros(places.shape, dtype=np.bool_)
+    if places.ndim == 2 and places.shape[1] == 0:
+        return found
+    judged = _judge(Y_true, places, max(places.shape[1:], default=1)).hits
+    found[:, : judged.shape[1]] = judged
+    return found
+
+
+def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
+    """How well sets of labels agree with the true ones.
+
+    Parameters
+    ----------
+    Y_true, assigned
+        Sparse (n_rows, n_labels). True labels are entries other than 0; assigned are all that are
+        stored, whatever their value.
+
+    Returns
+    -------
+    dict
+        ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1, and 0 where nothing is true or
+        assigned.
+
+    Raises
+    ------
+    DataError
+        If the shapes differ or there are no rows.
+    """
+    truth = _indicator(Y_true)
+    chosen: Any = sp.csr_array(assigned)
+    if chosen.shape != truth.shape:
+        raise DataError(f"assigned is {chosen.shape}, Y_true is {truth.shape}: expected the same")
+    chosen = sp.csr_array(
+        (np.ones(chosen.nnz, np.bool_), chosen.indices, chosen.indptr), chosen.shape, copy=True
+    )
+    chosen.sum_duplicates()
+    both: Any = truth.multiply(chosen)
+    n_labels = truth.shape[1]
+    found, of_true, of_chosen = (
+        np.bincount(matrix.tocsr().indices, minlength=n_labels) for matrix in (both, truth, chosen)
+    )
+    total = of_true + of_chosen
+    seen = total > 0
+    macro = 2 * found[seen] / total[seen]
+    return {
+        "micro-F1": float(2 * found.sum() / max(int(total.sum()), 1)),
+        "macro-F1": float(macro.mean()) if macro.size else 0.0,
+    }
+
+
+def expected_calibration_error(
+    probabilities: npt.ArrayLike, hits: npt.ArrayLike, bins: int = 15
+) -> float:
+    """How far probabilities are from the share of hits; see the module.
+
+    Parameters
+    ----------
+    probabilities, hits
+        Arrays of one shape: the probability of each predicted pair, and whether it is a hit.
+    bins
+        Number of bins between 0 and 1.
+
+    Returns
+    -------
+    float
+        Between 0 and 1; 0 without pairs.
+
+    Raises
+    ------
+    DataError
+        If the shapes differ, or a probability is not between 0 and 1.
+    """
+    p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
+    if p.shape != found.shape:
+        raise DataError(f"probabilities are {p.shape}, hits are {found.shape}: expected the same")
+    if not ((p >= 0) & (p <= 1)).all():
+        raise DataError("a probability is not between 0 and 1")
+    if bins < 1:
+        raise DataError(f"bins is {bins}; expected at least 1")
+    if p.size == 0:
+        return 0.0
+    number = np.minimum((p.ravel() * bins).astype(np.int64), bins - 1)
+    excess = np.bincount(number, p.ravel() - found.ravel(), minlength=bins)
+    return float(np.abs(excess).sum() / p.size)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """Predictions held against the truth: all that the metrics are made of."""
+
+    top: npt.NDArray[np.int64]  # (n_rows, depth); there are no hits below min(k, n_labels)
+    hits: npt.NDArray[np.bool_]  # (n_rows, depth)
+    n_true: npt.NDArray[np.int64]  # (n_rows,)
+    true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
+    gains: Floats | None  # (n_rows, depth): 1/p where a hit, else 0
+    best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
+
+
+def _precision(judged: _Judged, k: int) -> float:
+    return float(np.count_nonzero(judged.hits[:, :k]) / (len(judged.hits) * k))
+
+
+def _ndcg(judged: _Judged, k: int) -> float:
+    discount = _discount(judged, k)
+    attainable = np.concatenate([[1.0], np.cumsum(discount)])  # no true label: 0/1
+    ideal = attainable[np.minimum(judged.n_true, len(discount))]
+    return float(np.mean((judged.hits[:, :k] @ discount) / ideal))
+
+
+def _recall(judged: _Judged, k: int) -> float:
+    found = np.count_nonzero(judged.hits[:, :k], axis=1)
+    return float(np.mean(found / np.maximum(judged.n_true, 1)))
+
+
+def _coverage(judged: _Judged, k: int) -> float:
+    found = np.zeros_like(judged.true_somewhere)
+    found[judged.top[:, :k][judged.hits[:, :k]]] = True
+    return int(found.sum()) / max(int(judged.true_somewhere.sum()), 1)
+
+
+def _psp(judged: _Judged, k: int) -> float:
+    return _ratio_of_sums(judged, np.ones_like(_discount(judged, k)))
+
+
+def _psndcg(judged: _Judged, k: int) -> float:
+    return _ratio_of_sums(judged, _discount(judged, k))
+
+
+def _ratio_of_sums(judged: _Judged, discount: Floats) -> float:
+    assert judged.gains is not None
+    assert judged.best_gains is not None
+    k = len(discount)
+    attainable = float(judged.best_gains[:, :k].sum(axis=0) @ discount)
+    reached = float(judged.gains[:, :k].sum(axis=0) @ discount)
+    return reached / attainable if attainable > 0 else 0.0
+
+
+def _discount(judged: _Judged, k: int) -> Floats:
+    places = min(k, judged.hits.shape[1])
+    result: Floats = 1.0 / np.log2(np.arange(2.0, places + 2.0))
+    return result
+
+
+def _judge(
+    Y_true: Any, top: npt.ArrayLike, depth: int, propensities: npt.ArrayLike | None = None
+) -> _Judged:
+    _check_k(depth)
+    truth = _indicator(Y_true)
+    n_rows, n_labels = truth.shape
+    depth = min(depth, n_labels)  # there is nothing to hit further down
+    places = _check_top(top, n_rows, n_labels, depth)
+
+    # (row, label) as one number: the truth's are ascending, so that membership is a binary search.
+    n_true = np.diff(truth.indptr).astype(np.int64)
+    rows = np.arange(n_rows, dtype=np.int64)
+    true_keys = np.repeat(rows, n_true) * n_labels + truth.indices
+    keys = rows[:, None] * n_labels + places
+    found = np.searchsorted(true_keys, keys)
+    hits = np.zeros(places.shape, dtype=np.bool_)
+    if true_keys.size:
+        np.equal(true_keys[np.minimum(found, true_keys.size - 1)], keys, out=hits)
+    hits &= places >= 0  # an empty place has the key of the previous row's last label
+
+    true_somewhere = np.zeros(n_labels, dtype=np.bool_)
+    true_somewhere[truth.indices] = True
+    gains = best_gains = None
+    if propensities is not None:
+        inverse = 1.0 / _check_propensities(propensities, n_labels)
+        gains = np.zeros(places.shape)
+        gains[hits] = inverse[places[hits]]
+        best_gains = _best_gains(truth, inverse, depth)
+    return _Judged(places, hits, n_true, true_somewhere, gains, best_gains)
+
+
+def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
+    """(n_rows, depth): the largest 1/p of each row's true labels, largest first, then zeros."""
+    # Renumbered by falling 1/p, a row's best labels are its smallest column numbers.
+    by_gain = np.argsort(-inverse, kind="stable")
+    number = np.empty(len(inverse), dtype=truth.indices.dtype)
+    number[by_gain] = np.arange(len(inverse), dtype=number.dtype)
+    ranked = sp.csr_array((truth.data, number[truth.indices], truth.indptr), shape=truth.shape)
+    ranked.sort_indices()
+    place = ranked.indptr[:-1, None].astype(np.int64) + np.arange(depth)
+    exists = place < ranked.indptr[1:, None]
+    best = np.zeros(place.shape)
+    best[exists] = inverse[by_gain][ranked.indices[place[exists]]]
+    return best
+
+
+def _indicator(Y_true: Any) -> sp.csr_array:
+    """The caller's truth as a canonical CSR array of its own, without stored zeros."""
+    if not sp.issparse(Y_true):
+        Y_true = np.asarray(Y_true)
+    if Y_true.ndim != 2:
+        raise DataError(f"Y_true is {Y_true.ndim}-d; expected rows × labels")
+    truth = sp.csr_array(Y_true, dtype=np.bool_)
+    if truth is Y_true or not truth.has_canonical_format or not truth.data.all():
+        truth = truth.copy()
+        truth.sum_duplicates()
+        truth.eliminate_zeros()
+    if truth.shape[0] == 0:
+        raise DataError("no rows to evaluate")
+    return truth
+
+
+def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> npt.NDArray[np.int64]:
+    """The first `depth` places, every one −1 or a label, and no label twice in a row."""
+    places = np.asarray(top)
+    if places.ndim != 2 or not np.issubdtype(places.dtype, np.integer):
+        raise DataError(
+            f"top is a {places.ndim}-d array of {places.dtype}; expected rows × places of integers"
+        )
+    if places.shape[0] != n_rows:
+        raise DataError(f"top has {places.shape[0]} rows, Y_true has {n_rows}")
+    if places.shape[1] < depth:
+        raise DataError(f"top has {places.shape[1]} places a row; k = {depth} needs as many")
+    if places.size and (places.min() < -1 or places.max() >= n_labels):
+        row, place = np.argwhere((places < -1) | (places >= n_labels))[0]
+        raise DataError(
+            f"row {row}: predicted label {places[row, place]}; "
+            f"expected −1 or a label below {n_labels}"
+        )
+    ordered = np.sort(places, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        row, place = np.argwhere(twice)[0]
+        raise DataError(f"row {row}: label {ordered[row, place]} is predicted twice")
+    return places[:, :depth].astype(np.int64)
+
+
+def _check_propensities(propensities: npt.ArrayLike, n_labels: int) -> Floats:
+    p = np.asarray(propensities, dtype=np.float64)
+    if p.shape != (n_labels,):
+        raise DataError(f"propensities have shape {p.shape}; expected ({n_labels},): one a label")
+    wrong = np.flatnonzero(~((p > 0) & (p <= 1)))
+    if wrong.size:
+        raise DataError(f"label {wrong[0]}: propensity {p[wrong[0]]:g}; expected 0 < p ≤ 1")
+    return p
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise DataError(f"k is {k}; expected at least 1")

@@ -1,0 +1,102 @@
+"""Rankings × thresholds → sets of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.matrices import check_X
+from dismec.errors import DataError
+from dismec.model.calibration import Calibration
+from dismec.model.scoring import Labels, Predictor, Scores
+
+__all__ = ["Rule", "assigned", "by_margin", "by_probability", "by_score", "ranked"]
+
+_FIRST_PLACES = 16  # that are ranked at first: few rows have more labels
+
+# Labels and their scores → which of them are assigned, and with which values. It must take the
+# labels of a ranking from the first down to some place.
+Rule = Callable[[Labels, Scores], tuple[npt.NDArray[np.bool_], Scores]]
+
+
+def by_score(threshold: Any) -> Rule:
+    """Take the labels whose scores are at or above a threshold."""
+    least = _checked(threshold)
+    return lambda _, scores: (scores >= least, scores)
+
+
+def by_probability(threshold: Any, calibration: Calibration) -> Rule:
+    """Take the labels whose probabilities are, given their log odds for scores."""
+    least = _checked(threshold)
+    if not 0 <= least <= 1:
+        raise DataError(f"threshold is {least:g}; a probability is between 0 and 1")
+
+    def rule(_: Labels, z: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
+        p = calibration.of_logits(z)
+        return p >= least, p
+
+    return rule
+
+
+def by_margin(calibration: Calibration) -> Rule:
+    """Take the labels above their thresholds for macro-F1, given by how much for scores.
+
+    Their values are the probabilities.
+    """
+    least = calibration.logits(calibration.macro_thresholds)
+    return lambda labels, z: (z >= 0, calibration.of_logits(z + least[labels]))
+
+
+def assigned(
+    predictor: Predictor, X: Any, rule: Rule, most: int | None = None, threads: int | None = None
+) -> sp.csr_array:
+    """The labels that a rule takes for each row, as CSR float32 (n_rows, n_labels) of its values.
+
+    Rows are ranked as far down as the rule takes labels, or `most` of them.
+    """
+    rows: Any = check_X(X, predictor.transform.n_features)
+    n_rows, limit = rows.shape[0], predictor.n_labels
+    limit = limit if most is None else min(most, limit)
+    found: list[tuple[npt.NDArray[Any], ...]] = []
+    left, k = np.arange(n_rows), min(_FIRST_PLACES, limit)
+    while len(left) and k:
+        labels, scores = predictor.topk(rows if len(left) == n_rows else rows[left], k, threads)
+        taken, values = rule(labels, scores)
+        taken &= labels >= 0
+        further = taken[:, -1] & (k < limit)
+        taken[further] = False
+        found.append((np.repeat(left, taken.sum(axis=1)), labels[taken], values[taken]))
+        left, k = left[further], min(4 * k, limit)
+    none = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+    row, label, value = map(np.concatenate, zip(none, *found, strict=True))
+    order = np.lexsort([label, row])
+    result: Any = sp.csr_array((n_rows, predictor.n_labels), dtype=np.float32)
+    result.indptr = np.searchsorted(row[order], np.arange(n_rows + 1)).astype(np.int32)
+    result.indices, result.data = label[order], value[order]
+    return result  # type: ignore[no-any-return]
+
+
+def ranked(sets: sp.csr_array) -> tuple[Labels, Scores]:
+    """The labels of each row and their values as int32 and float32 (n_rows, most of a row).
+
+    Highest values first, ties to the smaller label; empty places hold −1 and −inf.
+    """
+    lengths = np.diff(sets.indptr)
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort([sets.indices, -sets.data, row])
+    place = np.arange(len(order)) - np.repeat(sets.indptr[:-1], lengths)
+    shape = (len(lengths), int(lengths.max(initial=0)))
+    labels = np.full(shape, -1, np.int32)
+    values = np.full(shape, -np.inf, np.float32)
+    labels[row, place], values[row, place] = sets.indices[order], sets.data[order]
+    return labels, values
+
+
+def _checked(threshold: Any) -> float:
+    if not isinstance(threshold, int | float | np.number) or np.isnan(threshold):
+        raise DataError(f"threshold is {threshold!r}; expected a number")
+    return float(threshold)

@@ -1,0 +1,206 @@
+"""Scores → probabilities, and the probabilities from which labels are assigned.
+
+P(label l | score s) = 1/(1 + exp(−bend(z))), z = slope_l·s + intercept_l. Without the bend this is
+Platt's curve. Most labels have too few rows to fit theirs on; so three fits build on each other,
+all on rows that the weights were not trained on:
+
+1. the *shared* curve, whose slope and intercept are linear in c = log(1 + training rows of the
+   label): logistic regression of the hits on (1, s, c, s·c);
+2. the curve of each label, the most probable one if log(slope) and intercept are normally
+   distributed around those of the shared curve for its count. Labels with many held-out hits get
+   a curve of their own, and the tail keeps the shared one;
+3. the *bend*, the same for all labels, increasing and linear between a few knots: scores of
+   margin classifiers rise faster below the margin than above it, and a straight line through both
+   is wrong where it matters most.
+
+As z is linear in the row and the bend increases, the most probable labels can be found as those
+with the best scores are. Labels that share a classifier have the same scores, and hence one curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.errors import ModelError
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Calibration", "logistic"]
+
+Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.integer[Any]]
+
+_KNOTS = (-2.0, 0.0, 2.0)  # of the bend
+LEAST_SLOPE = 0.1  # of the shared curve and the bend
+_MOST = np.nextafter(np.float32(1), np.float32(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What makes probabilities of a model's scores.
+
+    Attributes
+    ----------
+    slopes, intercepts
+        float32 (n_labels,): of each label's curve; slopes are above 0.
+    shared
+        float64 (10,): coefficients of the shared curve for 1, s, c and s·c; those of the bend for
+        1, z and max(0, z − knot) at −2, 0 and 2; and the threshold for macro-F1 of labels that
+        nothing else is known of.
+    micro_threshold
+        The probability from which on labels are assigned for the highest micro-F1.
+    macro_thresholds
+        float32 (n_labels,): the same for macro-F1, label by label.
+
+    Raises
+    ------
+    ModelError
+        If sizes do not fit together, or a value is not finite or outside its range.
+    """
+
+    slopes: Float32s
+    intercepts: Float32s
+    shared: Floats
+    micro_threshold: float
+    macro_thresholds: Float32s
+
+    def __post_init__(self) -> None:
+        n_labels = len(self.slopes)
+        for name, size in [
+            ("slopes", n_labels),
+            ("intercepts", n_labels),
+            ("macro_thresholds", n_labels),
+            ("shared", 10),
+        ]:
+            values = getattr(self, name)
+            if values.shape != (size,):
+                raise ModelError(f"calibration: {name} has shape {values.shape}, not ({size},)")
+            if not np.isfinite(values).all():
+                raise ModelError(f"calibration: {name} holds a value that is not finite")
+        if not (self.slopes > 0).all():
+            raise ModelError("calibration: a slope is not above 0")
+        if not (np.diff(self._nodes[1]) > 0).all():
+            raise ModelError("calibration: the bend does not increase")
+        for threshold in (self.micro_threshold, self.shared[9], self.macro_thresholds):
+            if not np.all((np.float32(0) < threshold) & (threshold < np.float32(1))):
+                raise ModelError("calibration: a threshold is not between 0 and 1")
+
+    @property
+    def n_labels(self) -> int:
+        """Number of labels."""
+        return len(self.slopes)
+
+    def probabilities(self, labels: npt.ArrayLike, scores: npt.ArrayLike) -> Float32s:
+        """The probabilities of labels with these scores, arrays of one shape.
+
+        Empty places, label −1, have probability 0.
+        """
+        of = np.asarray(labels)
+        score = np.where(of < 0, 0, np.asarray(scores, np.float64))
+        if self.n_labels == 0:
+            return np.zeros(of.shape, np.float32)
+        p = self.of_logits(self.slopes[of].astype(np.float64) * score + self.intercepts[of])
+        return np.where(of < 0, np.float32(0), p)
+
+    def of_logits(self, z: npt.ArrayLike) -> Float32s:
+        """The probabilities for slope·score + intercept; never falling as it rises."""
+        p = logistic(self._bent(z)).astype(np.float32)
+        return np.minimum(p, _MOST)  # of nothing that is learned one can be certain
+
+    def logits(self, probabilities: npt.ArrayLike) -> Floats:
+        """The inverse of `of_logits`, for probabilities above 0 and below 1."""
+        p = np.asarray(probabilities, np.float64)
+        x, y = self._nodes
+        z: Floats = np.interp(np.log(p) - np.log1p(-p), y, x)
+        return z
+
+    def _bent(self, z: npt.ArrayLike) -> Floats:
+        result: Floats = np.interp(np.asarray(z, np.float64), *self._nodes)
+        return result
+
+    @property
+    def _nodes(self) -> tuple[Floats, Floats]:
+        """The corners of the bend, and two ends that are beyond any z."""
+        z = np.array([-1e6, *_KNOTS, 1e6])
+        return z, self.shared[4:9] @ bend_terms(z)
+
+    def for_labels(self, counts: npt.ArrayLike) -> tuple[Float32s, Float32s, Float32s]:
+        """Slopes, intercepts and macro-F1 thresholds by the shared curve alone.
+
+        `counts` are the training rows of labels that were not there when the curves were fitted.
+        """
+        slopes, intercepts = shared_curve(self.shared[:4], np.log1p(np.asarray(counts, np.float64)))
+        thresholds = np.full(slopes.shape, self.shared[9], np.float32)
+        return slopes.astype(np.float32), intercepts.astype(np.float32), thresholds
+
+    def extended(self, counts: npt.ArrayLike) -> Calibration:
+        """With labels appended that had so many training rows."""
+        slopes, intercepts, thresholds = self.for_labels(counts)
+        return replace(
+            self,
+            slopes=np.concatenate([self.slopes, slopes]),
+            intercepts=np.concatenate([self.intercepts, intercepts]),
+            macro_thresholds=np.concatenate([self.macro_thresholds, thresholds]),
+        )
+
+    def taken_from(self, labels: Labels) -> Calibration:
+        """One whose label i has what label ``labels[i]`` has here."""
+        return replace(
+            self,
+            slopes=self.slopes[labels],
+            intercepts=self.intercepts[labels],
+            macro_thresholds=self.macro_thresholds[labels],
+        )
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All of it as arrays by name, to be stored."""
+        return {f.name: np.atleast_1d(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], n_labels: int) -> Calibration:
+        """The inverse of `to_arrays`.
+
+        Raises
+        ------
+        ModelError
+            If an array is missing, unknown or of another type or size, or holds what no
+            calibration does.
+        """
+        kinds: dict[str, np.dtype[Any]] = {f.name: np.dtype(np.float32) for f in fields(cls)}
+        kinds |= {"shared": np.dtype(np.float64), "micro_threshold": np.dtype(np.float64)}
+        for name in sorted(arrays.keys() ^ kinds.keys()):
+            state = "missing" if name in kinds else "not expected"
+            raise ModelError(f"calibration: {name} is {state}")
+        for name, dtype in kinds.items():
+            if arrays[name].dtype != dtype:
+                raise ModelError(f"calibration: {name} is {arrays[name].dtype}, not {dtype}")
+        if arrays["slopes"].shape != (n_labels,):
+            raise ModelError(
+                f"calibration: it is of {arrays['slopes'].size} labels, the model has {n_labels}"
+            )
+        if arrays["micro_threshold"].shape != (1,):
+            raise ModelError("calibration: micro_threshold is not one number")
+        return cls(**{**arrays, "micro_threshold": float(arrays["micro_threshold"][0])})  # type: ignore[arg-type]
+
+
+def logistic(z: npt.ArrayLike) -> Floats:
+    """1/(1 + exp(−z)), without overflow."""
+    p: Floats = 1 / (1 + np.exp(-np.clip(np.asarray(z, np.float64), -85, 85)))
+    return p
+
+
+def shared_curve(curve: Floats, c: Floats) -> tuple[Floats, Floats]:
+    """Slopes and intercepts of the shared curve."""
+    slopes: Floats = np.maximum(curve[1] + curve[3] * c, LEAST_SLOPE)
+    return slopes, curve[0] + curve[2] * c
+
+
+def bend_terms(z: Floats) -> Floats:
+    return np.stack([np.ones_like(z), z, *(np.maximum(0, z - knot) for knot in _KNOTS)])

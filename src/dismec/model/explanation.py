@@ -1,0 +1,157 @@
+"""A score → what each feature, and each word of a text, adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.matrices import Rows
+from dismec.errors import DataError
+
+__all__ = ["Contribution", "Explanation", "contributions", "highlights"]
+
+
+class Contribution(NamedTuple):
+    """What one feature of a row adds to a score.
+
+    Attributes
+    ----------
+    feature
+        Its number.
+    value
+        Its value in the row, transformed as the model does.
+    weight
+        The label's weight for it.
+    contribution
+        value · weight.
+    term
+        What the feature stands for, if that is known.
+    """
+
+    feature: int
+    value: float
+    weight: float
+    contribution: float
+    term: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a row has the score that it has for a label.
+
+    Attributes
+    ----------
+    label, name
+        The label and its name, if it has one.
+    score
+        Bit for bit what `Model.predict_topk` gives.
+    probability
+        That of the label, if the model is calibrated.
+    bias
+        What the bias adds, whatever the row.
+    terms
+        What the features of the row add, the largest in magnitude first; those for which the label
+        has no weight add nothing and are left out. Together with `bias` they sum to the score, but
+        for the rounding of a float32.
+    """
+
+    label: int
+    name: str | None
+    score: float
+    probability: float | None
+    bias: float
+    terms: list[Contribution]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold; what is not known is left out."""
+        result = _known({field.name: getattr(self, field.name) for field in fields(self)})
+        result["terms"] = [_known(term._asdict()) for term in self.terms]
+        return result
+
+
+def contributions(
+    row: Rows, weights: npt.NDArray[np.float32], n_features: int, terms: Sequence[str] | None = None
+) -> tuple[float, list[Contribution]]:
+    """The bias's part and the features' parts of a score, as an `Explanation` has them.
+
+    Parameters
+    ----------
+    row
+        One row, transformed: its bias feature has number `n_features`.
+    weights
+        That of each entry of the row.
+    n_features
+        Number of features, without the bias.
+    terms
+        One for each feature, or None.
+
+    Raises
+    ------
+    DataError
+        If there are not as many terms as features.
+    """
+    if terms is not None and len(terms) != n_features:
+        raise DataError(f"there are {len(terms)} terms for {n_features} features")
+    parts = row.data.astype(np.float64) * weights
+    of_bias = row.indices == n_features
+    used = np.flatnonzero((weights != 0) & ~of_bias)
+    order = used[np.argsort(-np.abs(parts[used]), kind="stable")]
+    columns = (array[order].tolist() for array in (row.indices, row.data, weights, parts))
+    found = [
+        Contribution(feature, value, weight, part, None if terms is None else terms[feature])
+        for feature, value, weight, part in zip(*columns, strict=True)
+    ]
+    return float(parts[of_bias].sum()), found
+
+
+def highlights(
+    explanation: Explanation, spans: Iterable[tuple[int, int, int]]
+) -> list[tuple[int, int, float]]:
+    """What each word of a text adds to a score.
+
+    A feature's contribution is divided equally over the places where it occurs, and there equally
+    over the words that it covers. So the sum over all words is that of the features that occur.
+
+    Parameters
+    ----------
+    explanation
+        That of the text.
+    spans
+        ``(feature, begin, end)`` of each occurrence in the text, in any order. Words
+        are the pieces into which all of them cut it; what one skips between two others is none.
+
+    Returns
+    -------
+    list
+        ``(begin, end, contribution)`` of words that features with a contribution cover, in the
+        order of the text; no two overlap.
+    """
+    table = np.array(list(spans), dtype=np.int64).reshape(-1, 3)
+    feature, begin, end = table[table[:, 1] < table[:, 2]].T
+    bounds = np.sort(np.concatenate([begin, end]))
+    bounds = bounds[np.diff(bounds, prepend=-1) > 0]
+    # The blank between the words of a pair lies between an end and a begin.
+    is_word = np.isin(bounds[:-1], begin) | np.isin(bounds[1:], end)
+    first, last = bounds[:-1][is_word], bounds[1:][is_word]
+    numbers, occurrence, occurrences = np.unique(feature, return_inverse=True, return_counts=True)
+    known = {term.feature: term.contribution for term in explanation.terms}
+    parts = np.array([known.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
+    part = (parts / occurrences)[occurrence]
+    used = ~np.isnan(part)
+    start = np.searchsorted(first, begin[used])
+    size = np.searchsorted(last, end[used]) + 1 - start
+    # Each occurrence once for each of its words: start, start + 1, …
+    offset = np.cumsum(size) - size
+    word = np.arange(size.sum()) + np.repeat(start - offset, size)
+    shares = np.bincount(word, np.repeat(part[used] / size, size), len(first))
+    covered = np.bincount(word, minlength=len(first)) > 0
+    columns = (array[covered].tolist() for array in (first, last, shares))
+    return list(zip(*columns, strict=True))
+
+
+def _known(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if value is not None}

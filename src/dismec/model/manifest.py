@@ -1,0 +1,330 @@
+"""What ``manifest.json`` says of a model; parsed with suspicion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from dismec.solve.block import BlockStats
+from dismec.solve.weight_counts import BINS
+
+__all__ = ["FORMAT_VERSION", "BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
+
+FORMAT_VERSION = 3
+_FORMAT = "dismec-model"
+
+_PARTS = ("labels", "vocabulary", "calibration")
+
+R = TypeVar("R", bound="_Receipt | PartReceipt")
+
+
+@dataclass(frozen=True)
+class PartReceipt:
+    """A file of what a model has besides weights."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Receipt:
+    """A file of weights: its name, what it holds, and how to tell that it is whole."""
+
+    file: str
+    n_labels: int
+    nnz: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BlockReceipt(_Receipt):
+    """A block that training has written.
+
+    Attributes
+    ----------
+    isa
+        Instruction set of the kernels that solved it.
+    stats
+        What that took.
+    """
+
+    number: int
+    isa: str
+    stats: BlockStats | None
+
+
+@dataclass(frozen=True)
+class ShardReceipt(_Receipt):
+    """A part of a finished model; `precision` is one of `PRECISIONS`."""
+
+    precision: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` says; a value that is replaced as a whole.
+
+    Attributes
+    ----------
+    n_rows, n_features, n_labels
+        Shape of the training data; `n_features` without the bias.
+    params
+        The training parameters, as JSON holds them.
+    transform
+        The feature transform's scalars.
+    data
+        Fingerprint of the training data.
+    dismec
+        Version of the package that began the training.
+    parts
+        The files besides the weights: "labels", and if there are such "vocabulary" and
+        "calibration".
+    text
+        How texts become features (`TextParams`), if the model is one of texts.
+    estimator
+        What `DiSMECClassifier` needs to be itself again, if it wrote the model.
+    history
+        What has been done to the labels of the finished model, oldest first.
+    isa, stats
+        Of a finished model: the instruction sets that solved it, and what that took in all.
+    blocks
+        While training is under way: what is done, in the order of the blocks' numbers.
+    shards
+        The weights of a finished model, or None.
+    version
+        Of the format. Models of version 1 have only blocks; those up to 2 know their labels under
+        one name.
+    """
+
+    n_rows: int
+    n_features: int
+    n_labels: int
+    params: dict[str, Any]
+    transform: dict[str, Any]
+    data: str
+    dismec: str
+    parts: dict[str, PartReceipt] = field(default_factory=dict)
+    text: dict[str, Any] | None = None
+    estimator: dict[str, Any] | None = None
+    history: tuple[dict[str, Any], ...] = ()
+    isa: str = ""
+    stats: BlockStats | None = None
+    blocks: tuple[BlockReceipt, ...] = ()
+    shards: tuple[ShardReceipt, ...] | None = None
+    version: int = FORMAT_VERSION
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is a model that can be used."""
+        if self.version == 1:
+            return self.labels_done == self.n_labels
+        return self.shards is not None
+
+    @property
+    def labels_done(self) -> int:
+        """Number of labels in blocks; all of them once there are shards."""
+        if self.shards is not None:
+            return self.n_labels
+        return sum(receipt.n_labels for receipt in self.blocks)
+
+    @property
+    def files(self) -> tuple[_Receipt, ...]:
+        """The files that hold weights."""
+        return self.blocks if self.shards is None else self.shards
+
+    def with_blocks(self, receipts: Iterable[BlockReceipt]) -> Manifest:
+        """The same manifest with these blocks instead of its own."""
+        return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))
+
+    def finished(self, shards: Iterable[ShardReceipt]) -> Manifest:
+        """The manifest of the model that has these shards in the place of its blocks."""
+        isa, stats = self.isa, self.stats
+        if self.blocks:
+            isa = ", ".join(sorted({r.isa for r in self.blocks}))
+            stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
+        return replace(
+            self,
+            isa=isa,
+            stats=stats,
+            blocks=(),
+            shards=tuple(shards),
+            version=FORMAT_VERSION,
+        )
+
+    def differences(self, other: Manifest) -> list[str]:
+        """What tells the training of `other` from this one's, for a person."""
+        found = []
+        if self.data != other.data:
+            found.append("other data")
+        for key in sorted(self.params.keys() | other.params.keys()):
+            mine, its = self.params.get(key), other.params.get(key)
+            if mine != its:
+                found.append(f"{key} {mine} instead of {its}")
+        if self.text != other.text:
+            found.append("texts read in another way")
+        if self.dismec != other.dismec:
+            found.append(f"by dismec {self.dismec}")
+        return found
+
+    # -- JSON --------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        content = {"format": _FORMAT, "version": self.version, "complete": self.complete}
+        lists = ("blocks", "shards")
+        content |= {k: v for k, v in vars(self).items() if k not in (*lists, "version")}
+        content["stats"] = self.stats and asdict(self.stats)
+        content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
+        text = json.dumps(content, indent=1).removesuffix("\n}")
+        # A line a file, each made once: with thousands of blocks there are thousands of commits.
+        for name in lists:
+            receipts = getattr(self, name)
+            lines = ",\n  ".join(map(_line, receipts or ()))
+            text += f',\n "{name}": ' + ("null" if receipts is None else f"[\n  {lines}\n ]")
+        return text + "\n}\n"
+
+    @classmethod
+    def from_json(cls, content: Any) -> Manifest:
+        """The inverse of `to_json`, after JSON's own parser.
+
+        Raises
+        ------
+        ValueError
+            For the manifest of something else or a newer format, or one that contradicts itself;
+            its text is the reason.
+        """
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError("not the manifest of a dismec model")
+        version = content.get("version")
+        if not isinstance(version, int) or version < 1:
+            raise ValueError(f"format version {version!r} is not a number from 1")
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"format version {version} is newer than this dismec reads ({FORMAT_VERSION}); "
+                "upgrade dismec"
+            )
+        try:
+            manifest = _parse(content)
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]!r} is missing") from None
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        _check_sizes(manifest)
+        return manifest
+
+
+@lru_cache(maxsize=1 << 16)
+def _line(receipt: _Receipt) -> str:
+    return json.dumps(asdict(receipt))
+
+
+def _parse(content: Mapping[str, Any]) -> Manifest:
+    values: dict[str, Any] = {"version": content["version"]}
+    for key, kind in {
+        "n_rows": int,
+        "n_features": int,
+        "n_labels": int,
+        "params": dict,
+        "transform": dict,
+        "data": str,
+        "dismec": str,
+        "blocks": list,
+    }.items():
+        value: Any = content[key]
+        if type(value) is not kind:
+            raise ValueError(f"{key!r} is not of type {kind.__name__}")
+        if isinstance(value, int) and not 0 <= value < 2**31:
+            raise ValueError(f"{key!r} is {value}, which is out of range")
+        values[key] = value
+    for optional, kind in {
+        "text": dict,
+        "estimator": dict,
+        "history": list,
+        "isa": str,
+        "shards": list,
+    }.items():
+        value = content.get(optional)
+        if not isinstance(value, kind | None):
+            raise ValueError(f"{optional!r} is not of type {kind.__name__}")
+        values[optional] = value
+    values["isa"] = values["isa"] or ""
+    values["history"] = tuple(values["history"] or ())
+    if not all(isinstance(entry, dict) for entry in values["history"]):
+        raise ValueError("an entry of 'history' is not an object")
+    values["parts"] = _parse_parts(content)
+    values["stats"] = _parse_stats(content.get("stats"))
+    values["blocks"] = tuple(_parse_receipt(BlockReceipt, entry) for entry in values["blocks"])
+    if values["shards"] is not None:
+        values["shards"] = tuple(_parse_receipt(ShardReceipt, entry) for entry in values["shards"])
+    return Manifest(**values)
+
+
+def _parse_parts(content: Mapping[str, Any]) -> dict[str, PartReceipt]:
+    if content["version"] < 3:
+        named = {"labels": {"file": "labels.safetensors", "sha256": content["labels_sha256"]}}
+    else:
+        named = content["parts"]
+    if not isinstance(named, dict) or not named.keys() <= set(_PARTS):
+        raise ValueError(f"'parts' has entries other than {', '.join(_PARTS)}")
+    if "labels" not in named:
+        raise ValueError("'parts' has no 'labels'")
+    return {name: _parse_receipt(PartReceipt, entry) for name, entry in named.items()}
+
+
+def _parse_receipt(cls: type[R], entry: Any) -> R:
+    if not isinstance(entry, dict):
+        raise ValueError("a file is not described by an object")
+    values: dict[str, Any] = {}
+    for f in fields(cls):
+        value = entry.get(f.name) if f.name == "stats" else entry[f.name]
+        kind = {"int": int, "str": str}.get(str(f.type))
+        if kind is not None and type(value) is not kind:
+            raise ValueError(f"a file's {f.name!r} is not of type {f.type}")
+        values[f.name] = _parse_stats(value) if f.name == "stats" else value
+    if PurePath(values["file"]).name != values["file"]:
+        raise ValueError(f"file {values['file']!r} is not in the model directory")
+    return cls(**values)
+
+
+def _parse_stats(stats: Any) -> BlockStats | None:
+    if stats is None:
+        return None
+    known = {f.name for f in fields(BlockStats)} - {"weight_counts"}
+    counts = stats.get("weight_counts") if isinstance(stats, dict) else None
+    if not (
+        isinstance(stats, dict)
+        and stats.keys() - {"weight_counts"} == known
+        and all(type(stats[name]) in (int, float) for name in known)
+        and (counts is None or _are_counts(counts))
+    ):
+        raise ValueError("the solver's statistics are not the ones of this format")
+    return BlockStats(**stats | {"weight_counts": counts and tuple(counts)})
+
+
+def _are_counts(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == BINS
+        and all(type(value) is int and value >= 0 for value in values)
+    )
+
+
+def _check_sizes(manifest: Manifest) -> None:
+    scored = manifest.transform.get("n_features", manifest.n_features)
+    if scored != manifest.n_features:
+        raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
+    numbers = [receipt.number for receipt in manifest.blocks]
+    if numbers != sorted(set(numbers)):
+        raise ValueError("blocks are not in the order of their numbers")
+    for receipt in (*manifest.blocks, *(manifest.shards or ())):
+        if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_features + 1):
+            raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
+    for what, receipts in (("blocks", manifest.blocks), ("shards", manifest.shards or ())):
+        held = sum(receipt.n_labels for receipt in receipts)
+        if held > manifest.n_labels:
+            raise ValueError(f"{what} hold {held} labels, there are {manifest.n_labels}")

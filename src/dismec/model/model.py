@@ -1,0 +1,427 @@
+"""A finished model: weights and names in, top k out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
+from dismec.measure import metrics
+from dismec.model import directory as store
+from dismec.model.assignment import assigned, by_margin, by_probability, by_score
+from dismec.model.calibration import Calibration, logistic
+from dismec.model.explanation import Explanation, contributions
+from dismec.model.manifest import Manifest
+from dismec.model.parts import Parts, read_parts, write_parts
+from dismec.model.pruning import prune
+from dismec.model.scoring import Predictor
+from dismec.model.shards import Shard, first_labels, gather, pack
+from dismec.model.topk_model import TopkModel
+
+if TYPE_CHECKING:
+    from dismec.model.reranking import Reranked
+
+__all__ = ["MACRO_F1", "MICRO_F1", "Model", "open_model", "read_head"]
+
+MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # thresholds that were chosen for these
+
+
+class Model(TopkModel):
+    """One linear classifier a label.
+
+    Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
+    as those of `TopkModel`, and `calibration`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transform: Transform,
+        parts: Parts,
+        shards: Sequence[Shard],
+    ) -> None:
+        super().__init__(manifest, transform, parts)
+        self._shards = list(shards)
+
+    @property
+    def weights(self) -> sp.csr_array:
+        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew.
+
+        They are those that predictions are made with, rounded to the model's precision.
+        """
+        return gather(self._shards, self.n_labels, self.n_features)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The weights as they are stored."""
+        return tuple(self._shards)
+
+    @property
+    def precision(self) -> str:
+        """How weights are stored: "float16", "float32" or "int8"."""
+        return self._shards[0].precision if self._shards else str(self.params.get("precision"))
+
+    @property
+    def nnz(self) -> int:  # noqa: D102
+        return sum(shard.nnz for shard in self._shards)
+
+    def predict_topk(  # noqa: D102
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        return self._predictor.topk(X, k, threads)
+
+    def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
+        """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
+        return self._predictor.decision_function(X, threads)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What makes probabilities of its scores, or None.
+
+        Labels that share their weights have what the first of them has.
+        """
+        given = self._parts.calibration
+        return None if given is None else given.taken_from(self.first_labels)
+
+    def calibrated(self, calibration: Calibration | None) -> Model:
+        """The same model with another calibration, on the same weights."""
+        if calibration is not None and calibration.n_labels != self.n_labels:
+            raise ModelError(
+                f"the calibration is of {calibration.n_labels} labels, the model has "
+                f"{self.n_labels}"
+            )
+        parts = replace(self._parts, calibration=calibration)
+        return Model(self.manifest, self.transform, parts, self._shards)
+
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """int64 (n_labels,): for each label the first that has the same weights; itself, mostly."""
+        return first_labels(self._shards, self.n_labels)
+
+    def predict_proba_topk(
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The k most probable labels of each row with their probabilities, most probable first.
+
+        They need not be those with the k best scores: each label has its own curve. None of all
+        labels is more probable than those returned. Arguments and errors as for `predict_topk`;
+        empty places hold label −1 and probability 0.
+
+        Raises
+        ------
+        ModelError
+            If the model has no calibration.
+        """
+        labels, z = self._logits.topk(X, k, threads)
+        return labels, np.where(labels < 0, np.float32(0), self._calibrated.of_logits(z))
+
+    def assign(
+        self,
+        X: Any,
+        threshold: float | str,
+        *,
+        probabilities: bool = True,
+        most: int | None = None,
+        threads: int | None = None,
+    ) -> sp.csr_array:
+        """All labels of each row that reach a threshold.
+
+        Parameters
+        ----------
+        X
+            As for `predict_topk`.
+        threshold
+            A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
+            the model was calibrated: one probability for all labels, or one a label. Without
+            `probabilities` a score.
+        probabilities
+            Whether it is about probabilities, or scores, which need no calibration.
+        most
+            Labels that a row is given at most: those with the highest probabilities or scores, or
+            for "macro-f1" those farthest above their thresholds.
+        threads
+            All available CPUs by default.
+
+        Returns
+        -------
+        csr_array
+            float32 (n_rows, n_labels): an entry for each label assigned, its probability or score,
+            which may be 0.
+
+        Raises
+        ------
+        DataError
+            For other thresholds, `most` < 1, and as `predict_topk` does.
+        ModelError
+            If probabilities are asked for and the model has no calibration.
+        """
+        if most is not None and most < 1:
+            raise DataError(f"most is {most}; expected at least 1")
+        named = (MICRO_F1, MACRO_F1) if probabilities else ()
+        if isinstance(threshold, str) and threshold not in named:
+            wanted = " or ".join(["a number", *named])
+            raise DataError(f"threshold is {threshold!r}; expected {wanted}")
+        calibration = self._calibrated if probabilities else None
+        if calibration is None:
+            ranking, rule = self._predictor, by_score(threshold)
+        elif threshold == MACRO_F1:
+            ranking, rule = self._margins, by_margin(calibration)
+        else:
+            least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
+            ranking, rule = self._logits, by_probability(least, calibration)
+        return assigned(ranking, X, rule, most, threads)
+
+    def explain(self, X: Any, label: int, *, terms: Sequence[str] | None = None) -> Explanation:
+        """What each feature of a row adds to the score of a label.
+
+        Parameters
+        ----------
+        X
+            One row, (1, up to n_features), as for `predict_topk`.
+        label
+            Its number.
+        terms
+            What each feature stands for, one a feature, if the explanation is to tell.
+
+        Raises
+        ------
+        DataError
+            If X is not one row, the label was never trained, and as `predict_topk` does.
+        """
+        row, weights, score = self._predictor.explain(X, label)
+        probability = None
+        if self.calibration is not None:
+            probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
+        return Explanation(
+            int(label),
+            None if self.names is None else self.names[label],
+            score,
+            probability,
+            *contributions(row, weights, self.n_features, terms),
+        )
+
+    def reranked(
+        self, alpha: float = 1.0, A: float = 0.55, B: float = 1.5, *, probabilities: bool = True
+    ) -> Reranked:
+        """A view of the model that ranks rare labels higher, by their propensities p.
+
+        Its `predict_topk` and `evaluate` are as those of the model. Labels are ranked by P/p^alpha,
+        where P is the probability of a label, and that is what they have for scores. At alpha = 1
+        it is what a label is expected to add to PSP@k, so that no other ranking by the same
+        probabilities is expected to have a higher one; at 0 it is the probability. None of all
+        labels has more than those returned.
+
+        Parameters
+        ----------
+        alpha
+            How much propensities count, at least 0.
+        A, B
+            Their constants, as for `evaluate`.
+        probabilities
+            Without, labels are ranked by score + alpha·log(1/p), which needs no calibration.
+
+        Raises
+        ------
+        DataError
+            For other values of `alpha`, `A` and `B`.
+        ModelError
+            If probabilities are asked for and the model has no calibration.
+        """
+        from dismec.model.reranking import Gains, Reranked
+
+        if not 0 <= alpha <= 100:
+            raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
+        # Labels that share their weights have what the first of them has.
+        bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
+        ranking: Predictor | Gains
+        if probabilities:
+            ranking = Gains(self._rescaled, self._calibrated, bonus)
+        else:
+            ranking = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
+        return Reranked(self.manifest, self.transform, self._parts, ranking, self.nnz)
+
+    def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
+        """A smaller model, in memory: without the weights below `delta`, at another precision.
+
+        It is what training with these values would have given, but for weights that rounding has
+        moved across `delta`. What is None stays as it is.
+
+        Raises
+        ------
+        DataError
+            If `delta` is below the model's own: what training has dropped does not come back.
+        """
+        params = dict(self.params)
+        if delta is not None:
+            own = params.get("delta")
+            if not isinstance(own, int | float):
+                raise ModelError("the model does not say at which delta it was pruned")
+            # What is left of any weights at infinity is nothing, but JSON has no word for it.
+            if not own <= delta <= np.finfo(np.float32).max:
+                raise DataError(
+                    f"delta is {delta}; expected at least {own}, that of the model: "
+                    "weights that have been dropped do not come back"
+                )
+            params = {k: v for k, v in params.items() if k not in ("delta_auto", "delta_effect")}
+            params["delta"] = float(delta)
+        params["precision"] = precision or self.precision
+        shards = self._repacked(delta or 0, params["precision"])
+        return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
+
+    def _repacked(self, delta: float, precision: str) -> list[Shard]:
+        if not self.manifest.history:
+            return [s.repacked(prune(s.unpack(), delta), precision) for s in self._shards]
+        # Labels that came and went have left small shards behind: all go into as few as possible.
+        labels = np.flatnonzero(self.label_counts)
+        weights: Any = prune(self.weights, delta)
+        return list(pack([(labels, weights[labels])], self.n_features, precision))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        estimator: dict[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the model to a directory of its own, with what `estimator` or its manifest says.
+
+        Raises
+        ------
+        ModelError
+            If there is a model already and `overwrite` is not set, or other files are there.
+        """
+        directory = Path(path)
+        store.make_directory(directory)
+        with store.locked(directory):
+            if store.holds_model(directory) and not overwrite:
+                raise ModelError(
+                    f"{directory} holds a model already: "
+                    "choose another directory, or overwrite it (--overwrite)"
+                )
+            store.discard(directory)
+            about = self.manifest.estimator if estimator is None else estimator
+            parts = write_parts(directory, self._parts)
+            manifest = replace(self.manifest, parts=parts, estimator=about)
+            receipts = [store.write_shard(directory, i, s) for i, s in enumerate(self._shards)]
+            store.commit(directory, manifest.finished(receipts))
+
+    def _reliability(
+        self,
+        X: Any,
+        truth: sp.csr_array,
+        top: npt.NDArray[np.int32],
+        scores: npt.NDArray[np.float32],
+        threads: int | None,
+    ) -> dict[str, float]:
+        if self.calibration is None:
+            return {}
+        hits, there = metrics.hits(truth, top), top >= 0
+        found: dict[str, npt.NDArray[Any]] = {
+            "ECE": self.calibration.probabilities(top, scores),
+            "ECE uncalibrated": logistic(scores),
+        }
+        result = {
+            name: metrics.expected_calibration_error(p[there], hits[there])
+            for name, p in found.items()
+        }
+        for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
+            sets: Any = self.assign(X, threshold, threads=threads)
+            sets.resize(truth.shape)
+            result[name] = metrics.f1_scores(truth, sets)[name]
+        return {name: 100 * value for name, value in result.items()}
+
+    @property
+    def _calibrated(self) -> Calibration:
+        if self.calibration is None:
+            raise ModelError("the model gives no probabilities: train it with --calibrate")
+        return self.calibration
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self._shards, self.n_labels, self.transform)
+
+    @cached_property
+    def _logits(self) -> Predictor:
+        """Its scores are slope·score + intercept: their order is that of probabilities."""
+        calibration = self._calibrated
+        return self._rescaled(calibration.slopes, calibration.intercepts)
+
+    @cached_property
+    def _margins(self) -> Predictor:
+        """Its scores are how far that is above the label's threshold for macro-F1."""
+        calibration = self._calibrated
+        least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
+        return self._rescaled(calibration.slopes, calibration.intercepts - least)
+
+    def _rescaled(
+        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32]
+    ) -> Predictor:
+        bias = self.transform.bias
+        shards = [shard.rescaled(slopes, offsets, bias) for shard in self._shards]
+        return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]
+        return {key: value for key, value in self.__dict__.items() if key not in cached}
+
+
+def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:
+    """Open a model directory.
+
+    Nothing is read but what is needed to find the weights: they come from the files when they are
+    used, and processes that open the same model share them.
+
+    Parameters
+    ----------
+    path
+        The directory.
+    check
+        Whether to read every file and compare it with its SHA-256. By default only if the model is
+        small enough for this to take no time (64 MB); a larger one is opened at once, and damage
+        that can be noticed is noticed when its weights are used.
+
+    Raises
+    ------
+    ModelError
+        If there is no finished model, or one of its files is missing, cut off or altered.
+    """
+    directory = Path(path)
+    before = store.read_manifest(directory)
+    try:
+        return _open(directory, check)
+    except ModelError:
+        # Its labels may just have been changed, and files removed that it named before.
+        if store.read_manifest(directory) == before:
+            raise
+        return _open(directory, check)
+
+
+def _open(directory: Path, check: bool | None) -> Model:
+    manifest, transform, parts = read_head(directory, check=check)
+    shards = store.read_shards(directory, manifest, parts.labels.counts, check=check)
+    return Model(manifest, transform, parts, shards)
+
+
+def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:
+    """All of a finished model but its weights; `check` and errors as of `open_model`."""
+    manifest = store.read_manifest(directory)
+    if not manifest.complete:
+        raise ModelError(
+            f"{directory}: training is not finished ({manifest.labels_done} of "
+            f"{manifest.n_labels} labels); run the same training again to go on"
+        )
+    parts = read_parts(directory, manifest, check=check)
+    try:
+        transform = Transform.from_dict(manifest.transform, parts.labels.idf)
+    except ModelError as error:
+        raise ModelError(f"{directory}: {error}") from None
+    return manifest, transform, parts

@@ -1,0 +1,144 @@
+"""What a model has besides weights: its labels, its vocabulary, its calibration ⇄ files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.container import ContainerError, write_arrays
+from dismec.data.names import pack_names, unpack_names
+from dismec.errors import ModelError
+from dismec.features.vocabulary import TextParams, Vocabulary
+from dismec.model.calibration import Calibration
+from dismec.model.directory import open_checked, sha256_of
+from dismec.model.manifest import FORMAT_VERSION, Manifest, PartReceipt
+
+__all__ = ["LabelTable", "Parts", "read_parts", "write_parts"]
+
+T = TypeVar("T")
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_QUICK_BYTES = 1 << 26  # files up to this size are checked in no time
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTable:
+    """What is known of each label, and the idf of each feature if the model uses tf-idf.
+
+    Attributes
+    ----------
+    counts
+        int64 (n_labels,): rows of the training data that have the label. A label with none is never
+        predicted.
+    names
+        One name a label, or None.
+    idf
+        float32 (n_features,), or None.
+    """
+
+    counts: npt.NDArray[np.int64]
+    names: Sequence[str] | None = None
+    idf: npt.NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """All of a model but its manifest and weights."""
+
+    labels: LabelTable
+    vocabulary: Vocabulary | None = None
+    calibration: Calibration | None = None
+
+
+def write_parts(
+    directory: Path, parts: Parts, number: int = 0, keep: Mapping[str, PartReceipt] | None = None
+) -> dict[str, PartReceipt]:
+    """Write the parts' files; the manifest does not name them yet.
+
+    `number` becomes part of their names, so that they are apart from files that a manifest names
+    which is still valid. A vocabulary that is there already, in `keep`, is not written.
+    """
+    labels: dict[str, npt.NDArray[Any]] = {"counts": parts.labels.counts.astype(np.int64)}
+    if parts.labels.names is not None:
+        labels["names.bytes"], labels["names.offsets"] = pack_names(parts.labels.names)
+    if parts.labels.idf is not None:
+        labels["idf"] = parts.labels.idf
+    files = {"labels": labels}
+    kept = {name: keep[name] for name in ("vocabulary",) if keep and name in keep}
+    if parts.vocabulary is not None and not kept:
+        files["vocabulary"] = parts.vocabulary.to_arrays()
+    if parts.calibration is not None:
+        files["calibration"] = parts.calibration.to_arrays()
+    return kept | {name: _write(directory, name, number, arrays) for name, arrays in files.items()}
+
+
+def _write(directory: Path, name: str, number: int, arrays: Arrays) -> PartReceipt:
+    file = f"{name}-{number:06d}.safetensors" if number else f"{name}.safetensors"
+    path = directory / file
+    write_arrays(path, arrays, {"format": "dismec-model", "version": str(FORMAT_VERSION)})
+    return PartReceipt(file, sha256_of(path))
+
+
+def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True) -> Parts:
+    """What the manifest names, checked against it; `check` as for `dismec.open_model`.
+
+    Raises
+    ------
+    ModelError
+        If a file is missing, altered, or not what the manifest says.
+    """
+
+    def read(name: str, parse: Callable[[Arrays], T]) -> T | None:
+        receipt = manifest.parts.get(name)
+        if receipt is None:
+            return None
+        path = directory / receipt.file
+        quick = path.exists() and path.stat().st_size <= _QUICK_BYTES
+        arrays, _ = open_checked(
+            path, receipt.sha256 if check or (check is None and quick) else None
+        )
+        try:
+            return parse(arrays)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from None
+
+    labels = read("labels", lambda arrays: _parse_labels(arrays, manifest))
+    assert labels is not None  # every manifest names them
+    vocabulary = None
+    if manifest.text is not None:
+        try:
+            params = TextParams.from_dict(manifest.text)
+        except ModelError as error:
+            raise ModelError(f"{directory}: {error}") from None
+        vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
+        if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
+            raise ModelError(f"{directory}: no vocabulary of {manifest.n_features} features")
+    calibration = read(
+        "calibration", lambda arrays: Calibration.from_arrays(arrays, manifest.n_labels)
+    )
+    return Parts(labels, vocabulary, calibration)
+
+
+def _parse_labels(arrays: Arrays, manifest: Manifest) -> LabelTable:
+    n_labels, n_features = manifest.n_labels, manifest.n_features
+    counts, idf = arrays.get("counts"), arrays.get("idf")
+    if counts is None or counts.shape != (n_labels,) or counts.dtype != np.int64:
+        raise ModelError(f"the label counts do not fit {n_labels} labels")
+    if n_labels and not 0 <= counts.min() <= counts.max() <= manifest.n_rows:
+        raise ModelError(f"the label counts do not fit {manifest.n_rows} rows")
+    if idf is not None and (idf.shape != (n_features,) or idf.dtype != np.float32):
+        raise ModelError(f"the idf does not fit {n_features} features")
+    names = None
+    if "names.bytes" in arrays:
+        try:
+            names = unpack_names(arrays["names.bytes"], arrays["names.offsets"])
+        except (KeyError, ContainerError):
+            raise ModelError("the label names are damaged") from None
+        if len(names) != n_labels:
+            raise ModelError(f"{len(names)} label names for {n_labels} labels")
+    return LabelTable(counts, names, idf)

@@ -1,0 +1,146 @@
+"""Scores and propensities → top k in which rare labels count for more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.matrices import check_X
+from dismec.errors import DataError
+from dismec.features.transform import Transform
+from dismec.model.assignment import Rule, assigned, ranked
+from dismec.model.calibration import Calibration
+from dismec.model.manifest import Manifest
+from dismec.model.parts import Parts
+from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.topk_model import TopkModel
+
+__all__ = ["Gains", "Reranked"]
+
+Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
+
+_FIRST_LEVEL, _STEP = -1.0, 0.25  # of log(P/p^alpha); levels are multiples of the step
+_LEAST_LOG, _MOST = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
+_ROUNDING = 1e-4  # what it may have taken from z
+_VIEWS = 16  # that are kept
+
+
+class Gains:
+    """Ranks labels by P/p^alpha, exactly, where P is a label's probability and p its propensity.
+
+    P is not linear in the row, but it rises with z = slope·score + intercept, which is. So the
+    log(P/p^alpha) of a label reaches a level just where its z reaches a number of its own, and the
+    labels that reach the level are those whose z less that number is at least 0. A first look finds
+    a level that k labels reach; a second one all labels that do, and the best k of these are the
+    best of all.
+
+    Parameters
+    ----------
+    rescaled
+        Makes of slopes and offsets of all labels what ranks by slope·score + offset.
+    calibration
+        What makes probabilities of scores.
+    bonus
+        float64 (n_labels,): −alpha·log p of each label, at least 0.
+    """
+
+    def __init__(
+        self,
+        rescaled: Callable[[Float32s, Float32s], Predictor],
+        calibration: Calibration,
+        bonus: Floats,
+    ) -> None:
+        self._rescaled = rescaled
+        self._calibration = calibration
+        self._bonus = bonus
+        self._lowest = _LEAST_LOG + float(bonus.max(initial=0.0))
+        self._margins = lru_cache(_VIEWS)(self._make_margins)
+
+    def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
+        """The k labels of the highest P/p^alpha with these, best first, ties to the smaller label.
+
+        Arguments and errors as for `Predictor.topk`; empty places hold label −1 and 0.
+        """
+        if k < 1:
+            raise DataError(f"k is {k}; expected at least 1")
+        first = self._margins(_FIRST_LEVEL)
+        rows: Any = check_X(X, first.transform.n_features)
+        labels = np.full((rows.shape[0], k), -1, np.int32)
+        gains = np.zeros((rows.shape[0], k), np.float32)
+        places = min(k, len(self._bonus))
+        if places == 0:
+            return labels, gains
+        found, margins = first.topk(rows, 2 * places + 8, threads)
+        values = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
+        reached = _STEP * np.floor(values[:, -places] / _STEP)
+        level = np.where(reached < self._lowest, -np.inf, reached)
+        for at in np.unique(level).tolist():
+            some = np.flatnonzero(level == at)
+            sets = assigned(self._margins(at), rows[some], self._reaching(at), None, threads)
+            best, logs = ranked(sets)
+            width = min(places, best.shape[1])
+            labels[some, :width] = best[:, :width]
+            gains[some, :width] = np.exp(np.minimum(logs[:, :width], np.float32(80)))
+        return labels, gains
+
+    def _make_margins(self, level: float) -> Predictor:
+        """Scores labels by how far z is above what it takes to reach a level."""
+        least = self._least(level)
+        calibration = self._calibration
+        return self._rescaled(
+            calibration.slopes, (calibration.intercepts - least).astype(np.float32)
+        )
+
+    def _least(self, level: float) -> Floats:
+        """The z of each label at which it reaches a level, or one that is less."""
+        log_p = np.maximum(level, self._lowest) - self._bonus
+        return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST))
+
+    def _reaching(self, level: float) -> Rule:
+        """Takes the labels that reach a level, with their log(P/p^alpha)."""
+
+        def rule(labels: Labels, margins: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
+            values = self._values(labels, margins, level).astype(np.float32)
+            if level < self._lowest:
+                return np.ones(labels.shape, np.bool_), values
+            return margins >= -_ROUNDING, values
+
+        return rule
+
+    def _values(self, labels: Labels, margins: Scores, level: float) -> Floats:
+        """log(P/p^alpha) of labels that are so far above a level; −inf for none."""
+        there = labels >= 0
+        of = np.where(there, labels, 0)
+        z = np.where(there, margins, 0) + self._least(level)[of]
+        values = np.log(self._calibration.of_logits(z).astype(np.float64)) + self._bonus[of]
+        return np.where(there, values, -np.inf)
+
+
+class Reranked(TopkModel):
+    """A view of a model that ranks labels in another way; made by `Model.reranked`."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transform: Transform,
+        parts: Parts,
+        ranking: Predictor | Gains,
+        nnz: int,
+    ) -> None:
+        super().__init__(manifest, transform, parts)
+        self._ranking = ranking
+        self._nnz = nnz
+
+    @property
+    def nnz(self) -> int:  # noqa: D102
+        return self._nnz
+
+    def predict_topk(  # noqa: D102
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[Labels, Scores]:
+        return self._ranking.topk(X, k, threads)

@@ -1,0 +1,205 @@
+"""Rows × shards → top k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.cpu import kernels, thread_count
+from dismec.data.matrices import Rows, check_rows
+from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
+from dismec.model.shards import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Predictor", "best_labels"]
+
+# Rows that a thread transforms and scores at a time: enough to make the calls per shard cheap, few
+# enough that their transformed copy stays in the cache and the threads finish together.
+_CHUNK_ROWS = 256
+_MIN_CHUNK_ROWS = 8
+
+Labels = npt.NDArray[np.int32]
+Scores = npt.NDArray[np.float32]
+
+
+class Predictor:
+    """The shards of a model, ready to score rows against all labels.
+
+    The score of a label is Σ value·weight over the features of the transformed row in ascending
+    order, the bias last, in float32 and rounded after every product and every sum: bit for bit what
+    ``transform.apply(X) @ W.T`` gives for the stored weights W. A label whose weights were all
+    dropped has score 0 and competes like any other; one that is in no shard, because training saw
+    no row of it, never does. Results do not depend on how labels are cut into shards, nor on the
+    number of threads.
+
+    Parameters
+    ----------
+    shards
+        In any order, no label twice.
+    n_labels
+        Number of labels of the model.
+    transform
+        What is done to rows first.
+
+    Raises
+    ------
+    ModelError
+        When the shards do not fit the transform, or hold a label twice or one beyond `n_labels`.
+    """
+
+    def __init__(self, shards: Sequence[Shard], n_labels: int, transform: Transform) -> None:
+        self.n_labels = n_labels
+        self.transform = transform
+        held = np.zeros(n_labels, np.int64)
+        for shard in shards:
+            if shard.n_features != transform.n_features:
+                raise ModelError(
+                    f"a shard is of {shard.n_features} features, not {transform.n_features}"
+                )
+            if len(shard.labels) and shard.labels.max() >= n_labels:
+                raise ModelError(f"a shard holds label {shard.labels.max()} of {n_labels} labels")
+            held += np.bincount(shard.labels, minlength=n_labels)
+        if (held > 1).any():
+            raise ModelError(f"label {np.argmax(held)} is in the shards {held.max()} times")
+        self._unseen = held == 0
+        self._shards = [shard.native for shard in shards]
+        self._labels = [(shard.labels, shard.label_starts) for shard in shards]
+
+    def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
+        """The k labels with the highest scores for every row, ties to the smaller label.
+
+        Parameters
+        ----------
+        X
+            (n_rows, up to n_features): sparse or dense, raw; it is transformed piece by piece.
+        k
+            Number of places. Those beyond the labels that can be predicted hold label −1 and score
+            −inf.
+        threads
+            By default as many as there are cores that this process may use.
+
+        Returns
+        -------
+        labels, scores
+            int32 and float32, (n_rows, k), best first.
+
+        Raises
+        ------
+        DataError
+            For k < 1, and as `check_X` does.
+        """
+        if k < 1:
+            raise DataError(f"k is {k}; expected at least 1")
+        rows = check_rows(X, self.transform.n_features)
+        shape = (rows.n_rows, k)
+        labels = np.full(shape, -1, dtype=np.int32)
+        scores = np.full(shape, -np.inf, dtype=np.float32)
+        places = min(k, self.n_labels)  # k may be far more than there is to fill
+        if places == 0:
+            return labels, scores
+
+        def rank(start: int, stop: int) -> None:
+            chunk = self.transform.apply_between(rows, start, stop)
+            best = best_labels(self._shards, chunk, places)
+            labels[start:stop, :places], scores[start:stop, :places] = best
+
+        _for_chunks(rank, rows.n_rows, threads)
+        return labels, scores
+
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
+        """The scores of all labels, as a dense float32 (n_rows, n_labels).
+
+        That is 4·n_rows·n_labels bytes: for many labels use `topk`. Arguments and errors as there.
+        An untrained label has score −1, the answer of a classifier that has seen only negatives.
+        """
+        rows = check_rows(X, self.transform.n_features)
+        scores = np.empty((rows.n_rows, self.n_labels), dtype=np.float32)
+
+        def score(start: int, stop: int) -> None:
+            chunk = self.transform.apply_between(rows, start, stop)
+            with _damage_told():
+                for shard in self._shards:
+                    kernels.dense_scores(shard, *chunk, scores[start:stop])
+
+        _for_chunks(score, rows.n_rows, threads)
+        scores[:, self._unseen] = -1
+        return scores
+
+    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
+        """A row transformed, the label's weight for each of its entries, and its score.
+
+        The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
+
+        Raises
+        ------
+        DataError
+            If X is not one row, or training saw no row of the label, and as `check_X` does.
+        """
+        rows = check_rows(X, self.transform.n_features)
+        if rows.n_rows != 1:
+            raise DataError(f"X has {rows.n_rows} rows; one is explained at a time")
+        if not 0 <= label < self.n_labels:
+            raise DataError(f"label {label}; expected one of 0 to {self.n_labels - 1}")
+        if self._unseen[label]:
+            raise DataError(f"label {label} was never trained: no training row had it")
+        shard, classifier = self._classifiers[label].tolist()
+        row = self.transform.apply_between(rows, 0, 1)
+        with _damage_told():
+            score, weights = kernels.explain(self._shards[shard], classifier, *row)
+        return row, weights, score
+
+    @cached_property
+    def _classifiers(self) -> npt.NDArray[np.int32]:
+        """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""
+        found = np.full((self.n_labels, 2), -1, np.int32)
+        for number, (labels, starts) in enumerate(self._labels):
+            found[labels, 0] = number
+            found[labels, 1] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        return found
+
+
+def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:
+    """The best labels of transformed rows among those of some shards, given as `Shard.native`.
+
+    Returns labels and scores, (n_rows, places), as `Predictor.topk` does.
+    """
+    labels = np.full((rows.n_rows, places), -1, dtype=np.int32)
+    scores = np.full((rows.n_rows, places), -np.inf, dtype=np.float32)
+    with _damage_told():
+        for shard in shards:
+            kernels.merge_topk(shard, *rows, labels, scores)
+    return labels, scores
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """What a kernel finds in a file that was opened without a check."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelError(f"the model is damaged: {error}") from None
+
+
+def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
+    """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
+    threads = thread_count(threads)
+    # Some sixteen chunks a thread: the last one that a thread works on alone is a small part.
+    size = min(max(-(-n_rows // (16 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
+    chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
+    threads = min(threads, len(chunks))
+    if threads <= 1:
+        for start, stop in chunks:
+            work(start, stop)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="dismec-predict") as pool:
+        for _ in pool.map(lambda chunk: work(*chunk), chunks):
+            pass

@@ -1,0 +1,176 @@
+"""What every model knows and does, wherever its weights are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.labels import propensities
+from dismec.data.matrices import check_csr
+from dismec.errors import DataError
+from dismec.features.transform import Transform
+from dismec.measure import metrics
+from dismec.model.calibration import Calibration
+from dismec.model.manifest import Manifest
+from dismec.model.parts import Parts
+
+__all__ = ["TopkModel"]
+
+
+class TopkModel(ABC):
+    """What is known of a model wherever its weights are, and what it predicts.
+
+    Attributes
+    ----------
+    manifest
+        What the model is: shape, parameters, files.
+    transform
+        What is done to a row before it is scored.
+    label_counts
+        int64 (n_labels,): rows of the training data that have each label.
+    names
+        One name a label, or None.
+    vocabulary
+        What turns texts into rows (`dismec.features.vocabulary.Vocabulary`), or None.
+    """
+
+    def __init__(self, manifest: Manifest, transform: Transform, parts: Parts) -> None:
+        self.manifest = manifest
+        self.transform = transform
+        self.label_counts = parts.labels.counts
+        self.names = parts.labels.names
+        self.vocabulary = parts.vocabulary
+        self._parts = parts
+
+    @property
+    def n_labels(self) -> int:
+        """Number of labels."""
+        return self.manifest.n_labels
+
+    @property
+    def n_features(self) -> int:
+        """Number of features, without the bias."""
+        return self.manifest.n_features
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the training."""
+        return dict(self.manifest.params)
+
+    def find_label(self, label: str | int) -> int:
+        """The number of a label, given by that or by its name; of equal names, the first.
+
+        Raises
+        ------
+        DataError
+            If the model has no such label.
+        """
+        number = -1
+        if isinstance(label, str) and self.names is not None:
+            number = self.label_numbers.get(label, -1)
+        if number < 0 and str(label).isdecimal():
+            number = int(label)
+        if not 0 <= number < self.n_labels:
+            raise DataError(f"the model has no label {label!r}")
+        return number
+
+    @cached_property
+    def label_numbers(self) -> dict[str, int]:
+        """The labels by their names; of equal names, the first."""
+        return {name: number for number, name in reversed(list(enumerate(self.names or ())))}
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
+        return None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What makes probabilities of its scores, or None; so far none on a cluster has one."""
+        return None
+
+    def close(self) -> None:  # noqa: B027  most have nothing to give up
+        """Give up what it holds on a cluster."""
+
+    @property
+    @abstractmethod
+    def nnz(self) -> int:
+        """Number of weights that are stored; labels with the same weights share them."""
+
+    @abstractmethod
+    def predict_topk(
+        self, X: Any, k: int = 5, *, threads: int | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The k best labels of each row with their scores, best first; ties to the smaller label.
+
+        Parameters
+        ----------
+        X
+            (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
+            transform is applied.
+        k
+            Places a row. Those beyond the labels that had training rows hold label −1 and score
+            −inf: what was never seen is never predicted.
+        threads
+            All available CPUs by default.
+
+        Returns
+        -------
+        labels, scores
+            int32 and float32 (n_rows, k).
+
+        Raises
+        ------
+        DataError
+            If X has more features than the model, or values that are not finite.
+        """
+
+    def evaluate(
+        self,
+        X: Any,
+        Y: Any,
+        ks: Sequence[int] = (1, 3, 5),
+        *,
+        A: float = 0.55,
+        B: float = 1.5,
+        threads: int | None = None,
+    ) -> dict[str, float]:
+        """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
+
+        `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
+        are never predicted, and count. A calibrated model has four entries more: "ECE" of the
+        probabilities of the first max(ks) places, "ECE uncalibrated" if they were the logistic
+        function of the scores, and "micro-F1" and "macro-F1" of the sets that `Model.assign` gives
+        at the thresholds chosen for them.
+        """
+        truth: Any = check_csr(Y, "Y", "labels").copy()
+        n_labels = max(self.n_labels, truth.shape[1])
+        depth = max(1, min(max(ks, default=1), n_labels))
+        top, scores = self.predict_topk(X, depth, threads=threads)
+        truth.resize((truth.shape[0], n_labels))
+        counts = np.zeros(n_labels, dtype=np.int64)
+        counts[: self.n_labels] = self.label_counts
+        known = propensities(counts, self.manifest.n_rows, A, B)
+        result = metrics.evaluate(truth, top, ks, known)
+        return result | self._reliability(X, truth, top, scores, threads)
+
+    def _reliability(
+        self,
+        X: Any,
+        truth: sp.csr_array,
+        top: npt.NDArray[np.int32],
+        scores: npt.NDArray[np.float32],
+        threads: int | None,
+    ) -> dict[str, float]:
+        """What else `evaluate` tells of probabilities, given the best labels and their scores."""
+        return {}
+
+    def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
+        """How likely each label is to be seen where it holds, by its training frequency."""
+        return propensities(self.label_counts, self.manifest.n_rows, A, B)

@@ -1,0 +1,188 @@
+"""Data → what training on it will take, before anything is trained.
+
+Time: some labels are really solved. The sample is systematic (every m-th of the labels ranked by
+frequency), so that it has its share of each frequency, and its time is scaled up by what
+`solve.blocks.costs` says of it and of all labels. Memory: a formula, whose constants come from the
+peaks that ``benchmarks/memory.py`` measures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.cpu import thread_count
+from dismec.features.transform import Transform
+from dismec.model.shards import PRECISIONS
+from dismec.solve.blocks import costs
+from dismec.solve.problem import Problem
+from dismec.solve.threads import solve_blocks
+from dismec.training.params import TrainingParams
+
+__all__ = ["estimate_training", "physical_memory", "tell_estimate"]
+
+_PILOT = 32  # labels that the solver takes through one pass together
+
+# Peaks of benchmarks/memory.py: the interpreter with its libraries, the working sets and slots of a
+# thread, its vectors over rows and features, and how often a block's weights exist at a time.
+_PROCESS = 90e6
+_THREAD = 50e6
+_ROW_OR_FEATURE = 100
+_WEIGHT = 8 * 3
+
+
+def estimate_training(
+    X: sp.csr_array,
+    Y: sp.csr_array,
+    params: TrainingParams | None = None,
+    *,
+    seconds: float = 1.5,
+    threads: int | None = None,
+) -> dict[str, Any] | None:
+    """About how long `dismec train` will take on this machine, and how much memory.
+
+    Parameters
+    ----------
+    X, Y
+        The training data.
+    params
+        Of the training; defaults as in `TrainingParams`. Of a training that holds rows out, only
+        the second, longer part is estimated.
+    seconds
+        About how long to try.
+    threads
+        All available CPUs by default.
+
+    Returns
+    -------
+    dict
+        "seconds" and "core-seconds" of solving, "peak bytes" of memory, "model bytes" on the disk,
+        and on what they rest: "sampled labels", "sampled seconds", "labels to solve", "threads",
+        "memory bytes" of this machine (or None). None if no label has rows. Where memory is short
+        already without weights nothing is tried, and there are only "peak bytes" and "memory
+        bytes".
+    """
+    params = params or TrainingParams()
+    threads = thread_count(threads)
+    if X.shape[0] == 0 or Y.nnz == 0:
+        return None
+    memory = physical_memory()
+    least = _peak(X, Y, params, threads, 0)
+    if memory and least > memory:
+        return {"peak bytes": least, "memory bytes": memory}
+    transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
+    problem = Problem(X, Y, transform)
+    cost = costs(problem.groups, problem.label_counts)
+    ranked = np.argsort(-problem.label_counts, kind="stable")
+    ranked = ranked[cost[ranked] > 0]
+
+    sample, spent, kept = _solved(problem, params, _every(ranked, _PILOT), 1)
+    rate = spent / cost[sample].sum()
+    wanted = int(len(ranked) * min(1.0, seconds * threads / (rate * cost[ranked].sum())))
+    if wanted > 2 * len(sample):
+        sample, spent, kept = _solved(problem, params, _every(ranked, wanted), threads)
+        rate = spent / cost[sample].sum()
+    core_seconds = float(rate * cost[ranked].sum())
+    share = kept / len(sample)  # of labels that have a weight for a feature
+    return {
+        "seconds": core_seconds / threads,
+        "core-seconds": core_seconds,
+        "peak bytes": _peak(X, Y, params, threads, float(share.sum())),
+        "model bytes": _model_bytes(share, len(ranked), params.precision),
+        "sampled labels": len(sample),
+        "sampled seconds": spent,
+        "labels to solve": len(ranked),
+        "threads": threads,
+        "memory bytes": memory,
+    }
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory that this machine has, if it says."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _every(ranked: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:
+    """So many labels at even distances, beginning in the middle of the first."""
+    n = min(max(wanted, 1), len(ranked))
+    places = ((np.arange(n) + 0.5) * len(ranked) / n).astype(np.int64)
+    return ranked[places]
+
+
+def _solved(
+    problem: Problem, params: TrainingParams, labels: npt.NDArray[np.int64], threads: int
+) -> tuple[npt.NDArray[np.int64], float, npt.NDArray[np.int64]]:
+    """Labels, the core-seconds it took to solve them, and how many of them keep each feature."""
+    begin = time.process_time()  # other processes' share of the machine does not count
+    (kept,) = solve_blocks(
+        problem,
+        params.solver,
+        {0: np.sort(labels)},
+        lambda block: np.bincount(block.weights.indices, minlength=problem.n_features + 1),
+        threads=threads,
+    )
+    return labels, max(time.process_time() - begin, 1e-4), kept
+
+
+def _peak(
+    X: sp.csr_array, Y: sp.csr_array, params: TrainingParams, threads: int, weights: float
+) -> int:
+    arrays = sum(a.nbytes for m in (X, Y) for a in (m.indptr, m.indices, m.data))
+    block = weights * min(params.block_size, Y.shape[1])
+    n_vector = X.shape[0] + X.shape[1]
+    return int(
+        arrays + _PROCESS + threads * (_THREAD + _ROW_OR_FEATURE * n_vector) + block * _WEIGHT
+    )
+
+
+def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) -> int:
+    """Values, and their places: two bytes each, or a bit a label where that is less."""
+    weights = share * n_labels
+    places = np.minimum(2 * weights, n_labels / 8)
+    return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
+
+
+def tell_estimate(training: dict[str, Any]) -> list[str]:
+    """An estimate in sentences, with how it was got."""
+    peak, memory = training["peak bytes"], training["memory bytes"]
+    lines = []
+    if "seconds" in training:
+        lines.append(
+            f"Solving takes about {_duration(training['seconds'])} with {training['threads']} "
+            f"threads ({_duration(training['core-seconds'])} of one core) if nothing else runs, at "
+            "the default parameters; reading the data and writing the model come on top."
+        )
+    there = f" of the {_size(memory)} that this machine has" if memory else ""
+    lines.append(f"Memory: about {_size(peak)} at the peak{there}.")
+    if memory and peak > memory:
+        lines.append("This is more memory than there is: expect the training to fail here.")
+    if "seconds" in training:
+        lines.append(f"The model will have about {_size(training['model bytes'])}.")
+        lines.append(
+            f"Time comes from {training['sampled labels']:,} of the "
+            f"{training['labels to solve']:,} labels to solve, evenly spread over the frequencies, "
+            f"which were solved just now in {training['sampled seconds']:.2g} core-seconds; memory "
+            "from a formula for the arrays of the data, the threads and the weights of a block."
+        )
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _size(n_bytes: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}"
+    return f"{n_bytes:.0f} bytes"

@@ -1,0 +1,347 @@
+"""What a person wants to know of data or a model, as plain values that JSON can hold."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.corpus import TextFormat, read_texts
+from dismec.data.dataset import Dataset, load_data
+from dismec.data.labels import propensities
+from dismec.data.matrices import check_csr
+from dismec.errors import DataError
+from dismec.measure import metrics
+from dismec.measure.breakdown import by_group, by_label, reliability
+from dismec.measure.frequencies import describe_frequencies, histogram
+from dismec.model import directory as store
+from dismec.model.manifest import Manifest
+from dismec.model.model import Model
+from dismec.model.parts import LabelTable, read_parts
+from dismec.report.estimate import estimate_training
+from dismec.solve.block import BlockStats
+from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
+
+__all__ = [
+    "KS",
+    "describe_data",
+    "describe_model",
+    "describe_test",
+    "describe_texts",
+    "frequency_range",
+    "plain_facts",
+    "shown",
+]
+
+KS = (1, 3, 5)
+_LISTED = 10  # labels that are named as the best, and as the worst
+_LEAST_ROWS = 5  # that such a label has in the test data
+_SECTIONS = (
+    "label frequencies",
+    "features of a row",
+    "characters of a text",
+    "training",
+    "file sizes",
+    "weight counts",
+    "test",
+)
+
+
+def describe_data(
+    path: str | os.PathLike[str],
+    labels: str | os.PathLike[str] | None = None,
+    *,
+    estimate: bool = True,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Shape and sparsity of a data file: the row of the paper's Table 1, and what it leaves out.
+
+    Parameters
+    ----------
+    path, labels
+        As for `dismec.load_data`.
+    estimate
+        Whether to find out what training would take (`estimate_training`), which takes seconds.
+    threads
+        To read with, and those of the training; all available CPUs by default.
+
+    Returns
+    -------
+    dict
+        Numbers by what they are, "label frequencies" (`measure.frequencies`), "features of a row"
+        as a histogram, and "training", the estimate or None.
+    """
+    X, Y, names = load_data(path, labels=labels, threads=threads)
+    counts = np.bincount(Y.indices, minlength=Y.shape[1])
+    used = int(np.count_nonzero(counts))
+    n_rows = X.shape[0]
+    of_row = np.diff(X.indptr)
+    return {
+        "rows": n_rows,
+        "features": X.shape[1],
+        "labels": Y.shape[1],
+        "labels with rows": used,
+        "non-zeros": int(X.nnz),
+        "features a row": round(X.nnz / max(n_rows, 1), 2),
+        "labels a row": round(Y.nnz / max(n_rows, 1), 2),
+        "rows a label": round(Y.nnz / max(used, 1), 2),
+        "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
+        "rows without features": int(np.count_nonzero(of_row == 0)),
+        "label names": names is not None,
+        "label frequencies": describe_frequencies(counts),
+        "features of a row": histogram(of_row),
+        "training": estimate_training(X, Y, threads=threads) if estimate else None,
+    }
+
+
+def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) -> dict[str, Any]:
+    """What a file of texts holds; it is read a batch at a time.
+
+    As `describe_data`, with "characters of a text" for the histogram and without an estimate.
+    """
+    counts: Counter[str] = Counter()
+    lengths: list[npt.NDArray[np.int64]] = []
+    n_rows = empty = unlabelled = 0
+    for batch in read_texts(path, fmt or TextFormat(), needs_labels=False):
+        counts.update(name for row in batch.labels for name in row)
+        n_rows += len(batch.texts)
+        lengths.append(np.fromiter(map(len, batch.texts), np.int64, len(batch.texts)))
+        empty += sum(not text.strip() for text in batch.texts)
+        unlabelled += sum(not row for row in batch.labels)
+    pairs = counts.total()
+    of_text = np.concatenate([np.empty(0, np.int64), *lengths])
+    characters = int(of_text.sum())
+    return {
+        "rows": n_rows,
+        "characters": characters,
+        "labels": len(counts),
+        "characters a row": round(characters / max(n_rows, 1), 2),
+        "labels a row": round(pairs / max(n_rows, 1), 2),
+        "rows a label": round(pairs / max(len(counts), 1), 2),
+        "rows without labels": unlabelled,
+        "rows without text": empty,
+        "label frequencies": describe_frequencies(list(counts.values())),
+        "characters of a text": histogram(of_text),
+    }
+
+
+def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Size, sparsity, parameters and solver statistics of a model; its files are checked.
+
+    Returns
+    -------
+    dict
+        Numbers by what they are; "file sizes", one entry a file; "label frequencies" of its
+        training data; and "weight counts": "after" pruning, and "before" it if the training has
+        counted them, in the bins of `solve.weight_counts`, whose "lower bounds" on the positive
+        side are there too. Labels that share a classifier count
+        once there, and zeros are in the middle. "share of ambiguous weights" is that of
+        |w| < delta among all, "… other than 0" among those that the training has made other than 0.
+    """
+    directory = Path(path)
+    manifest = store.read_manifest(directory)
+    labels = read_parts(directory, manifest).labels
+    after = np.zeros(BINS, np.int64)
+    n_classifiers = 0
+    for weights in _weights(directory, manifest, labels):
+        after += count_weights(weights.data)
+        n_classifiers += weights.shape[0]
+    kept, size = (sum(getattr(r, key) for r in manifest.files) for key in ("nnz", "bytes"))
+    done = manifest.labels_done
+    made = manifest.finished(())  # with sums over its blocks, should it have any
+    stats = made.stats or BlockStats.total(())
+    solved = max(stats.solved, 1)
+    return {
+        "labels": manifest.n_labels,
+        "features": manifest.n_features,
+        "complete": manifest.complete,
+        "labels done": done,
+        "files": len(manifest.files),
+        "weights": kept,
+        "bytes": size,
+        "bytes a weight": round(size / max(kept, 1), 2),
+        "classifiers": n_classifiers,
+        "weights a classifier": round(kept / max(n_classifiers, 1), 1),
+        "share of weights kept": round(kept / max(n_classifiers * (manifest.n_features + 1), 1), 6),
+        **_ambiguous(stats, manifest, after),
+        "label names": labels.names is not None,
+        "training rows": manifest.n_rows,
+        "training data": manifest.data,
+        **manifest.params,
+        **({"text": _settings(manifest.text)} if manifest.text is not None else {}),
+        **({"history": _told(manifest.history)} if manifest.history else {}),
+        "labels without rows": int(np.count_nonzero(labels.counts == 0)),
+        "labels not solved": stats.unsolved,
+        "problems solved": stats.solved,
+        "passes a label": round(stats.passes / solved, 2),
+        "steps a label": round(stats.steps / solved, 2),
+        "working set a label": round(stats.set_rows / solved, 1),
+        "core-seconds": round(stats.seconds, 2),
+        "kernels": made.isa,
+        "dismec": manifest.dismec,
+        "file sizes": [
+            {"file": r.file, "labels": r.n_labels, "weights": r.nnz, "bytes": r.bytes}
+            for r in manifest.files
+        ],
+        "label frequencies": describe_frequencies(labels.counts),
+        "weight counts": _weight_counts(stats, manifest, after),
+    }
+
+
+def describe_test(model: Model, data: Dataset, threads: int | None = None) -> dict[str, Any]:
+    """How a model does on rows with known labels, and on which labels; in percent.
+
+    Returns
+    -------
+    dict
+        "metrics" as of `Model.evaluate`; "groups" by training frequency (`measure.breakdown`);
+        "best labels" and "worst labels" by their F1 in the first 5 places, of those with at least
+        5 test rows ("labels judged" so many; ties: the one with more test rows first); and for a
+        calibrated model "reliability" of the probabilities of these places.
+
+    Raises
+    ------
+    DataError
+        If there are no rows, or they do not fit the model.
+    """
+    truth: Any = check_csr(data.Y, "Y", "labels").copy()
+    if truth.shape[0] == 0:
+        raise DataError("the test data have no rows: there is nothing to measure")
+    n_labels = max(model.n_labels, truth.shape[1], 1)
+    truth.resize((truth.shape[0], n_labels))
+    counts = np.zeros(n_labels, np.int64)
+    counts[: model.n_labels] = model.label_counts
+    top, scores = model.predict_topk(data.X, max(KS), threads=threads)
+    known = propensities(counts, model.manifest.n_rows)
+    found = {
+        "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
+        "groups": by_group(truth, top, counts, known, KS),
+        **_extremes(by_label(truth, top), counts, _all_names(model, data)),
+    }
+    if model.calibration is not None:
+        there = top >= 0
+        p = model.calibration.probabilities(top, scores)[there]
+        found["reliability"] = reliability(p, metrics.hits(truth, top)[there])
+    return found
+
+
+def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
+    """Names of the labels of both; of texts the data have those that the model does not."""
+    if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
+        return data.names
+    return model.names
+
+
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The facts that are one thing each, as a person reads them; a history has a line an entry."""
+    return {key: shown(value) for key, value in facts.items() if key not in _SECTIONS}
+
+
+def shown(value: Any) -> str:
+    """A fact as a person reads it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "\n".join(map(shown, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shown(entry)}" for key, entry in value.items())
+    if value is None:
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def frequency_range(frequency: Sequence[int]) -> str:
+    """The training rows of a group of labels as a person reads them."""
+    most, least = frequency
+    return f"{most:,}" if most == least else f"{least:,}–{most:,}"
+
+
+def _extremes(
+    of_label: dict[str, npt.NDArray[Any]], counts: npt.NDArray[np.int64], names: Any
+) -> dict[str, Any]:
+    f1, rows = of_label["F1"], of_label["rows"]
+    judged = np.flatnonzero(rows >= _LEAST_ROWS)
+
+    def listed(order: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+        return [
+            {
+                "label": label,
+                "name": names[label] if names is not None and label < len(names) else str(label),
+                "training rows": int(counts[label]),
+                "test rows": int(rows[label]),
+                **{key: 100 * float(of_label[key][label]) for key in ("precision", "recall", "F1")},
+            }
+            for label in judged[order][:_LISTED].tolist()
+        ]
+
+    return {
+        "labels judged": len(judged),
+        "best labels": listed(np.lexsort((-rows[judged], -f1[judged]))),
+        "worst labels": listed(np.lexsort((-rows[judged], f1[judged]))),
+    }
+
+
+def _weights(directory: Path, manifest: Manifest, labels: LabelTable) -> Iterator[sp.csr_array]:
+    """The weights of a model, file by file, a row a classifier; labels may share one."""
+    if manifest.complete:
+        for shard in store.read_shards(directory, manifest, labels.counts, check=True):
+            yield shard.unpack()
+    else:
+        for receipt in manifest.blocks:
+            yield store.read_block(directory, manifest, receipt).weights
+
+
+def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
+    """Counts before pruning, with zeros."""
+    if stats.weight_counts is None or not stats.solved:
+        return None
+    counts = np.array(stats.weight_counts, np.int64)
+    counts[SIDE] += stats.solved * (manifest.n_features + 1) - counts.sum()
+    return counts
+
+
+def _weight_counts(
+    stats: BlockStats, manifest: Manifest, after: npt.NDArray[np.int64]
+) -> dict[str, Any]:
+    before = _before(stats, manifest)
+    return {
+        "lower bounds": EDGES.tolist(),
+        "before": None if before is None else before.tolist(),
+        "after": after.tolist(),
+    }
+
+
+def _ambiguous(
+    stats: BlockStats, manifest: Manifest, after: npt.NDArray[np.int64]
+) -> dict[str, float]:
+    """Shares of weights that pruning has dropped, if they were counted."""
+    before = _before(stats, manifest)
+    # Labels that were replaced or removed were counted too, and an unfinished model holds copies.
+    if before is None or manifest.history or not manifest.complete or after.sum() > before.sum():
+        return {}
+    if not manifest.params.get("delta"):  # what is not stored was 0, or rounded to it
+        return {"share of ambiguous weights": 0.0, "share of ambiguous weights other than 0": 0.0}
+    dropped, made = int(before.sum() - after.sum()), sum(stats.weight_counts or ())
+    return {
+        "share of ambiguous weights": round(dropped / before.sum(), 6),
+        "share of ambiguous weights other than 0": round(1 - int(after.sum()) / max(made, 1), 6),
+    }
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _told(history: Sequence[dict[str, Any]]) -> list[str]:
+    """What was done to labels later, a line each."""
+    return [
+        f"{entry.get('time')}: {entry.get('labels')} labels {entry.get('action')}"
+        + (f" on {entry['rows']} rows" if "rows" in entry else "")
+        for entry in history
+    ]

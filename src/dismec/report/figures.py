@@ -1,0 +1,223 @@
+"""Facts of `dismec.report.facts` → drawings, as SVG (the only importer of matplotlib).
+
+Colours are those of Okabe and Ito, which everybody can tell apart. Every drawing has a bounded
+number of elements, whatever the number of labels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dismec.errors import DismecError
+from dismec.report.facts import frequency_range
+from dismec.solve.weight_counts import BINS, SIDE
+
+__all__ = [
+    "draw_frequencies",
+    "draw_groups",
+    "draw_histogram",
+    "draw_reliability",
+    "draw_weights",
+    "new_figure",
+]
+
+BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
+PALE_BLUE, GREY = "#BFD9E8", "#777777"
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, and takes no space
+    "svg.hashsalt": "dismec",  # the same drawing has the same bytes
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "legend.frameon": False,
+}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
+    """Rows of the labels by rank, with the power law (the paper's Figure 1)."""
+    ranks, rows = np.array(frequencies["ranks"]), np.array(frequencies["rows"])
+
+    def draw(ax: Any) -> None:
+        ax.loglog(ranks, rows, "o", ms=4, color=BLUE, label="labels", zorder=3)
+        if frequencies["beta"] is not None:
+            law = frequencies["n_1"] * ranks ** -frequencies["beta"]
+            r2 = frequencies["R2"]
+            said = f"β = {frequencies['beta']:.2f}" + (f", R² = {r2:.3f}" if r2 is not None else "")
+            ax.loglog(ranks, law, "-", lw=2, color=VERMILION, label=f"nᵣ = n₁·r⁻ᵝ, {said}")
+        ax.set_xlim(0.8, max(ranks[-1] * 1.25, 10))
+        ax.set_ylim(0.7, max(rows[0] * 3, 10))
+        ax.legend(loc="upper right")
+        _plain_ticks(ax.xaxis)
+        _plain_ticks(ax.yaxis)
+        ax.set_xlabel("rank of the label")
+        ax.set_ylabel("rows that have it")
+
+    return _svg(draw)
+
+
+def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
+    """How many rows have how many features, or characters; the last bin is open."""
+    edges, rows = histogram["edges"], histogram["rows"]
+    # The last bin may reach very far; it is drawn as wide as the others.
+    shown = [*edges[:-1], 2 * edges[-2] - edges[-3] if len(edges) > 2 else edges[-1]]
+
+    def draw(ax: Any) -> None:
+        ax.stairs(rows, shown, fill=True, color=BLUE)
+        more = f" (the last bar: {edges[-2]:,} and more)" if edges[-1] > shown[-1] else ""
+        _plain_ticks(ax.xaxis)
+        _plain_ticks(ax.yaxis)
+        ax.set_xlabel(what + more)
+        ax.set_ylabel("rows")
+        ax.grid(axis="x", visible=False)
+
+    return _svg(draw)
+
+
+def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
+    """Weights by sign and size, before and after pruning (the paper's Figure 2)."""
+    before, after = counts["before"], counts["after"]
+    either = np.maximum(after if before is None else before, after)
+    reach = np.abs(np.flatnonzero(either) - SIDE).max(initial=12)
+    edges = np.arange(BINS + 1) - SIDE - 0.5
+
+    def draw(ax: Any) -> None:
+        floor = 0.7
+        for values, colour, label in (
+            (before, PALE_BLUE, "before pruning"),
+            (after, BLUE, "after pruning, as stored"),
+        ):
+            if values is not None:
+                heights = np.maximum(values, floor / 2)
+                ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=colour, label=label)
+        if delta:
+            line = {"color": VERMILION, "ls": "--", "lw": 1.5}
+            place = max(_place(delta), 0.5)  # a smaller one is in the middle bin
+            ax.axvline(-place, **line)
+            ax.axvline(place, **line, label=f"w = ±Δ = ±{delta:g}")
+        ax.set_yscale("log")
+        ax.set_ylim(floor, max(10, 2 * either.max()))
+        # Each decade has a tick, every other a name: there is no room for more.
+        named = {sign * _place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)}
+        ax.set_xticks([0, *named], ["0", *named.values()])
+        ax.set_xticks(
+            [sign * _place(10.0**d) for d in (-5, -3, -1, 1) for sign in (-1, 1)], minor=True
+        )
+        ax.set_xlim(-reach - 1, reach + 1)
+        _plain_ticks(ax.yaxis)
+        ax.grid(axis="x", visible=False)
+        ax.set_xlabel("weight w (log scale on both sides; in the middle |w| < 10⁻⁶, and zeros)")
+        ax.set_ylabel("number of weights")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
+
+    return _svg(draw)
+
+
+def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
+    """Recall and coverage of each group of labels, and its part of P@k."""
+    names = [frequency_range(group["frequency"]) for group in groups]
+
+    def draw(ax: Any) -> None:
+        x = np.arange(len(groups))
+        for i, (name, colour, hatch, label) in enumerate(
+            (
+                (f"R@{k}", BLUE, "", f"R@{k}: true pairs found"),
+                (f"Coverage@{k}", ORANGE, "", f"Coverage@{k}: labels found at all"),
+                (f"P@{k}", "#FFFFFF", "////", f"part of P@{k}"),
+            )
+        ):
+            heights = [group[name] for group in groups]
+            ax.bar(
+                x + 0.27 * (i - 1), heights, 0.25, color=colour, hatch=hatch, edgecolor="#333333",
+                lw=0.6, label=label,
+            )  # fmt: skip
+        ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
+        ax.set_xticks(x, names, rotation=30, ha="right", rotation_mode="anchor")
+        ax.grid(axis="x", visible=False)
+        ax.set_xlabel("training rows of the group's labels")
+        ax.set_ylabel("percent")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
+
+    return _svg(draw)
+
+
+def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
+    """The share of hits against the probability; points are larger where there are more pairs."""
+    p, found = ([100 * entry[key] for entry in bins] for key in ("probability", "share of hits"))
+    pairs = np.array([entry["pairs"] for entry in bins], dtype=np.float64)
+
+    def draw(ax: Any) -> None:
+        ax.plot([0, 100], [0, 100], color=GREY, ls="--", lw=1, label="as promised")
+        ax.plot(p, found, color=BLUE, lw=1.5)
+        size = 20 + 180 * pairs / max(pairs.max(initial=1), 1)
+        ax.scatter(p, found, s=size, color=BLUE, zorder=3, label="as found (size: number of pairs)")
+        ax.set_xlim(-3, 103)
+        ax.set_ylim(-3, 103)
+        ax.set_xlabel("predicted probability, %")
+        ax.set_ylabel("share of pairs that are true, %")
+        ax.legend(loc="upper left")
+
+    return _svg(draw)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of matplotlib, of so many inches.
+
+    Raises
+    ------
+    DismecError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DismecError("drawings need matplotlib: pip install 'dismec[plots]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _svg(draw: Any) -> bytes:
+    figure = new_figure(7.5, 4.2)  # says so if matplotlib is missing
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        draw(figure.add_subplot())
+        target = io.BytesIO()
+        figure.savefig(target, format="svg", metadata=_NO_METADATA)
+    return target.getvalue()
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Numbers as people write them: 1,000, and from a million on 10⁶."""
+    axis.set_major_formatter(lambda value, _: _number(value))
+    axis.set_minor_formatter(lambda *_: "")
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        exponent = int(np.floor(np.log10(value)))
+        factor = value / 10.0**exponent
+        return (f"{factor:g}·" if abs(factor - 1) > 1e-9 else "") + f"10{_raised(exponent)}"
+    return f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:g}"
+
+
+def _signed(sign: int, decade: int) -> str:
+    size = f"{10.0**decade:g}" if decade >= -3 else f"10{_raised(decade)}"
+    return f"−{size}" if sign < 0 else size
+
+
+def _raised(number: int) -> str:
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _place(weight: float) -> float:
+    """Where a positive weight is on the axis of bins."""
+    return 0.5 + 2 * (math.log2(weight) + 20)

@@ -1,0 +1,411 @@
+"""HTTP: a model directory → predictions over the network. The one importer of the web framework."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import scipy.sparse as sp
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dismec.cpu import thread_count
+from dismec.errors import DataError, DismecError, NotReady
+from dismec.model.model import Model, open_model
+from dismec.model.topk_model import TopkModel
+from dismec.serve import api, prometheus
+from dismec.serve.api import Limits
+from dismec.serve.openapi import docs_page, openapi
+from dismec.serve.page import page
+
+__all__ = ["Limits", "serve"]
+
+_BODY_SECONDS = 30  # for a body to arrive: a slow sender holds a place in the queue
+_IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
+_CLUSTER_THREADS = 32
+_SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    path: str | os.PathLike[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    threads: int | None = None,
+    limits: Limits | None = None,
+    token: str | None = None,
+    cluster: str | None = None,
+    ready: Callable[[str], None] = _log.info,
+) -> None:
+    """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
+
+    Must be called from the main thread. SIGHUP opens the model directory anew.
+
+    Parameters
+    ----------
+    path
+        The model directory, or a link to one.
+    host, port
+        Where to listen; port 0 is any that is free.
+    threads
+        Predictions computed at a time, each in one thread; all available CPUs by default, and on a
+        cluster 32, where threads only wait.
+    limits
+        What requests may ask for.
+    token
+        What requests must carry as ``Authorization: Bearer``; None lets everybody in, and there is
+        no ``/reload``.
+    cluster
+        Scheduler of a Dask cluster whose workers are to hold the weights, as an address or a file.
+    ready
+        Called with the address once requests are answered.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be opened.
+    ClusterError
+        If the cluster cannot be reached, or has no room for the model.
+    DataError
+        If the token is empty.
+    OSError
+        If the address cannot be listened on.
+    """
+    if token is not None and not token.strip():
+        raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
+    with _bind(host, port) as listener:
+        if threads is None and cluster is not None:
+            threads = _CLUSTER_THREADS
+        service = _Service(Path(path), cluster, thread_count(threads), limits or Limits(), token)
+        config = uvicorn.Config(
+            _application(service),
+            http=_Connection,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        server = _Server(config, service, ready)
+        # uvicorn raises the signal that ended it once more for whoever had its handler before.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+        try:
+            server.run(sockets=[listener])
+        finally:
+            service.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    return listener
+
+
+class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's, which reads through one buffer.
+
+    A read of asyncio's own takes 256 KB and gives back all but what has arrived. What is left lies
+    scattered over the heap, and the next read finds no 256 KB in between: the heap grows.
+    """
+
+    _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which says when it is ready and listens to SIGHUP."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: _Service, ready: Callable[[str], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().add_signal_handler(
+            signal.SIGHUP, self._service.reload_in_background
+        )
+        await super().startup(sockets)
+        if not self.started or not sockets:
+            return
+        host, port = sockets[0].getsockname()[:2]
+        if not ipaddress.ip_address(host).is_loopback and not self._service.guarded:
+            _log.warning("other machines can reach this server, and DISMEC_TOKEN is not set")
+        self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+
+class _Service:
+    """The model that is served, and what the routes do."""
+
+    def __init__(
+        self, path: Path, cluster: str | None, threads: int, limits: Limits, token: str | None
+    ) -> None:
+        self.limits = limits
+        self.metrics = prometheus.Metrics()
+        self.version = version("dismec")
+        self.guarded = token is not None
+        self._token = (token or "").encode(errors="surrogateescape")
+        self._path = path
+        self._name = path.absolute().name
+        self._cluster = cluster
+        self._model = _open(path, cluster)
+        self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[bool]] = set()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
+        self._places = threads + limits.queue
+        self._description = openapi(self.version, limits, self.guarded)
+
+    def close(self) -> None:
+        self._model.close()
+
+    async def predict(self, request: Request) -> Response:
+        answer, rows = await self._work(request, self._predict)
+        self.metrics.rows += rows
+        return _json(answer)
+
+    async def explain(self, request: Request) -> Response:
+        return _json(await self._work(request, self._explain))
+
+    async def example(self, request: Request) -> Response:
+        return JSONResponse({"text": await self._work(request, self._example)})
+
+    async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
+        """What `task` makes of the request's body, in a thread of the pool."""
+        self._authorise(request)
+        self._check_ready()
+        if int(request.headers.get("content-length", 0)) > self.limits.body:
+            raise self._too_large()
+        # A place is taken before the body is read: what is held in memory is bounded by places.
+        if self.metrics.pending >= self._places:
+            raise HTTPException(503, "the queue is full", {"Retry-After": "1"})
+        self.metrics.pending += 1
+        try:
+            body = await self._read(request)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, task, body)
+        except DataError as error:
+            raise HTTPException(400, str(error)) from None
+        except NotReady as error:
+            raise _not_ready(str(error)) from None
+        finally:
+            self.metrics.pending -= 1
+
+    def _predict(self, body: bytes) -> tuple[bytes, int]:
+        model = self._model  # one for the whole request, whatever is loaded meanwhile
+        query = api.parse_query(
+            body,
+            model.n_features,
+            self.limits,
+            model.vocabulary,
+            calibrated=api.is_calibrated(model),
+        )
+        return api.answer(model, query), query.X.shape[0]
+
+    def _explain(self, body: bytes) -> bytes:
+        model = self._local_model()
+        question = api.parse_question(body, model.n_features, model.vocabulary)
+        return api.explain(model, question)
+
+    def _example(self, _: bytes) -> str:
+        return api.example(self._local_model())
+
+    def _local_model(self) -> Model:
+        if not isinstance(self._model, Model):
+            raise HTTPException(501, "explanations need the weights, and a cluster holds them")
+        return self._model
+
+    async def _read(self, request: Request) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for chunk in request.stream():
+                    if len(body) + len(chunk) > self.limits.body:
+                        raise self._too_large()
+                    body += chunk
+        except TimeoutError:
+            reason = f"the body did not arrive within {_BODY_SECONDS} seconds"
+            raise HTTPException(408, reason, {"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the body was cut off") from None
+        return bytes(body)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body has more than {self.limits.body} bytes")
+
+    def _check_ready(self) -> None:
+        reason = self._model.not_ready
+        if reason is not None:
+            raise _not_ready(reason)
+
+    async def health(self, _: Request) -> Response:
+        self._check_ready()
+        return JSONResponse({"status": "ok"})
+
+    async def page(self, _: Request) -> Response:
+        text, headers = page(self._model, self._name)
+        return HTMLResponse(text, headers=headers)
+
+    async def model(self, request: Request) -> Response:
+        self._authorise(request)
+        return JSONResponse(self._describe())
+
+    async def show_metrics(self, request: Request) -> Response:
+        self._authorise(request)
+        return Response(self.metrics.text(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self._description)
+
+    async def docs(self, _: Request) -> Response:
+        return HTMLResponse(docs_page(self._description))
+
+    async def reload(self, request: Request) -> Response:
+        self._authorise(request)
+        if not await self._reload():
+            raise HTTPException(500, "the model could not be opened; the old one stays")
+        return JSONResponse(self._describe())
+
+    def _describe(self) -> dict[str, Any]:
+        return api.describe(self._model, self._name, self.limits, self.version)
+
+    def reload_in_background(self) -> None:
+        """Open the model anew without waiting for it; for the event loop's thread."""
+        task = asyncio.create_task(self._reload())
+        self._reloads.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> bool:
+        """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
+        async with self._reloading:
+            try:
+                self._model = await asyncio.to_thread(_open, self._path, self._cluster)
+            except (DismecError, OSError, MemoryError) as error:
+                self.metrics.reloads["failed"] += 1
+                reason = " ".join(str(error).split()) or "out of memory"
+                _log.error("not reloaded, the old model stays: %s", reason)
+                return False
+        self.metrics.reloads["ok"] += 1
+        _log.info("reloaded %s: %d labels", self._path, self._model.n_labels)
+        return True
+
+    def _authorise(self, request: Request) -> None:
+        if not self.guarded:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        if scheme.lower() != "bearer" or not right:
+            reason = "the token is missing or wrong: Authorization: Bearer …"
+            raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
+
+
+def _json(answer: bytes) -> Response:
+    return Response(answer, media_type="application/json")
+
+
+def _not_ready(reason: str) -> HTTPException:
+    return HTTPException(503, reason, {"Retry-After": "1"})
+
+
+def _open(path: Path, cluster: str | None) -> TopkModel:
+    """The model, ready to predict: nobody waits for its weights to be laid out."""
+    directory = path.resolve()  # one throughout, if a link is moved meanwhile
+    model: TopkModel
+    if cluster is None:
+        model = open_model(directory, check=True)
+    else:
+        from dismec.cluster.serving import serve_on_cluster
+
+        model = serve_on_cluster(cluster, directory)
+    model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
+    return model
+
+
+def _application(service: _Service) -> ASGIApp:
+    routes = [
+        Route("/", service.page),
+        Route("/predict", service.predict, methods=["POST"]),
+        Route("/explain", service.explain, methods=["POST"]),
+        Route("/example", service.example),
+        Route("/health", service.health),
+        Route("/model", service.model),
+        Route("/metrics", service.show_metrics),
+        Route("/openapi.json", service.openapi),
+        Route("/docs", service.docs),
+    ]
+    if service.guarded:
+        routes.append(Route("/reload", service.reload, methods=["POST"]))
+    handlers = {HTTPException: _refuse, Exception: _fail}
+    application = Starlette(routes=routes, exception_handlers=handlers)
+    application.router.redirect_slashes = False
+    return _measured(application, {route.path for route in routes}, service.metrics)
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    reason = json.dumps({"error": " ".join(error.detail.split())}, ensure_ascii=False)
+    return Response(reason, error.status_code, headers=error.headers, media_type="application/json")
+
+
+async def _fail(_: Request, __: Exception) -> Response:
+    return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
+
+
+def _measured(application: ASGIApp, paths: set[str], metrics: prometheus.Metrics) -> ASGIApp:
+    """The application, with its answers counted."""
+
+    async def measured(scope: Scope, receive: Receive, send: Send) -> None:
+        begin = time.perf_counter()
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await application(scope, receive, noted)
+        finally:
+            path = scope["path"] if scope["path"] in paths else "other"
+            metrics.count(path, status, time.perf_counter() - begin)
+
+    return measured

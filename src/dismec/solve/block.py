@@ -1,0 +1,88 @@
+"""The weights of some labels, and what it took to solve them: values, no arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.solve.weight_counts import BINS
+
+__all__ = ["Block", "BlockStats", "sum_counts"]
+
+
+@dataclass(frozen=True)
+class BlockStats:
+    """What solving a block took.
+
+    Attributes
+    ----------
+    solved
+        Problems solved: labels with at least one positive, those with the same rows counted once.
+    unsolved
+        Labels that stopped before the tolerance was reached.
+    passes, steps, set_rows
+        Sums over labels: passes over all rows, steps on working sets, rows in these.
+    seconds
+        Core-seconds spent.
+    weight_counts
+        Weights other than 0 before pruning, in the bins of `weight_counts`; None where some of
+        what is summed up was solved by a version that did not count.
+    """
+
+    solved: int
+    unsolved: int
+    passes: int
+    steps: int
+    set_rows: int
+    seconds: float
+    weight_counts: tuple[int, ...] | None = None
+
+    @classmethod
+    def total(cls, stats: Sequence[BlockStats]) -> BlockStats:
+        """Sums over blocks."""
+        names = [f.name for f in fields(cls) if f.name != "weight_counts"]
+        sums = {name: sum(getattr(s, name) for s in stats) for name in names}
+        sums["seconds"] = round(sums["seconds"], 3)
+        known = [np.array([s.weight_counts]) for s in stats if s.weight_counts is not None]
+        return cls(**sums, weight_counts=sum_counts(known) if len(known) == len(stats) else None)
+
+
+def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
+    """Sums over labels of their counts."""
+    total = np.zeros(BINS, np.int64)
+    for part in counts:
+        total += part.sum(axis=0, dtype=np.int64)
+    return tuple(total.tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Weights of some labels.
+
+    Attributes
+    ----------
+    number
+        Which of the model's blocks it is.
+    labels
+        int64, ascending: the labels of the rows of `weights`.
+    weights
+        CSR float32 (len(labels), n_features + 1), bias last.
+    """
+
+    number: int
+    labels: npt.NDArray[np.int64]
+    weights: sp.csr_array
+    stats: BlockStats | None = None
+
+    def trained(self, counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], sp.csr_array]:
+        """The labels that had training rows, by the `counts` of all labels, and their weights."""
+        has_rows = counts[self.labels] > 0
+        if has_rows.all():
+            return self.labels, self.weights
+        rows: Any = self.weights
+        return self.labels[has_rows], rows[np.flatnonzero(has_rows)]

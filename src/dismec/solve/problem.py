@@ -1,0 +1,284 @@
+"""Labels → pruned weights.
+
+For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
+penalty::
+
+    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·max(0, 1 − s_i·w·x_i)²
+
+    gradient            w + 2C·Σ_I c_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
+    solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
+                        and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
+
+and under the L1 penalty::
+
+    min_w  f(w) = ‖w‖₁ + C·Σ_i max(0, 1 − s_i·w·x_i)²
+
+    solved when         f(w) − g(α) ≤ 0.01·tol·f(w)
+                        where g is the dual function and α a feasible point made from w
+
+c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.solve.costs` says
+otherwise. x_i is the transformed row (see `Transform`), its last feature the bias, which is
+regularised like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
+loops are native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
+parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.cpu import kernels
+from dismec.data.matrices import check_X
+from dismec.errors import DataError
+from dismec.features.transform import Transform
+from dismec.solve.costs import Costs, Weighting
+from dismec.solve.weight_counts import BINS
+
+__all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
+
+PENALTIES = ("l2", "l1")
+
+
+@dataclass(frozen=True)
+class SolverParams:
+    """What is minimised, how exactly, and what is kept.
+
+    Attributes
+    ----------
+    C
+        Weight of the losses against the regulariser, > 0.
+    delta
+        Weights with |w| < delta are dropped; 0 keeps all.
+    tol
+        How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
+    penalty
+        "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
+    weighting
+        How the costs of a label's rows follow from their number; under L1 all costs are 1.
+    """
+
+    C: float = 1.0
+    delta: float = 0.01
+    tol: float = 0.01
+    penalty: str = "l2"
+    weighting: Weighting = field(default_factory=Weighting)
+
+    def __post_init__(self) -> None:
+        if self.penalty not in PENALTIES:
+            raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
+        weighted = self.weighting.kind is not None or self.weighting.positive_weight != 1
+        if self.penalty == "l1" and weighted:
+            raise ValueError("penalty is 'l1'; expected no positive_weight or weighting with it")
+        for name in ("C", "tol"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
+        if not (math.isfinite(self.delta) and self.delta >= 0):
+            raise ValueError(f"delta is {self.delta}; expected a number of at least 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What came out for some labels, one entry a label in each array.
+
+    Attributes
+    ----------
+    labels
+        Which labels.
+    weights
+        CSR float32 (len(labels), n_features + 1), bias last, pruned.
+    objective
+        f(w) before pruning.
+    gradient
+        Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows:
+        at most 1 is solved.
+    passes, steps
+        Passes over all rows; steps on the working set.
+    set_size
+        Rows in the working set at the end.
+    place
+        On a path of several C, the number of that which this is the solution at.
+    seconds
+        Time spent, with a share of what was done for several labels at once.
+    weight_counts
+        (len(labels), `weight_counts.BINS`): weights other than 0 before pruning, by size.
+    """
+
+    labels: npt.NDArray[np.int64]
+    weights: sp.csr_array
+    objective: npt.NDArray[np.float64]
+    gradient: npt.NDArray[np.float64]
+    passes: npt.NDArray[np.int32]
+    steps: npt.NDArray[np.int32]
+    set_size: npt.NDArray[np.int64]
+    place: npt.NDArray[np.int32]
+    seconds: npt.NDArray[np.float64]
+    weight_counts: npt.NDArray[np.int32]
+
+    def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
+        """The part of some labels, in the order of `which`."""
+        return Solution(*(getattr(self, part.name)[which] for part in fields(self)))
+
+
+def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Like np.empty, but a large array's memory goes back to the system as soon as it is dropped.
+
+    What one thread allocates and another frees would else stay with the first one's heap, and a
+    training's weights pass from threads to blocks to files.
+    """
+    n_bytes = int(size) * np.dtype(dtype).itemsize
+    if n_bytes < 1 << 16:
+        return np.empty(size, dtype)
+    return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
+
+
+class Cancel:
+    """A flag that one thread sets and the native loops of others look at."""
+
+    def __init__(self) -> None:
+        self.byte = np.zeros(1, dtype=np.uint8)
+
+    def set(self) -> None:
+        """Make every `Problem.solve` that was given this flag return within milliseconds."""
+        self.byte[0] = 1
+
+    def __bool__(self) -> bool:
+        return bool(self.byte[0])
+
+
+class Problem:
+    """Rows and labels to solve, checked once; `solve` may then be called from any thread.
+
+    Parameters
+    ----------
+    X
+        (n_rows, n_features) sparse or dense. Used in place if it is CSR float32.
+    Y
+        (n_rows, n_labels) indicator, any scipy sparse format.
+    transform
+        What is done to a row. It is applied inside the loops: no second copy of X is made.
+    """
+
+    def __init__(self, X: Any, Y: Any, transform: Transform) -> None:
+        X = check_X(X, transform.n_features)
+        if Y.shape[0] != X.shape[0]:
+            raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
+        self.n_rows, self.n_features = X.shape
+        self.n_labels: int = Y.shape[1]
+        by_label = sp.csc_array(Y)
+        self._indptr = by_label.indptr.astype(np.int64, copy=False)
+        self._rows = by_label.indices.astype(np.int32, copy=False)
+        self._native = kernels.Problem(
+            X.indptr.astype(np.int64, copy=False),
+            X.indices,
+            X.data,
+            transform.row_scale(X),
+            transform.idf,
+            self.n_features,
+            transform.bias,
+            self._indptr,
+            self._rows,
+        )
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same rows, which has the same solution.
+
+        Row sets are told apart by the sum of two random 64-bit numbers a row.
+        """
+        random = np.random.default_rng(0)
+        keys = [np.diff(self._indptr).astype(np.uint64)]
+        for _ in range(2):
+            of_row = random.integers(0, 2**64, self.n_rows, dtype=np.uint64)
+            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(of_row[self._rows])])
+            keys.append(sums[self._indptr[1:]] - sums[self._indptr[:-1]])
+        order = np.lexsort(keys)
+        new = np.ones(len(order), dtype=np.bool_)
+        for key in keys:
+            new[1:] &= key[order[1:]] == key[order[:-1]]
+        new[1:] = ~new[1:]
+        groups = np.empty(self.n_labels, dtype=np.int64)
+        groups[order] = order[new][np.cumsum(new) - 1]
+        return groups
+
+    @property
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Number of rows that have each label."""
+        return np.diff(self._indptr)
+
+    def solve(
+        self,
+        labels: npt.NDArray[np.int64] | range,
+        params: SolverParams,
+        cancel: Cancel | None = None,
+        costs: Costs | None = None,
+    ) -> Solution:
+        """Solve `labels` on the calling thread, with the GIL released.
+
+        A label without positives gets an empty row. Labels with about equally many positives
+        should be solved together: they finish together. `costs` of all labels of the problem take
+        the place of those that `params` give.
+        """
+        labels = np.asarray(labels, dtype=np.int64)
+        worker = Worker(self, params, Cancel() if cancel is None else cancel, costs)
+        solution = worker.solve(labels, drain=True)
+        if len(solution.labels) < len(labels):
+            return solution  # cancelled
+        place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
+        return solution[np.argsort(solution.labels, kind="stable")[place]]
+
+
+class Worker:
+    """Solves labels of a problem call after call, on one thread at a time.
+
+    Labels that are still on their way when `solve` has no more to begin stay until the next call,
+    so that the solver's slots do not run empty in between.
+
+    With a `path`, numbers above 0, each label is solved at every C of that instead of at
+    ``params.C``, in this order and from the last solution on: every label comes back as often.
+    That takes less time than to solve it anew, and the weights are not bit for bit those of the one
+    C by itself. A label is done there when its objective is certain to be within 0.1·tol of the
+    optimum, or LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: SolverParams,
+        cancel: Cancel,
+        costs: Costs | None = None,
+        path: Sequence[float] = (),
+    ) -> None:
+        self._n_columns = problem.n_features + 1
+        if costs is None:
+            costs = params.weighting.costs(problem.label_counts, problem.n_rows)
+        self._native = kernels.Worker(
+            problem._native,
+            params.C,
+            params.tol,
+            params.delta,
+            params.penalty == "l1",
+            *costs,
+            cancel.byte,
+        )
+        self._native.follow(np.asarray(path, np.float32))
+
+    def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
+        """Take labels in, and return those that are done: with `drain` all of them.
+
+        The GIL is released. Once the flag is set the answer is incomplete.
+        """
+        done, indptr, *statistics = self._native.solve(labels, drain)
+        features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
+        self._native.take(features, weights)
+        matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        statistics[-1] = statistics[-1].reshape(len(done), BINS)
+        return Solution(done, matrix, *statistics)

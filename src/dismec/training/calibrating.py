@@ -1,0 +1,253 @@
+"""Scores of rows that a model was not trained on → its calibration (`dismec.model.calibration`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.matrices import check_csr
+from dismec.errors import DataError
+from dismec.measure import metrics
+from dismec.model.calibration import LEAST_SLOPE, Calibration, bend_terms, logistic, shared_curve
+from dismec.model.model import Model
+
+__all__ = ["fit"]
+
+Floats = npt.NDArray[np.float64]
+# The labels of a row that curves are fitted on: as many, or twice as many as rows have labels on
+# average if that is more. Measured with 10 to 400: the more, the worse are the probabilities of the
+# first places, as a curve has to follow ever more pairs that nobody asks for.
+_CANDIDATES, _MOST_CANDIDATES = 20, 200
+_DEEPER = 5  # times as many are looked at for thresholds
+_FULL_ROWS = 0.01  # rows that may reach a threshold with all of those
+_STEPS = 30  # of Newton's method, at most
+_LARGEST_SCORE = 50.0  # that curves are fitted on; the margin is at 1
+# The shared curve and the bend where there are no data, and how sure that is.
+_CURVE, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
+_BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
+# Of log(slope) and intercept around the shared curve. With three times as much, test rows were less
+# likely on the three sets where this was tried; with next to nothing, about as likely.
+_SLOPE_SPREAD, _INTERCEPT_SPREAD = 0.1, 0.3
+_GRID = np.arange(1, 40) / 40  # thresholds for macro-F1
+_HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
+
+
+def fit(
+    model: Model,
+    X: Any,
+    Y: Any,
+    *,
+    counts: npt.NDArray[np.int64] | None = None,
+    threads: int | None = None,
+) -> Calibration:
+    """The calibration of a model by rows that it was not trained on.
+
+    Curves are fitted on the labels of each row that score best, 20 or somewhat more. This choice
+    looks only at scores, and so does not bias what is learned of labels with a given score; it
+    makes curves right for labels that may be predicted, and an extrapolation far below. Thresholds
+    are chosen on five times as many. True labels further down are not lost to F1, they count as
+    missed; what else is there is not known, so that no threshold is so low that one row in a
+    hundred would be assigned all that was looked at.
+
+    Parameters
+    ----------
+    model
+        A model of the same parameters, trained without these rows. It need not be the one that
+        the calibration is for: training on all rows afterwards moves the scores little.
+    X, Y
+        (n_rows, up to n_features) and (n_rows, up to n_labels); one row is enough for an answer,
+        a thousand for a good one.
+    counts
+        Training rows of each label of the model that it is for, by default of `model`: the curve
+        of a label that `model` had no rows of goes by these.
+    threads
+        All available CPUs by default.
+
+    Raises
+    ------
+    DataError
+        If X and Y do not fit the model or each other, or there are no rows.
+    """
+    n_labels = model.n_labels
+    truth: Any = check_csr(Y, "Y", "labels").copy()
+    if truth.shape[1] > n_labels:
+        raise DataError(f"Y has {truth.shape[1]} labels, the model has {n_labels}")
+    truth.resize((truth.shape[0], n_labels))
+    truth.sum_duplicates()
+    truth.eliminate_zeros()
+    if truth.shape[0] == 0:
+        raise DataError("there are no rows to calibrate on")
+    depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
+    top, scores = model.predict_topk(X, max(min(_DEEPER * depth, n_labels), 1), threads=threads)
+    found = metrics.hits(truth, top)
+    there = top >= 0
+    near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
+    label, y = top[there], found[there].astype(np.float64)
+    s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
+
+    first = model.first_labels
+    trained = model.label_counts[first]
+    c = np.log1p(np.where(trained > 0, trained, trained if counts is None else counts))
+    curve = _regress(_curve_terms(s, c[label])[:, near], y[near], _CURVE, _CURVE_SPREAD)
+    slopes, intercepts = shared_curve(curve, c)
+    _fit_own(first[label[near]], s[near], y[near], slopes, intercepts)
+    slopes, intercepts = slopes[first], intercepts[first]
+    z = slopes[label] * s + intercepts[label]
+    bend = _increasing(_regress(bend_terms(z)[:, near], y[near], _BEND, _BEND_SPREAD))
+
+    p = logistic(bend @ bend_terms(z))
+    least = 0.0
+    if top.shape[1] < n_labels:
+        deepest = np.zeros(top.shape)
+        deepest[there] = p
+        least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
+    n_true = np.bincount(first[truth.indices], minlength=n_labels)
+    thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true, least)
+    return Calibration(
+        slopes.astype(np.float32),
+        intercepts.astype(np.float32),
+        np.concatenate([curve, bend, [general]]),
+        _micro_threshold(p, y, truth.nnz, least),
+        thresholds[first].astype(np.float32),
+    )
+
+
+def _curve_terms(s: Floats, c: Floats) -> Floats:
+    return np.stack([np.ones_like(s), s, c, s * c])
+
+
+def _increasing(bend: Floats) -> Floats:
+    """The bend with no slope below the least."""
+    slopes = np.maximum(np.cumsum(bend[1:]), LEAST_SLOPE)
+    return np.concatenate([bend[:1], slopes[:1], np.diff(slopes)])
+
+
+def _losses(z: Floats, y: Floats) -> Floats:
+    result: Floats = np.logaddexp(0, z) - y * z
+    return result
+
+
+def _regress(terms: Floats, y: Floats, centre: Floats, spread: Floats) -> Floats:
+    """The coefficients of a logistic regression, normally distributed around a centre.
+
+    Newton's method on a strictly convex function, whatever the data are.
+    """
+    precision = spread**-2
+
+    def objective(b: Floats) -> float:
+        return float(_losses(b @ terms, y).sum() + precision @ (b - centre) ** 2 / 2)
+
+    b, value = centre, objective(centre)
+    for _ in range(_STEPS):
+        p = logistic(b @ terms)
+        gradient = terms @ (p - y) + precision * (b - centre)
+        step = np.linalg.solve((terms * (p * (1 - p))) @ terms.T + np.diag(precision), gradient)
+        while (at := objective(b - step)) > value and np.abs(step).max() > 1e-9:
+            step /= 2
+        if value - at < 1e-9 * (1 + value):
+            break
+        b, value = b - step, at
+    return b
+
+
+def _fit_own(
+    label: npt.NDArray[np.int64], s: Floats, y: Floats, slopes: Floats, intercepts: Floats
+) -> None:
+    """Move the curves of labels from the shared one, in place, to where their own pairs want them.
+
+    Newton's method for all labels at once, on u = log(slope/shared slope) and v = intercept −
+    shared intercept, with the expected second derivatives, which are never below 0; a label whose
+    objective would rise takes half a step.
+    """
+    labels, of = np.unique(label, return_inverse=True)
+    n = len(labels)
+    u, v = np.zeros(n), np.zeros(n)
+    a, b = slopes[labels], intercepts[labels]
+    of_u, of_v = _SLOPE_SPREAD**-2, _INTERCEPT_SPREAD**-2
+
+    def sums(values: Floats) -> Floats:
+        result: Floats = np.bincount(of, values, minlength=n).astype(np.float64, copy=False)
+        return result
+
+    def z(u: Floats, v: Floats) -> Floats:
+        result: Floats = (a * np.exp(u))[of] * s + (b + v)[of]
+        return result
+
+    def objective(u: Floats, v: Floats) -> Floats:
+        return sums(_losses(z(u, v), y)) + (of_u * u**2 + of_v * v**2) / 2
+
+    value = objective(u, v)
+    for _ in range(_STEPS):
+        p = logistic(z(u, v))
+        x = (a * np.exp(u))[of] * s
+        gu, gv = sums((p - y) * x) + of_u * u, sums(p - y) + of_v * v
+        w = p * (1 - p)
+        uu, uv, vv = sums(w * x * x) + of_u, sums(w * x), sums(w) + of_v
+        determinant = uu * vv - uv * uv
+        du, dv = (vv * gu - uv * gv) / determinant, (uu * gv - uv * gu) / determinant
+        size = np.minimum(1.0, 2.0 / np.maximum(np.abs(du), 1e-9))  # exp(u) goes far soon
+        for _ in range(6):
+            at = objective(u - size * du, v - size * dv)
+            worse = at > value
+            if not worse.any():
+                break
+            size = np.where(worse, size / 2, size)
+        size[worse] = 0
+        u, v = u - size * du, v - size * dv
+        gain = np.where(worse, 0, value - at).max(initial=0)
+        value = np.where(worse, value, at)
+        if gain < 1e-6:
+            break
+    slopes[labels], intercepts[labels] = a * np.exp(u), b + v
+
+
+def _micro_threshold(p: Floats, y: Floats, n_true: int, least: float) -> float:
+    """Where the F1 of all pairs together is highest, half-way to the next lower probability."""
+    p, y = p[p >= least], y[p >= least]
+    order = np.argsort(-p, kind="stable")
+    p, y = p[order], y[order]
+    ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # equal ones are assigned together
+    f1 = 2 * np.cumsum(y)[ends] / (ends + 1 + n_true)
+    if f1.size == 0 or f1.max() == 0:
+        return 0.5
+    best = int(f1.argmax())
+    below = p[ends[best + 1]] if best + 1 < len(ends) else p[ends[best]]
+    return float(np.clip((p[ends[best]] + below) / 2, 1e-6, 1 - 1e-6))
+
+
+def _macro_thresholds(
+    label: npt.NDArray[np.int64],
+    p: Floats,
+    y: npt.NDArray[np.bool_],
+    n_true: npt.NDArray[np.int64],
+    least: float,
+) -> tuple[Floats, float]:
+    """For each label the threshold of the highest F1, and one for labels nothing is known of.
+
+    The F1 of a label at a threshold is taken to be between that which its probabilities make one
+    expect and the mean over all labels, as found: the more hits are expected of it, the nearer to
+    the former. What is expected varies less than what few rows happen to show.
+    """
+    n_labels = len(n_true)
+    expected = np.bincount(label, p, minlength=n_labels)
+    own = expected / (expected + _HITS_OF_PRIOR)
+    best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
+    best_mean, general = -np.inf, 0.5
+    for t in _GRID[min(least, _GRID[-1]) <= _GRID]:
+        chosen = p >= t
+        assigned = np.bincount(label[chosen], minlength=n_labels)
+        found = np.bincount(label[chosen & y], minlength=n_labels)
+        total = assigned + n_true
+        mean = (2 * found / np.maximum(total, 1)).sum() / max(np.count_nonzero(total), 1)
+        if mean > best_mean:
+            best_mean, general = mean, float(t)
+        likely = np.bincount(label[chosen], p[chosen], minlength=n_labels)
+        f1 = 2 * likely / np.maximum(assigned + expected, 1e-9)
+        at = own * f1 + (1 - own) * mean
+        higher = at > best
+        best[higher], threshold[higher] = at[higher], t
+    if best_mean == 0:  # no label was found at any threshold
+        return np.full(n_labels, 0.5), 0.5
+    return threshold, general

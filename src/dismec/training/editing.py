@@ -1,0 +1,347 @@
+"""A finished model → the same with labels added, trained anew or removed.
+
+Labels keep their numbers throughout: a new one comes after the last, and one that is removed is
+left without training rows, and so never predicted. A label is trained with the parameters and the
+feature transform of the model, so that on the same rows it gets the very weights that training all
+labels together gives it. Files of labels that are not touched stay as they are, byte for byte; a
+file that holds a label which is touched is written anew without it. Until the manifest is replaced,
+at the end, the directory is the model that it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.cpu import thread_count
+from dismec.data.matrices import check_csr
+from dismec.errors import DataError, ModelError
+from dismec.model import directory as store
+from dismec.model.calibration import Calibration
+from dismec.model.manifest import ShardReceipt
+from dismec.model.model import Model, open_model
+from dismec.model.parts import LabelTable, Parts, write_parts
+from dismec.model.shards import Shard, gather, pack
+from dismec.solve.block import BlockStats
+from dismec.training.job import Job, Progress
+from dismec.training.params import TrainingParams
+from dismec.training.recipe import connected, earlier_run, run
+
+__all__ = ["add_labels", "ranged", "remove_labels", "update_labels"]
+
+Ids = npt.NDArray[np.int64]
+StrPath = str | os.PathLike[str]
+
+
+def add_labels(
+    path: StrPath,
+    X: Any,
+    Y: Any,
+    names: Sequence[str] | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    client: Any = None,
+    source: StrPath | None = None,
+) -> Model:
+    """Train the labels of some rows that a model does not have, and leave the others alone.
+
+    A run that was killed goes on where it stopped when it is started again.
+
+    Parameters
+    ----------
+    path
+        The model directory.
+    X, Y
+        Rows with all their labels: (n_rows, up to n_features), and an indicator (n_rows, …).
+    names
+        One name for each column of Y, by which labels are known if the model has names. Without
+        names, column l is label l.
+    threads, progress, client, source
+        As for `dismec.train`.
+
+    Raises
+    ------
+    DataError
+        If the data do not fit the model, or have no label that it does not have.
+    ModelError
+        If there is no finished model, or another process is writing to it.
+    """
+    with _opened(path) as edit:
+        labels = edit.labels_of(Y, names, grow=True)
+        known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
+        known[: edit.model.n_labels] = edit.model.label_counts > 0
+        columns = np.flatnonzero((labels >= 0) & ~known[labels] & (_counts(Y) > 0))
+        if not len(columns):
+            raise DataError("the model has all labels of these rows already")
+        edit.train("added", X, Y, columns, labels[columns], threads, progress, client, source)
+    return open_model(path, check=False)
+
+
+def update_labels(
+    path: StrPath,
+    X: Any,
+    Y: Any,
+    labels: Iterable[str | int],
+    names: Sequence[str] | None = None,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    client: Any = None,
+    source: StrPath | None = None,
+) -> Model:
+    """Train some labels of a model anew, given by name or number; otherwise as `add_labels`.
+
+    Raises
+    ------
+    DataError
+        Also if the model does not have one of the labels, or no row does.
+    """
+    with _opened(path) as edit:
+        wanted = edit.find(labels)
+        found = edit.labels_of(Y, names)
+        counts = np.zeros(max(edit.model.n_labels, 1 + found.max(initial=-1)), np.int64)
+        counts[found[found >= 0]] = _counts(Y)[found >= 0]
+        if not counts[wanted].all():
+            lost = wanted[np.argmin(counts[wanted])]
+            raise DataError(
+                f"no row of the data has {edit.named(lost)}; to do without it, remove it"
+            )
+        columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
+        edit.train("updated", X, Y, columns, found[columns], threads, progress, client, source)
+    return open_model(path, check=False)
+
+
+def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
+    """Take labels, given by name or number, out of a model: they are not predicted any more.
+
+    Raises
+    ------
+    DataError
+        If the model does not have one of them.
+    ModelError
+        If there is no finished model, or another process is writing to it.
+    """
+    with _opened(path) as edit:
+        edit.commit("removed", edit.find(labels), np.empty(0, np.int64), [], {})
+    return open_model(path, check=False)
+
+
+def _counts(Y: Any) -> Ids:
+    """How many rows have each label."""
+    Y = check_csr(Y, "Y", "labels")
+    return np.bincount(Y.indices[Y.data != 0], minlength=Y.shape[1])
+
+
+class _Edit:
+    """A model in a directory that is locked, and the labels that it has got to know meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = open_model(directory, check=True)  # what is written anew must be sound
+        if self.model.manifest.shards is None:
+            raise ModelError(
+                f"{directory}: of an older format; `dismec prune {directory} -o NEW` writes it anew"
+            )
+        if (self.model.manifest.estimator or {}).get("classes") is not None:
+            raise ModelError(f"{directory}: its classes exclude each other; train it anew")
+        self.names = None if self.model.names is None else list(self.model.names)
+
+    def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
+        """The label that each column of Y is, or −1.
+
+        With `grow` names that are new, and that some row has, get the next numbers.
+        """
+        n_columns = check_csr(Y, "Y", "labels").shape[1]
+        if names is not None and len(names) != n_columns:
+            raise DataError(f"there are {len(names)} label names for {n_columns} labels")
+        if self.names is None or (names is None and n_columns <= self.model.n_labels):
+            return np.arange(n_columns)
+        if names is None:
+            raise DataError(
+                f"the data have {n_columns} labels and the model {self.model.n_labels}, which it "
+                "knows by name: give the names of those of the data (--label-names)"
+            )
+        if len(set(names)) < len(names):
+            raise DataError("two labels of the data have the same name")
+        numbers = dict(self.model.label_numbers)
+        for name in np.array(names, object)[_counts(Y) > 0] if grow else ():
+            if name not in numbers:
+                numbers[name] = len(self.names)
+                self.names.append(name)
+        return np.array([numbers.get(name, -1) for name in names], np.int64)
+
+    def find(self, labels: Iterable[str | int]) -> Ids:
+        """The numbers of labels that the model has."""
+        found = []
+        for label in labels:
+            number = self.model.find_label(label)
+            if not self.model.label_counts[number]:
+                raise DataError(f"the model has no label {label!r}")
+            found.append(number)
+        if not found:
+            raise DataError("no label is named")
+        return np.unique(found)
+
+    def named(self, label: int) -> str:
+        """The label as a person knows it."""
+        return f"label {label if self.names is None else repr(self.names[label])}"
+
+    def train(
+        self,
+        action: str,
+        X: Any,
+        Y: Any,
+        columns: Ids,
+        labels: Ids,
+        threads: int | None,
+        progress: Progress | None,
+        client: Any,
+        source: StrPath | None,
+    ) -> None:
+        """Train some columns of Y and make them labels of the model."""
+        order = np.argsort(labels)
+        columns, labels = columns[order], labels[order]
+        job = Job.prepare(
+            X,
+            check_csr(Y, "Y", "labels")[:, columns],
+            self._params(),
+            None,
+            transform=self.model.transform,
+        )
+        # A model of its own, that of these labels, which an interrupted run leaves to the next one.
+        folder = store.edit_folder(self.directory)
+        store.make_directory(folder)
+        try:
+            earlier = earlier_run(folder, job)
+        except ModelError:
+            earlier = None
+        if earlier and earlier.complete:
+            trained = earlier
+        else:
+            with connected(client) as cluster:
+                trained = run(
+                    folder, job, earlier, thread_count(threads), progress, cluster, source
+                )
+        counts = job.parts.labels.counts
+        shards = [
+            replace(shard, labels=labels[shard.labels].astype(np.int32))
+            for shard in store.read_shards(folder, trained, counts, check=False)
+        ]
+        facts = {"data": job.manifest.data, "rows": job.manifest.n_rows}
+        self.commit(action, labels, counts, shards, facts, trained.stats)
+
+    def commit(
+        self,
+        action: str,
+        labels: Ids,
+        counts: Ids,
+        shards: Iterable[Shard],
+        facts: dict[str, Any],
+        stats: BlockStats | None = None,
+    ) -> None:
+        """Put shards in the place of what the model has of some labels, and say so in its history.
+
+        `counts` are the training rows of the labels; none for labels that are removed.
+        """
+        model, manifest = self.model, self.model.manifest
+        n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))
+        all_counts = np.zeros(n_labels, np.int64)
+        all_counts[: model.n_labels] = model.label_counts
+        all_counts[labels] = counts if len(counts) else 0
+        receipts = list(self._write(self._kept(labels), shards))
+        parts = Parts(
+            LabelTable(all_counts, self.names, model.transform.idf),
+            model.vocabulary,
+            model.calibration and _calibrated(model.calibration, all_counts, labels),
+        )
+        entry = {
+            "action": action,
+            "labels": len(labels),
+            "numbers": _ranges(labels),
+            **facts,
+            "dismec": version("dismec"),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        history = (*manifest.history, entry)
+        named = write_parts(self.directory, parts, len(history), keep=manifest.parts)
+        changed = replace(
+            manifest,
+            n_labels=n_labels,
+            n_rows=max(manifest.n_rows, facts.get("rows", 0)),
+            parts=named,
+            history=history,
+            stats=BlockStats.total([s for s in (manifest.stats, stats) if s]),
+        )
+        changed = changed.finished(receipts)
+        store.commit(self.directory, changed)
+        store.tidy(self.directory, changed)
+
+    def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
+        """What is left of the model without some labels: files as they are, or new shards."""
+        assert self.model.manifest.shards is not None
+        for receipt, shard in zip(self.model.manifest.shards, self.model.shards, strict=True):
+            rest = np.setdiff1d(shard.labels, gone).astype(np.int64)
+            if len(rest) == len(shard.labels):
+                yield receipt
+            elif len(rest):
+                weights: Any = gather([shard], self.model.n_labels, self.model.n_features)
+                yield from pack([(rest, weights[rest])], self.model.n_features, shard.precision)
+
+    def _write(
+        self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
+    ) -> Iterator[ShardReceipt]:
+        number = store.next_shard(self.model.manifest)
+        for part in (*kept, *new):
+            if isinstance(part, Shard):
+                yield store.write_shard(self.directory, number, part)
+                number += 1
+            else:
+                yield part
+
+    def _params(self) -> TrainingParams:
+        known = {field.name for field in fields(TrainingParams)}
+        params = {key: value for key, value in self.model.params.items() if key in known}
+        try:
+            return TrainingParams(**params | {"calibrate": False})
+        except ValueError as error:
+            raise ModelError(f"{self.directory}: its parameters: {error}") from None
+
+
+@contextmanager
+def _opened(path: StrPath) -> Iterator[_Edit]:
+    directory = Path(path)
+    store.read_manifest(directory)  # before a lock is left in a directory that is no model
+    with store.locked(directory):
+        yield _Edit(directory)
+
+
+def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibration:
+    """The calibration of all labels, in which some, and new ones, have only their counts."""
+    grown = calibration.extended(counts[calibration.n_labels :])
+    curves = [a.copy() for a in (grown.slopes, grown.intercepts, grown.macro_thresholds)]
+    for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):
+        curve[labels] = values
+    return replace(grown, slopes=curves[0], intercepts=curves[1], macro_thresholds=curves[2])
+
+
+def ranged(numbers: str) -> Iterator[int]:
+    """The numbers of labels in an entry of the history, such as "3-5,8"."""
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _ranges(labels: Ids) -> str:
+    """Ascending numbers, as in "3-5,8"."""
+    runs = np.split(labels, np.flatnonzero(np.diff(labels) > 1) + 1)
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
