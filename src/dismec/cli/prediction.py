@@ -139,13 +139,13 @@ def predict(
 
 def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
     """The model, or a view of it that ranks rare labels higher."""
-    from dismec.model.model import Model
-
     if alpha is None:
         return model
-    if not isinstance(model, Model):
+    if not model.capabilities.rankings:
         raise DismecError("rare labels are not ranked higher on a cluster: leave out --cluster")
-    return model.reranked(alpha, A, B, probabilities=model.calibration is not None)
+    view: Any = model
+    ranked: TopkModel = view.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
+    return ranked
 
 
 def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from dismec.model.parts import Parts, read_parts, write_parts
 from dismec.model.pruning import prune
 from dismec.model.scoring import Predictor
 from dismec.model.shards import Shard, first_labels, gather, pack
-from dismec.model.topk_model import TopkModel
+from dismec.model.topk_model import Capabilities, TopkModel
 
 if TYPE_CHECKING:
     from dismec.model.reranking import Reranked
@@ -82,6 +82,15 @@ class Model(TopkModel):
     def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
         """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
         return self._predictor.decision_function(X, threads)
+
+    @property
+    def capabilities(self) -> Capabilities:  # noqa: D102
+        return Capabilities(
+            texts=self.vocabulary is not None,
+            probabilities=self.calibration is not None,
+            explanations=True,
+            rankings=True,
+        )
 
     @cached_property
     def calibration(self) -> Calibration | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,27 @@ from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts
 
-__all__ = ["TopkModel"]
+__all__ = ["Capabilities", "TopkModel"]
+
+
+class Capabilities(NamedTuple):
+    """What a model can do where it is.
+
+    Attributes
+    ----------
+    texts
+        Turn texts into rows: it has a vocabulary.
+    probabilities
+        Make probabilities of scores: it is calibrated, and its weights are in this process.
+    explanations, rankings
+        Say what adds to a score; assign by threshold and rank rare labels higher. Both need the
+        weights in this process.
+    """
+
+    texts: bool
+    probabilities: bool = False
+    explanations: bool = False
+    rankings: bool = False
 
 
 class TopkModel(ABC):
@@ -89,6 +109,11 @@ class TopkModel(ABC):
     def not_ready(self) -> str | None:
         """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
         return None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do where it is; one on a cluster only ranks by score."""
+        return Capabilities(texts=self.vocabulary is not None)
 
     @property
     def calibration(self) -> Calibration | None:
