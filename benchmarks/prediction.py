@@ -24,7 +24,7 @@ import numpy as np
 import data
 from dismec import Model, open_model, train
 from dismec.measure.metrics import evaluate
-from dismec.training.recipe import TrainingParams
+from dismec.training.params import TrainingParams
 from machine import print_heading
 from systems import PREDICTING
 from training import peers_python, prepare, run

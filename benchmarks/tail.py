@@ -18,7 +18,8 @@ import numpy as np
 
 import data
 from dismec.model.topk_model import TopkModel
-from dismec.training.recipe import TrainingParams, fit
+from dismec.training.params import TrainingParams
+from dismec.training.recipe import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)

@@ -23,7 +23,7 @@ from dismec.model.parts import LabelTable, Parts
 from dismec.model.scoring import Predictor
 from dismec.model.shards import PRECISIONS, first_labels, pack
 from dismec.training.calibrating import fit
-from dismec.training.recipe import TrainingParams
+from dismec.training.params import TrainingParams
 from dismec.training.recipe import fit as train
 from test_predictor import by_bounds, random_csr
 

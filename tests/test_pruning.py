@@ -27,6 +27,7 @@ from dismec import (
 )
 from dismec.data.dataset import Dataset
 from dismec.model import directory as store
+from dismec.model.provenance import sentence, shown
 from dismec.training.delta import DEPTHS, GRID, held_out, pick
 from dismec.training.recipe import fit
 from test_cli import ok, refused, run
@@ -83,20 +84,21 @@ def test_choice_on_held_out_rows_is_that_of_brute_force(data):
     model = fit(train_data.X, train_data.Y, AUTO)
     assert model.params["delta"] == brute_force(*split(train_data))
     assert model.params["delta"] > 0.01
-    assert model.params["delta_auto"] == "on 300 held-out rows"
+    assert model.params["delta_auto"] == {"rows": 300}
 
 
 def test_choice_on_validation_data_is_that_of_brute_force(data):
     (X, Y, _), test = data
     model = fit(X, Y, AUTO, validation=(test.X, test.Y))
     assert model.params["delta"] == brute_force(X, Y, test.X, test.Y)
-    assert "1200 rows" in model.params["delta_auto"]
+    assert model.params["delta_auto"]["rows"] == 1200
     before = fit(X, Y).evaluate(test.X, test.Y)
     after = model.evaluate(test.X, test.Y)
     for k in DEPTHS:
         assert after[f"P@{k}"] >= before[f"P@{k}"] - 0.1 - 1e-9
-        assert f"P@{k} {after[f'P@{k}']:.2f}" in model.params["delta_effect"]
-        assert f"{before[f'P@{k}']:.2f}" in model.params["delta_effect"]
+        effect = model.params["delta_effect"]
+        assert effect["after"][f"P@{k}"] == after[f"P@{k}"]
+        assert effect["before"][f"P@{k}"] == before[f"P@{k}"]
 
 
 def test_model_is_the_one_of_all_rows_at_the_chosen_delta(data, tmp_path):
@@ -132,7 +134,7 @@ def test_labels_that_only_held_out_rows_have_and_duplicates_do_not_matter():
     X, Y = sp.vstack([X] * 3, format="csr"), sp.csr_array(np.vstack([Y] * 3))
     for x, y in [(X, Y), (X[:100], Y[:100])]:
         assert fit(x, y, AUTO).params["delta"] in GRID
-    assert fit(X[:2], Y[:2], AUTO).params["delta_auto"] == "on 1 held-out rows"
+    assert fit(X[:2], Y[:2], AUTO).params["delta_auto"] == {"rows": 1}
     narrow = X[:, :50], sp.hstack([Y, sp.csr_array((300, 8), dtype=np.uint8)])
     assert fit(X, Y, AUTO, validation=narrow).params["delta"] in GRID
 
@@ -300,7 +302,7 @@ def test_estimator_chooses_and_is_kept_by_pruning(tmp_path, problem_data):
     y = np.array(["ant", "bee", "cat"])[np.argmax(Y[:, [30, 35, 39]].toarray(), axis=1)]
     clf = DiSMECClassifier(delta="auto")
     clf.fit(X, y, validation=(X, np.where(y == "cat", "unknown", y)))
-    assert "300 rows" in clf.model_.params["delta_auto"]
+    assert clf.model_.params["delta_auto"]["rows"] == 300
     clf.save(tmp_path / "classes")
     ok("prune", tmp_path / "classes", "-o", tmp_path / "pruned", "--delta", "0.6")
     pruned = DiSMECClassifier.load(tmp_path / "pruned")
@@ -329,8 +331,8 @@ def test_command_line_chooses_and_says_so(files, tmp_path):
         assert line.startswith(f"delta {params['delta']}, chosen on ")
         assert "P@1 " in line
         told = json.loads(ok("inspect", out, "--json"))
-        assert {key: told[key] for key in params} == params
-        assert params["delta_auto"] in ok("inspect", out)
+        assert {key: told[key] for key in params} == shown(params)
+        assert sentence("delta_auto", params["delta_auto"]) in ok("inspect", out)
     quiet = run("train", files / "train.txt", "-o", out, "--delta=auto", "--quiet", "--overwrite")
     assert (quiet.exit_code, quiet.output) == (0, "")
 
@@ -340,7 +342,7 @@ def test_validation_data_may_be_a_pair_of_matrices(files, tmp_path):
     ok("convert", files / "test.txt", pair[0], "--labels-to", pair[1])
     options = ["--delta", "auto", "--validation", pair[0], "--validation-labels", pair[1]]
     ok("train", files / "train.txt", "-o", tmp_path / "model", *options)
-    assert "1200 rows" in open_model(tmp_path / "model").params["delta_auto"]
+    assert open_model(tmp_path / "model").params["delta_auto"]["rows"] == 1200
 
 
 def test_command_line_prunes(files, tmp_path):

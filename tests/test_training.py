@@ -49,7 +49,7 @@ def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
     with pytest.raises(ModelError, match=r"not finished \(40 of 40 labels\)"):
         open_model(path)
-    with mock.patch("dismec.training.job.solve_blocks", return_value=(_ for _ in ())):
+    with mock.patch("dismec.training.running.solve_blocks", return_value=(_ for _ in ())):
         train(*problem_data, path, PARAMS)
     assert weight_files(path) == reference
 

@@ -118,7 +118,7 @@ def test_the_model_keeps_how_its_C_was_chosen(tuned):
     params = open_model(path).params
     assert params["C"] == result.C
     assert params["C_table"] == result.table
-    assert params["C_auto"] == "by nDCG@3 from 0.1, 0.5, 2, 20 on 70 held-out rows"
+    assert params["C_auto"] == {"metric": "nDCG@3", "grid": [0.1, 0.5, 2, 20], "rows": 70}
 
 
 def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
@@ -159,7 +159,9 @@ def test_delta_and_probabilities_are_learned_after_C(data, tmp_path):
 def test_given_rows_choose(data, tmp_path):
     X, Y = data
     result = tune(X, Y, tmp_path / "model", GRID, validation=(X[:100], Y[:100]))
-    assert result.model.params["C_auto"].startswith("by nDCG@5 from 0.1, 0.5, 2, 20 on 100 rows of")
+    chosen = result.model.params["C_auto"]
+    assert (chosen["metric"], chosen["grid"], chosen["rows"]) == ("nDCG@5", [0.1, 0.5, 2, 20], 100)
+    assert len(chosen["data"]) == 16
     assert result.C == 20.0  # they were trained on
 
 

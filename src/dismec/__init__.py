@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from dismec.data.dataset import Dataset, load_data, save_data
     from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
-    from dismec.estimators import DiSMECClassifier, DiSMECTextClassifier
+    from dismec.estimators import DiSMECClassifier
     from dismec.features.vocabulary import TextParams
     from dismec.measure.metrics import evaluate
     from dismec.model.model import Model, open_model
+    from dismec.text_estimator import DiSMECTextClassifier
     from dismec.training.editing import add_labels, remove_labels, update_labels
     from dismec.training.params import TrainingParams
     from dismec.training.recipe import train
@@ -49,7 +50,7 @@ _HOME = {
     "DataError": "errors",
     "Dataset": "data.dataset",
     "DiSMECClassifier": "estimators",
-    "DiSMECTextClassifier": "estimators",
+    "DiSMECTextClassifier": "text_estimator",
     "DismecError": "errors",
     "Model": "model.model",
     "ModelError": "errors",

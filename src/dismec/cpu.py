@@ -1,4 +1,4 @@
-"""The CPUs of this machine: how many there are, and the extension module built for their kind."""
+"""CPUs and memory of this machine, and the extension module built for its kind of CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dismec.errors import DataError, DismecError
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["available_cpus", "kernels", "thread_count"]
+__all__ = ["available_cpus", "kernels", "physical_memory", "thread_count"]
 
 
 def _load(wanted: str | None) -> object:
@@ -44,3 +44,10 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def physical_memory() -> int | None:
+    """Bytes of memory that this machine has, if it says."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,9 +1,15 @@
-"""The scikit-learn estimators, of rows and of texts; the only importer of scikit-learn."""
+"""The scikit-learn estimator of rows, and what that of texts shares with it.
+
+The only importer of scikit-learn. Parameters of the estimators are the fields of `TrainingParams`
+and `TextParams`: one that is added there is one of theirs, too.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -15,63 +21,112 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from dismec.cpu import available_cpus
 from dismec.errors import DataError, ModelError
-from dismec.features.vocabulary import TextParams
-from dismec.model.assignment import ranked
-from dismec.model.model import MICRO_F1, Model, open_model
-from dismec.training.params import TrainingParams
+from dismec.model.model import Model, open_model
+from dismec.training.params import AUTO, TrainingParams
 from dismec.training.recipe import fit
-from dismec.training.texts import Texts, fit_text
 
-__all__ = ["DiSMECClassifier", "DiSMECTextClassifier"]
+__all__ = ["DiSMECClassifier", "Estimator", "constructor"]
 
-_WEIGHTING = ("positive_weight", "weighting", "propensity_a", "propensity_b")
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
+_OWN = {"n_jobs": None, "engine": None, "cluster": None}
 
 
-def threads_of(n_jobs: int | None) -> int | None:
-    """Threads, by scikit-learn's way of counting them; None for all."""
-    if n_jobs is None or n_jobs >= 0:
-        return n_jobs
-    return max(1, available_cpus() + 1 + n_jobs)
+def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
+    """An ``__init__`` that takes the fields of dataclasses, and keeps what it is given.
+
+    Parameters come in the order of `first`; all others after these. scikit-learn reads their names
+    and defaults off the signature.
+    """
+    defaults = {f.name: f.default for source in sources for f in fields(source)} | _OWN
+    names = [n for n in dict.fromkeys([*first.split(), *defaults]) if n not in without.split()]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("self", kind),
+            *(inspect.Parameter(name, kind, default=defaults[name]) for name in names),
+        ]
+    )
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self, *values = bound.arguments.values()
+        for name, value in zip(names, values, strict=True):
+            setattr(self, name, value)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    return __init__
 
 
-class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """What both estimators do: parameters, threads, where to fit."""
+
+    model_: Model
+    n_jobs: int | None
+    engine: Any
+    cluster: Any
+
+    def _fitted(self) -> Model:
+        check_is_fitted(self, "model_")
+        return self.model_
+
+    def _params(self, **fixed: Any) -> TrainingParams:
+        own = self.get_params(deep=False)
+        given = {f.name: own[f.name] for f in fields(TrainingParams) if f.name in own}
+        return TrainingParams(**given, **fixed)
+
+    @classmethod
+    def _with_params_of(cls, model: Model) -> Any:
+        """An estimator with the parameters that a model was trained with, as far as it says."""
+        known = dict(model.params)
+        if model.vocabulary is not None:
+            known |= asdict(model.vocabulary.params)
+        self = cls(**{name: known[name] for name in cls._get_param_names() if name in known})
+        self.precision = model.precision
+        if "delta_auto" in known:
+            self.delta = AUTO
+        self.model_ = model
+        return self
+
+    @property
+    def _where(self) -> Any:
+        return self.engine if self.cluster is None else self.cluster
+
+    def _threads(self) -> int | None:
+        """Threads, by scikit-learn's way of counting them; None for all."""
+        if self.n_jobs is None or self.n_jobs >= 0:
+            return self.n_jobs
+        return max(1, available_cpus() + 1 + self.n_jobs)
+
+    def __sklearn_clone__(self) -> Any:
+        # A client cannot be copied, and one is enough.
+        where = {"engine": self.engine, "cluster": self.cluster}
+        self.engine = self.cluster = None
+        try:
+            copy = _clone_parametrized(self)
+        finally:
+            self.set_params(**where)
+        return copy.set_params(**where)
+
+
+class DiSMECClassifier(Estimator):
     """One-vs-rest linear classifiers with squared hinge loss, pruned.
 
     Parameters
     ----------
-    C
-        Weight of the losses against the regulariser.
-    delta
-        Weights with |w| < delta are dropped; 0 keeps all, "auto" chooses it on a tenth of the rows,
-        which are held out for this, or on the `validation` of `fit`. None stands for 0.01 under the
-        L2 penalty and 0 under L1.
-    tol
-        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
-    tfidf
-        Multiply features by their inverse document frequency in the training data.
-    normalize
-        Scale rows to Euclidean norm 1.
-    bias
-        Value of the bias feature; 0 for none.
-    precision
-        How weights are stored: "float16", "float32", or "int8" for eight bits each.
+    C, delta, tol, tfidf, normalize, bias, precision, penalty
+        As for `TrainingParams`; `delta="auto"` is chosen on a tenth of the rows, which are held out
+        for this, or on the `validation` of `fit`.
     calibrate
-        Learn on a tenth of the rows, or on the `validation` of `fit`, what probability a score
-        stands for: for `predict_proba_topk`.
+        Learn on the same rows what probability a score stands for: for `predict_proba_topk`.
+    positive_weight, weighting, propensity_a, propensity_b
+        As for `TrainingParams`: how much the losses of positive rows count.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
+    cluster
+        Where to fit: None for here; a Dask client, or the address or scheduler file of a cluster.
     engine
-        Where to fit: None for here; a client of Dask, or the address or scheduler file of a
-        cluster.
-    positive_weight
-        What the losses of positive rows are multiplied by.
-    weighting
-        "propensity" to multiply the losses of a label's positive rows the more, the rarer it is.
-    propensity_a, propensity_b
-        The constants A and B of the propensities that this rests on.
-    penalty
-        "l2", or "l1" for classifiers of few weights.
+        The former name of `cluster`.
 
     Attributes
     ----------
@@ -93,39 +148,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     [0, 0, 1, 1]
     """
 
-    def __init__(
-        self,
-        C: float = 1.0,
-        delta: float | str | None = None,
-        tol: float = 0.01,
-        tfidf: bool = False,
-        normalize: bool = True,
-        bias: float = 1.0,
-        precision: str = "float16",
-        calibrate: bool = False,
-        n_jobs: int | None = None,
-        engine: Any = None,
-        positive_weight: float = 1.0,
-        weighting: str | None = None,
-        propensity_a: float = 0.55,
-        propensity_b: float = 1.5,
-        penalty: str = "l2",
-    ) -> None:
-        self.C = C
-        self.delta = delta
-        self.tol = tol
-        self.tfidf = tfidf
-        self.normalize = normalize
-        self.bias = bias
-        self.precision = precision
-        self.calibrate = calibrate
-        self.n_jobs = n_jobs
-        self.engine = engine
-        self.positive_weight = positive_weight
-        self.weighting = weighting
-        self.propensity_a = propensity_a
-        self.propensity_b = propensity_b
-        self.penalty = penalty
+    __init__ = constructor(
+        "C delta tol tfidf normalize bias precision calibrate n_jobs engine",
+        TrainingParams,
+        without="block_size",
+    )
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
         """Train one classifier a label.
@@ -153,30 +180,15 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Y = y if self.multilabel_ else self._one_hot(y)
         if self.multilabel_:
             self.classes_ = np.arange(Y.shape[1])
-        params = TrainingParams(
-            self.C,
-            self.delta,
-            self.tol,
-            self.tfidf,
-            self.normalize,
-            self.bias,
-            precision=self.precision,
-            calibrate=self.calibrate,
-            positive_weight=self.positive_weight,
-            weighting=self.weighting,
-            propensity_a=self.propensity_a,
-            propensity_b=self.propensity_b,
-            penalty=self.penalty,
-        )
         names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
         if validation is not None and not self.multilabel_:
             validation = validation[0], self._among_classes(validation[1])
         self.model_ = fit(
-            *(X, Y, params),
+            *(X, Y, self._params()),
             names=names,
             validation=validation,
             threads=self._threads(),
-            client=self.engine,
+            cluster=self._where,
         )
         return self
 
@@ -269,19 +281,11 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> DiSMECClassifier:
         """The estimator that was saved, or one for multi-label data around any other model."""
         model = open_model(path)
-        keys = {"C", "delta", "tol", "tfidf", "normalize", "bias"}
-        if missing := keys - model.params.keys():
+        if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
             raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
-        # Models from before there were weightings do not say that they have none.
-        keys |= model.params.keys() & set(_WEIGHTING)
-        self = cls(**{key: model.params[key] for key in keys}, precision=model.precision)
-        self.calibrate = model.params.get("calibrate", False)
-        self.penalty = model.params.get("penalty", "l2")  # older models do not say
-        if "delta_auto" in model.params:
-            self.delta = "auto"
+        self: DiSMECClassifier = cls._with_params_of(model)
         about = model.manifest.estimator or {}
         classes = about.get("classes")
-        self.model_ = model
         self.multilabel_ = about.get("multilabel", True)
         self._sparse_output = about.get("sparse_output", True)
         self.classes_ = np.arange(model.n_labels) if classes is None else np.array(classes)
@@ -296,235 +300,8 @@ class DiSMECClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return not self.multilabel_ and len(self.classes_) == 2
 
-    def _threads(self) -> int | None:
-        return threads_of(self.n_jobs)
-
-    def __sklearn_clone__(self) -> DiSMECClassifier:
-        # A client cannot be copied, and one is enough.
-        engine, self.engine = self.engine, None
-        try:
-            copy: DiSMECClassifier = _clone_parametrized(self)
-        finally:
-            self.engine = engine
-        return copy.set_params(engine=engine)  # type: ignore[no-any-return]
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
-
-
-class DiSMECTextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Texts in, label names out: a vocabulary, tf-idf, and one linear classifier a label.
-
-    Parameters
-    ----------
-    C, delta, tol, precision, n_jobs, engine, penalty
-        As for `DiSMECClassifier`.
-    positive_weight, weighting, propensity_a, propensity_b
-        As for `DiSMECClassifier`.
-    calibrate
-        Learn on a tenth of the texts what probability a score stands for; the final model is
-        trained on all of them.
-    word_ngrams, char_ngrams, lowercase, min_df, max_df, max_features, sublinear
-        Which terms of a text are features, as for `dismec.TextParams`.
-
-    Attributes
-    ----------
-    classes_
-        The names of the labels, in order.
-    model_
-        The fitted `Model`.
-
-    Examples
-    --------
-    >>> from dismec import DiSMECTextClassifier
-    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
-    >>> clf = DiSMECTextClassifier().fit(texts, [["egg"], ["egg"], ["bread"], ["bread"]])
-    >>> clf.predict_topk(["a fried egg"], k=1)[0].tolist()
-    [['egg']]
-    >>> clf.predict(["toast the bread"])
-    [('bread',)]
-    """
-
-    def __init__(
-        self,
-        C: float = 1.0,
-        delta: float | str | None = None,
-        tol: float = 0.01,
-        calibrate: bool = False,
-        word_ngrams: tuple[int, int] = (1, 1),
-        char_ngrams: tuple[int, int] = (0, 0),
-        lowercase: bool = True,
-        min_df: int = 1,
-        max_df: float = 1.0,
-        max_features: int | None = None,
-        sublinear: bool = True,
-        precision: str = "float16",
-        n_jobs: int | None = None,
-        engine: Any = None,
-        penalty: str = "l2",
-        positive_weight: float = 1.0,
-        weighting: str | None = None,
-        propensity_a: float = 0.55,
-        propensity_b: float = 1.5,
-    ) -> None:
-        self.C = C
-        self.delta = delta
-        self.tol = tol
-        self.calibrate = calibrate
-        self.word_ngrams = word_ngrams
-        self.char_ngrams = char_ngrams
-        self.lowercase = lowercase
-        self.min_df = min_df
-        self.max_df = max_df
-        self.max_features = max_features
-        self.sublinear = sublinear
-        self.precision = precision
-        self.n_jobs = n_jobs
-        self.engine = engine
-        self.penalty = penalty
-        self.positive_weight = positive_weight
-        self.weighting = weighting
-        self.propensity_a = propensity_a
-        self.propensity_b = propensity_b
-
-    def fit(self, texts: Iterable[str], labels: Iterable[str | Iterable[str]]) -> Any:
-        """Train one classifier a label.
-
-        Parameters
-        ----------
-        texts
-            One a row.
-        labels
-            The names of the labels of each row; a row with one label may have just its name.
-        """
-        rows = [[row] if isinstance(row, str) else list(row) for row in labels]
-        params = TrainingParams(
-            C=self.C,
-            delta=self.delta,
-            tol=self.tol,
-            tfidf=True,
-            precision=self.precision,
-            calibrate=self.calibrate,
-            penalty=self.penalty,
-            positive_weight=self.positive_weight,
-            weighting=self.weighting,
-            propensity_a=self.propensity_a,
-            propensity_b=self.propensity_b,
-        )
-        text = TextParams(**{name: getattr(self, name) for name in TextParams.__dataclass_fields__})
-        self.model_: Model = fit_text(
-            Texts.of_lists(_listed(texts), rows),
-            params,
-            text,
-            threads=threads_of(self.n_jobs),
-            client=self.engine,
-        )
-        return self
-
-    @property
-    def classes_(self) -> npt.NDArray[Any]:
-        """The names of the labels, in order."""
-        check_is_fitted(self, "model_")
-        return np.array(self.model_.names or (), object)
-
-    def predict_topk(
-        self, texts: Iterable[str], k: int = 5
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-        """The names of the k best labels of each text, and their scores; best first.
-
-        Places beyond the labels that there are hold None and −inf.
-        """
-        found, scores = self.model_.predict_topk(self._rows(texts), k, threads=self._threads())
-        return self._named(found), scores
-
-    def predict_proba_topk(
-        self, texts: Iterable[str], k: int = 5
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-        """The names of the k most probable labels of each text, and their probabilities.
-
-        It needs `calibrate`. Places beyond the labels that there are hold None and 0.
-        """
-        found, p = self.model_.predict_proba_topk(self._rows(texts), k, threads=self._threads())
-        return self._named(found), p
-
-    def predict(self, texts: Iterable[str]) -> list[tuple[str, ...]]:
-        """The names of the labels that each text is given, best first.
-
-        Those with scores above 0; with `calibrate` those more probable than the threshold that was
-        best for micro-F1.
-        """
-        calibrated = self._fitted().calibration is not None
-        sets = self.model_.assign(
-            self._rows(texts),
-            MICRO_F1 if calibrated else float(np.nextafter(np.float32(0), np.float32(1))),
-            probabilities=calibrated,
-            threads=self._threads(),
-        )
-        named = self._named(ranked(sets)[0])
-        return [tuple(name for name in row if name is not None) for row in named]
-
-    def score(self, texts: Iterable[str], labels: Iterable[str | Iterable[str]]) -> float:
-        """P@1: the share of texts whose best label is one of theirs."""
-        rows = [{row} if isinstance(row, str) else set(row) for row in labels]
-        best = self.predict_topk(texts, k=1)[0][:, 0]
-        if len(best) != len(rows):
-            raise DataError(f"there are {len(best)} texts and labels for {len(rows)}")
-        return float(np.mean([name in row for name, row in zip(best, rows, strict=True)]))
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a directory that `open_model` and the command line read."""
-        self._fitted().save(path, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DiSMECTextClassifier:
-        """The estimator around a model of texts."""
-        model = open_model(path)
-        if model.vocabulary is None:
-            raise ModelError(f"{path}: not a model of texts; DiSMECClassifier loads it")
-        known = cls()._get_param_names()
-        self = cls(
-            **{name: value for name, value in model.params.items() if name in known},
-            **{
-                name: getattr(model.vocabulary.params, name)
-                for name in known
-                if hasattr(model.vocabulary.params, name)
-            },
-        )
-        if "delta_auto" in model.params:
-            self.delta = "auto"
-        self.model_ = model
-        return self
-
-    def _fitted(self) -> Model:
-        check_is_fitted(self, "model_")
-        return self.model_
-
-    def _rows(self, texts: Iterable[str]) -> Any:
-        vocabulary = self._fitted().vocabulary
-        assert vocabulary is not None
-        return vocabulary.rows(_listed(texts), threads=self._threads())
-
-    def _named(self, labels: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        names = np.array([*(self.model_.names or ()), None], object)
-        return names[labels]  # −1, an empty place, is the last
-
-    def _threads(self) -> int | None:
-        return threads_of(self.n_jobs)
-
-    __sklearn_clone__ = DiSMECClassifier.__sklearn_clone__
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
-        tags.classifier_tags.multi_label = True
-        return tags
-
-
-def _listed(texts: Iterable[str]) -> Sequence[str]:
-    if isinstance(texts, str):
-        raise DataError("expected a list of texts, not one text")
-    return list(texts)

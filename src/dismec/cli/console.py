@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dismec.model.explanation import Explanation
     from dismec.model.model import Model
     from dismec.model.topk_model import TopkModel
-    from dismec.training.job import Progress
+    from dismec.training.request import Progress
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,9 +21,8 @@ from dismec.cli.options import (
     threads_option,
 )
 from dismec.cli.training_options import (
-    delta_option,
-    model_options,
     on_data,
+    params_options,
     resumable,
     text_options,
     text_params,
@@ -41,17 +39,13 @@ _FEW_ROWS = 100  # to learn probabilities on
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
-@click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
-@delta_option
-@model_options
-@click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
+@params_options()
 @click.option(
     "--validation",
     type=PATH,
     help="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA].",
 )
 @click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@click.option("--block-size", type=int, default=1000, show_default=True, help="Labels a block.")
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @data_options()
 @text_options
@@ -79,7 +73,7 @@ def train(
 
     is_text = reading.is_text(data)
     text = text_params(params, data, is_text)
-    chosen = training_params(is_text, **params)
+    chosen = training_params(is_text, params)
     if (validation or validation_labels) and not (validation and chosen.holds_out):
         raise click.UsageError(
             "--validation goes with --delta auto or --calibrate, --validation-labels with both"
@@ -100,7 +94,7 @@ def train(
             threads=threads,
             overwrite=overwrite,
             progress=progress,
-            client=cluster,
+            cluster=cluster,
         )
     if not quiet:
         _say_learned(trained, chosen)
@@ -109,14 +103,16 @@ def train(
 
 
 def _say_learned(model: Model, params: TrainingParams) -> None:
-    said = model.params
+    from dismec.model.provenance import shown
+
+    said, told = model.params, shown(model.params)
     if params.chooses_delta:
         click.echo(
-            f"delta {said['delta']}, chosen {said['delta_auto']}: {said['delta_effect']}", err=True
+            f"delta {said['delta']}, chosen {told['delta_auto']}: {told['delta_effect']}", err=True
         )
     if params.calibrate:
-        click.echo(f"probabilities learned {said['calibrated']}", err=True)
-        if int(re.findall(r"\d+", said["calibrated"])[0]) < _FEW_ROWS:
+        click.echo(f"probabilities learned {told['calibrated']}", err=True)
+        if said["calibrated"]["rows"] < _FEW_ROWS:
             click.echo(
                 f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
                 err=True,
@@ -228,7 +224,7 @@ def _edit(
             *(model, dataset.X, dataset.Y, dataset.names),
             threads=threads,
             progress=progress,
-            client=cluster,
+            cluster=cluster,
             source=None if is_text or not is_binary(data) else data,
         )
     if not quiet:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dismec.cli.console import spoken
-from dismec.cli.options import F, Reading, parse_delta, precision_option, propensity_options
+from dismec.cli.options import F, Reading, parse_delta
+from dismec.training.params import TrainingParams
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import TextParams
@@ -21,81 +23,48 @@ T = TypeVar("T")
 _TEXT = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
 
 
-delta_option = click.option(
-    "--delta",
-    callback=parse_delta,
-    metavar="NUMBER|auto",
-    help="Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
-)
+def params_options(*without: str) -> Callable[[F], F]:
+    """An option for every field of `TrainingParams` but `without`; `training_params` takes them."""
+    options = [_option(f) for f in fields(TrainingParams) if f.name not in without]
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-def model_options(command: F) -> F:
-    """All parameters of a training but C and delta; `training_params` takes them."""
-    for option in reversed(
-        (
-            click.option(
-                "--penalty",
-                type=click.Choice(["l2", "l1"]),
-                default="l2",
-                show_default=True,
-                help="What keeps weights small; l1: few of them.",
-            ),
-            click.option(
-                "--positive-weight",
-                type=float,
-                default=1.0,
-                show_default=True,
-                help="What the losses of positive rows are multiplied by.",
-            ),
-            click.option(
-                "--weighting",
-                type=click.Choice(["propensity"]),
-                help="Multiply the losses of a label's positive rows the more, the rarer it is.",
-            ),
-            propensity_options,
-            click.option(
-                "--tol",
-                type=float,
-                default=0.01,
-                show_default=True,
-                help="LIBLINEAR's stopping tolerance.",
-            ),
-            click.option(
-                "--tfidf/--no-tfidf",
-                default=None,
-                help="Multiply features by their idf in DATA [default: if DATA is text].",
-            ),
-            click.option(
-                "--no-normalize", is_flag=True, help="Leave rows at the length they have."
-            ),
-            click.option(
-                "--bias",
-                type=float,
-                default=1.0,
-                show_default=True,
-                help="Value of the bias feature; 0: none.",
-            ),
-            precision_option("float16", show_default=True),
-        )
-    ):
-        command = option(command)
-    return command
+def _option(field: Field[Any]) -> Callable[[F], F]:
+    """The option of a hyper-parameter, from its default and its metadata."""
+    name, default = field.name, field.default
+    flag = "--" + name.replace("_", "-")
+    more: dict[str, Any] = {"help": field.metadata["help"]}
+    if name == "delta":
+        more |= {"callback": parse_delta, "metavar": field.metadata["metavar"]}
+    elif name == "tfidf":  # by default it depends on DATA
+        flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
+    elif isinstance(default, bool):
+        more |= {"is_flag": True}
+        if default:
+            flag = f"--no-{flag[2:]}"
+    else:
+        choices = field.metadata.get("choices")
+        kind = click.Choice(choices) if choices else type(default)
+        more |= {"type": kind, "default": default, "show_default": default is not None}
+    return click.option(flag, *([name] if name == "C" else []), **more)
 
 
-def training_params(
-    is_text: bool, *, no_normalize: bool, tfidf: bool | None, A: float, B: float, **params: Any
-) -> TrainingParams:
+def training_params(is_text: bool, options: dict[str, Any]) -> TrainingParams:
     """The parameters that the options stand for, for texts or for numeric data."""
-    from dismec.training.params import TrainingParams
-
+    given: dict[str, Any] = {
+        name.removeprefix("no_"): not value if name.startswith("no_") else value
+        for name, value in options.items()
+    }
+    if given.get("tfidf") is None:
+        given["tfidf"] = is_text
     try:
-        return TrainingParams(
-            normalize=not no_normalize,
-            tfidf=is_text if tfidf is None else tfidf,
-            propensity_a=A,
-            propensity_b=B,
-            **params,
-        )
+        return TrainingParams(**given)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

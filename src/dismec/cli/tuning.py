@@ -23,9 +23,8 @@ from dismec.cli.options import (
     threads_option,
 )
 from dismec.cli.training_options import (
-    delta_option,
-    model_options,
     on_data,
+    params_options,
     resumable,
     text_options,
     text_params,
@@ -72,9 +71,7 @@ _plot_option = click.option(
     "--validation", type=PATH, help="Data to choose on [default: a tenth of the rows of DATA]."
 )
 @click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@delta_option
-@model_options
-@click.option("--calibrate", is_flag=True, help="Learn what probability a score stands for.")
+@params_options("C", "block_size")
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @_plot_option
 @json_option
@@ -113,7 +110,7 @@ def tune(
         raise click.UsageError("--validation-labels goes with --validation")
     is_text = reading.is_text(data)
     text = text_params(params, data, is_text)
-    chosen = training_params(is_text, **params)
+    chosen = training_params(is_text, params)
     begin = time.perf_counter()
     run: Callable[..., Tuned] = tuning.tune
     if text is not None:
@@ -132,7 +129,7 @@ def tune(
             threads=threads,
             overwrite=overwrite,
             progress=progress,
-            client=cluster,
+            cluster=cluster,
         )
     if plot:
         from dismec.report.curves import draw_tuning
@@ -172,6 +169,8 @@ def _print_table(heads: list[str], rows: list[list[str]], best: int | None = Non
 
 
 def _print_tuned(tuned: Tuned) -> None:
+    from dismec.model.provenance import sentence
+
     usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # what fits a terminal; JSON has all
     metrics = usual if tuned.metric in usual else [*usual, tuned.metric]
     rows = [
@@ -185,7 +184,8 @@ def _print_tuned(tuned: Tuned) -> None:
     ]
     best = [row["C"] for row in tuned.table].index(tuned.C)
     _print_table(["C", *metrics, "weights", "core-s"], rows, best)
-    click.echo(f"C {tuned.C:g}, chosen {tuned.model.params['C_auto']}")
+    chosen = sentence("C_auto", tuned.model.params["C_auto"])
+    click.echo(f"C {tuned.C:g}, chosen {chosen}")
     if best in (0, len(rows) - 1):
         click.echo("It is at the end of the grid: a wider one may have a better one.")
 
@@ -201,11 +201,10 @@ def _print_tuned(tuned: Tuned) -> None:
     callback=_parse_numbers,
     help=f"The values of delta [default: {_DELTAS}; of a model those from its own up].",
 )
-@click.option("--C", "C", type=float, default=1.0, show_default=True, help="Weight of the losses.")
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
-@model_options
+@params_options("delta", "calibrate", "block_size")
 @_plot_option
 @json_option
 @data_options()
@@ -221,7 +220,6 @@ def sweep(
     test: Path,
     test_labels: Path | None,
     deltas: tuple[float, ...],
-    C: float,
     ks: tuple[int, ...],
     plot: Path | None,
     as_json: bool,
@@ -246,7 +244,7 @@ def sweep(
 
         for option in ctx.command.params:
             name = option.name or ""
-            if name in ("C", "cluster", *params) and _is_given(ctx, name):
+            if name in ("cluster", *params) and _is_given(ctx, name):
                 raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
         model = open_model(data)
         if not _is_given(ctx, "deltas"):
@@ -254,9 +252,9 @@ def sweep(
             ordered = [own, *(delta for delta in ordered if delta > own)]
     else:
         with shown_progress(quiet, "training") as progress:
-            common = {"threads": threads, "progress": progress, "client": cluster}
+            common = {"threads": threads, "progress": progress, "cluster": cluster}
             with cluster_news(cluster, quiet):
-                model = _fit(data, reading, params | {"C": C, "delta": ordered[0]}, common)
+                model = _fit(data, reading, params | {"delta": ordered[0]}, common)
     rows = _rows_of(model, test, test_labels, reading, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
@@ -294,11 +292,11 @@ def _fit(
 ) -> Model:
     is_text = reading.is_text(data)
     text = text_params(params, data, is_text)
-    chosen = training_params(is_text, **params)
+    chosen = training_params(is_text, params)
     if text is not None:
-        from dismec.training.texts import Texts, fit_text
+        from dismec.training.texts import TextRequest, fit_text
 
-        return fit_text(Texts.of_file(data, reading.fmt), chosen, text, **common)
+        return fit_text(TextRequest(data, chosen, text=text, fmt=reading.fmt, **common))
     from dismec.training.recipe import fit
 
     dataset = reading.load(data, common["threads"])

@@ -156,21 +156,6 @@ class Manifest:
             version=FORMAT_VERSION,
         )
 
-    def differences(self, other: Manifest) -> list[str]:
-        """What tells the training of `other` from this one's, for a person."""
-        found = []
-        if self.data != other.data:
-            found.append("other data")
-        for key in sorted(self.params.keys() | other.params.keys()):
-            mine, its = self.params.get(key), other.params.get(key)
-            if mine != its:
-                found.append(f"{key} {mine} instead of {its}")
-        if self.text != other.text:
-            found.append("texts read in another way")
-        if self.dismec != other.dismec:
-            found.append(f"by dismec {self.dismec}")
-        return found
-
     # -- JSON --------------------------------------------------------------------------------------
 
     def to_json(self) -> str:

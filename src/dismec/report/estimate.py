@@ -8,7 +8,6 @@ peaks that ``benchmarks/memory.py`` measures.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import thread_count
+from dismec.cpu import physical_memory, thread_count
 from dismec.features.transform import Transform
 from dismec.model.shards import PRECISIONS
 from dismec.solve.blocks import costs
@@ -24,7 +23,7 @@ from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
 
-__all__ = ["estimate_training", "physical_memory", "tell_estimate"]
+__all__ = ["estimate_training", "tell_estimate"]
 
 _PILOT = 32  # labels that the solver takes through one pass together
 
@@ -100,13 +99,6 @@ def estimate_training(
         "threads": threads,
         "memory bytes": memory,
     }
-
-
-def physical_memory() -> int | None:
-    """Bytes of memory that this machine has, if it says."""
-    if not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _every(ranked: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:

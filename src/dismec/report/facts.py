@@ -24,6 +24,7 @@ from dismec.model import directory as store
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.parts import LabelTable, read_parts
+from dismec.model.provenance import shown as shown_params
 from dismec.report.estimate import estimate_training
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
@@ -173,7 +174,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
         "training data": manifest.data,
-        **manifest.params,
+        **shown_params(manifest.params),
         **({"text": _settings(manifest.text)} if manifest.text is not None else {}),
         **({"history": _told(manifest.history)} if manifest.history else {}),
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),

@@ -1,4 +1,4 @@
-"""Weights → fewer weights: dropping what is below Δ, and the largest Δ that costs nothing.
+"""A model and rows that it was not trained on → the largest Δ that costs nothing.
 
 How Δ is chosen, given a model of Δ = 0.01 and rows that it was not trained on: it is the largest Δ
 of `GRID` at which P@k is at most `TOLERANCE` points below that of Δ = 0.01, for each of `DEPTHS`.
@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.errors import DataError
-
-if TYPE_CHECKING:
-    from dismec.model.model import Model
+from dismec.model.model import Model
+from dismec.training.params import LEAST_DELTA
 
 __all__ = ["DEPTHS", "GRID", "TOLERANCE", "Choice", "choose", "held_out", "pick"]
 
 # 0.01 · 50^(i/20), in two digits.
 GRID = (
-    *(0.010, 0.012, 0.015, 0.018, 0.022, 0.027, 0.032, 0.039, 0.048, 0.058),
+    *(LEAST_DELTA, 0.012, 0.015, 0.018, 0.022, 0.027, 0.032, 0.039, 0.048, 0.058),
     *(0.071, 0.086, 0.10, 0.13, 0.15, 0.19, 0.23, 0.28, 0.34, 0.41, 0.50),
 )
 DEPTHS = (1, 3, 5)
@@ -68,9 +67,14 @@ class Choice:
     before: tuple[float, ...]
     after: tuple[float, ...]
 
-    def __str__(self) -> str:
-        after = ", ".join(f"P@{k} {p:.2f}" for k, p in zip(DEPTHS, self.after, strict=True))
-        return f"{after} (at {GRID[0]}: {', '.join(f'{p:.2f}' for p in self.before)})"
+    @property
+    def effect(self) -> dict[str, Any]:
+        """What the manifest says of it (`dismec.model.provenance`)."""
+        before, after = (
+            {f"P@{k}": p for k, p in zip(DEPTHS, values, strict=True)}
+            for values in (self.before, self.after)
+        )
+        return {"at": GRID[0], "before": before, "after": after}
 
 
 def choose(model: Model, X: Any, Y: Any, *, threads: int | None = None) -> Choice:

@@ -10,7 +10,6 @@ at the end, the directory is the model that it was.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -32,14 +31,15 @@ from dismec.model.model import Model, open_model
 from dismec.model.parts import LabelTable, Parts, write_parts
 from dismec.model.shards import Shard, gather, pack
 from dismec.solve.block import BlockStats
-from dismec.training.job import Job, Progress
+from dismec.training.job import Job
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import connected, earlier_run, run
+from dismec.training.request import Progress, Request, StrPath
+from dismec.training.resume import earlier_edit
+from dismec.training.running import run_into, workplace
 
 __all__ = ["add_labels", "ranged", "remove_labels", "update_labels"]
 
 Ids = npt.NDArray[np.int64]
-StrPath = str | os.PathLike[str]
 
 
 def add_labels(
@@ -50,8 +50,9 @@ def add_labels(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
-    client: Any = None,
+    cluster: Any = None,
     source: StrPath | None = None,
+    client: Any = None,
 ) -> Model:
     """Train the labels of some rows that a model does not have, and leave the others alone.
 
@@ -66,7 +67,7 @@ def add_labels(
     names
         One name for each column of Y, by which labels are known if the model has names. Without
         names, column l is label l.
-    threads, progress, client, source
+    threads, progress, cluster, source, client
         As for `dismec.train`.
 
     Raises
@@ -83,7 +84,11 @@ def add_labels(
         columns = np.flatnonzero((labels >= 0) & ~known[labels] & (_counts(Y) > 0))
         if not len(columns):
             raise DataError("the model has all labels of these rows already")
-        edit.train("added", X, Y, columns, labels[columns], threads, progress, client, source)
+        where = client if cluster is None else cluster
+        request = Request(
+            *(X, Y, edit.params), source=source, threads=threads, progress=progress, cluster=where
+        )
+        edit.train("added", request, columns, labels[columns])
     return open_model(path, check=False)
 
 
@@ -96,8 +101,9 @@ def update_labels(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
-    client: Any = None,
+    cluster: Any = None,
     source: StrPath | None = None,
+    client: Any = None,
 ) -> Model:
     """Train some labels of a model anew, given by name or number; otherwise as `add_labels`.
 
@@ -117,7 +123,11 @@ def update_labels(
                 f"no row of the data has {edit.named(lost)}; to do without it, remove it"
             )
         columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
-        edit.train("updated", X, Y, columns, found[columns], threads, progress, client, source)
+        where = client if cluster is None else cluster
+        request = Request(
+            *(X, Y, edit.params), source=source, threads=threads, progress=progress, cluster=where
+        )
+        edit.train("updated", request, columns, found[columns])
     return open_model(path, check=False)
 
 
@@ -196,42 +206,19 @@ class _Edit:
         """The label as a person knows it."""
         return f"label {label if self.names is None else repr(self.names[label])}"
 
-    def train(
-        self,
-        action: str,
-        X: Any,
-        Y: Any,
-        columns: Ids,
-        labels: Ids,
-        threads: int | None,
-        progress: Progress | None,
-        client: Any,
-        source: StrPath | None,
-    ) -> None:
+    def train(self, action: str, request: Request, columns: Ids, labels: Ids) -> None:
         """Train some columns of Y and make them labels of the model."""
         order = np.argsort(labels)
         columns, labels = columns[order], labels[order]
-        job = Job.prepare(
-            X,
-            check_csr(Y, "Y", "labels")[:, columns],
-            self._params(),
-            None,
-            transform=self.model.transform,
-        )
+        Y = check_csr(request.Y, "Y", "labels")[:, columns]
+        job = Job.prepare(replace(request, Y=Y), self.model.transform)
         # A model of its own, that of these labels, which an interrupted run leaves to the next one.
         folder = store.edit_folder(self.directory)
         store.make_directory(folder)
-        try:
-            earlier = earlier_run(folder, job)
-        except ModelError:
-            earlier = None
-        if earlier and earlier.complete:
-            trained = earlier
-        else:
-            with connected(client) as cluster:
-                trained = run(
-                    folder, job, earlier, thread_count(threads), progress, cluster, source
-                )
+        trained = earlier_edit(folder, job)
+        if trained is None or not trained.complete:
+            with workplace(request, thread_count(request.threads)) as place:
+                trained = run_into(folder, job, trained, place, request.progress)
         counts = job.parts.labels.counts
         shards = [
             replace(shard, labels=labels[shard.labels].astype(np.int32))
@@ -308,7 +295,9 @@ class _Edit:
             else:
                 yield part
 
-    def _params(self) -> TrainingParams:
+    @property
+    def params(self) -> TrainingParams:
+        """Those that the model was trained with."""
         known = {field.name for field in fields(TrainingParams)}
         params = {key: value for key, value in self.model.params.items() if key in known}
         try:

@@ -1,38 +1,38 @@
-"""What decides what a model is, apart from the data."""
+"""What decides what a model is, apart from the data: every hyper-parameter, stated once.
+
+The command line's options, the estimators' parameters, the manifest and the comparison of a run
+with an earlier one are all derived from the fields of `TrainingParams`. It imports nothing heavy:
+``dismec train --help`` reads it.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
+if TYPE_CHECKING:
+    from dismec.solve.problem import SolverParams
 
-from dismec.errors import DataError
-from dismec.model.shards import check_precision
-from dismec.solve.blocks import cut
-from dismec.solve.costs import Weighting
-from dismec.solve.problem import SolverParams
-from dismec.training import delta as pruning
-
-__all__ = ["TrainingParams"]
+__all__ = ["AUTO", "LEAST_DELTA", "TrainingParams"]
 
 AUTO = "auto"
+LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose
 
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    "C": float,
-    "delta": float,
-    "tol": float,
-    "tfidf": bool,
-    "normalize": bool,
-    "bias": float,
-    "block_size": operator.index,
-    "calibrate": bool,
-    "positive_weight": float,
-    "propensity_a": float,
-    "propensity_b": float,
+# The solver computes in float32.
+_TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "float | str | None": float,
+    "int": operator.index,
+    "bool": bool,
 }
+
+
+def _param(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as click calls it
+    """A hyper-parameter: its default, and what the command line says about it."""
+    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TrainingParams:
     block_size
         Labels in a block of the training, at most. Does not change the model.
     precision
-        How the model stores weights: "float16", "float32", or "int8" for eight bits a weight.
+        How the model stores weights: "float16", "float32", or "int8" for eight bits per weight.
     calibrate
         Learn from rows that are held out for this what probability a score stands for.
     positive_weight
@@ -77,27 +77,41 @@ class TrainingParams:
         For a value that is not a number or out of range.
     """
 
-    C: float = 1.0
-    delta: float | str | None = None
-    tol: float = 0.01
-    tfidf: bool = False
-    normalize: bool = True
-    bias: float = 1.0
-    block_size: int = 1000
-    precision: str = "float16"
-    calibrate: bool = False
-    positive_weight: float = 1.0
-    weighting: str | None = None
-    propensity_a: float = 0.55
-    propensity_b: float = 1.5
-    penalty: str = "l2"
+    C: float = _param(1.0, "Weight of the losses.")
+    delta: float | str | None = _param(
+        None,
+        "Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
+        metavar="NUMBER|auto",
+    )
+    tol: float = _param(0.01, "LIBLINEAR's stopping tolerance.")
+    tfidf: bool = _param(
+        False, "Multiply features by their idf in DATA [default: if DATA is text]."
+    )
+    normalize: bool = _param(True, "Leave rows at the length they have.")
+    bias: float = _param(1.0, "Value of the bias feature; 0: none.")
+    block_size: int = _param(1000, "Labels per block.")
+    precision: str = _param(
+        "float16",
+        "How weights are stored; int8: eight bits each.",
+        choices=("float16", "float32", "int8"),
+    )
+    calibrate: bool = _param(False, "Learn what probability a score stands for.")
+    positive_weight: float = _param(1.0, "What the losses of positive rows are multiplied by.")
+    weighting: str | None = _param(
+        None,
+        "Multiply the losses of a label's positive rows the more, the rarer it is.",
+        choices=("propensity",),
+    )
+    propensity_a: float = _param(0.55, "The constant A of propensities.")
+    propensity_b: float = _param(1.5, "The constant B of propensities.")
+    penalty: str = _param("l2", "What keeps weights small; l1: few of them.", choices=("l2", "l1"))
 
     def __post_init__(self) -> None:
         if self.delta is None:
-            object.__setattr__(self, "delta", 0.0 if self.penalty == "l1" else 0.01)
-        for name, kind in _KINDS.items():
+            object.__setattr__(self, "delta", 0.0 if self.penalty == "l1" else LEAST_DELTA)
+        for name, kind in ((f.name, _NUMBERS.get(str(f.type))) for f in fields(self)):
             value = getattr(self, name)
-            if name == "delta" and self.chooses_delta:
+            if kind is None or (name == "delta" and self.chooses_delta):
                 continue
             try:
                 if isinstance(value, str):
@@ -107,18 +121,16 @@ class TrainingParams:
             except (TypeError, ValueError):
                 expected = 'a number or "auto"' if name == "delta" else "a number"
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
-        self.solver  # noqa: B018  its own checks
-        cut(np.empty(0, np.int64), self.block_size)
-        try:
-            check_precision(self.precision)
-        except DataError as error:
-            raise ValueError(str(error)) from None
-        # The solver computes in float32.
-        least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-        if not least <= self.C <= most:
-            raise ValueError(f"C is {self.C}; expected a number from {least:.1e} to {most:.1e}")
-        if self.solver.delta > most:
-            raise ValueError(f"delta is {self.delta}; expected a number up to {most:.1e}")
+        solver = self.solver  # which has checks of its own
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}; expected at least 1")
+        precisions = self.__dataclass_fields__["precision"].metadata["choices"]
+        if self.precision not in precisions:
+            raise ValueError(f"precision is {self.precision!r}; expected {', '.join(precisions)}")
+        if not _TINY <= self.C <= _HUGE:
+            raise ValueError(f"C is {self.C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
+        if solver.delta > _HUGE:
+            raise ValueError(f"delta is {self.delta}; expected a number up to {_HUGE:.1e}")
 
     @property
     def chooses_delta(self) -> bool:
@@ -132,8 +144,11 @@ class TrainingParams:
 
     @property
     def solver(self) -> SolverParams:
-        """The part that the solver needs; of a delta left to choose the least that it can be."""
-        delta = pruning.GRID[0] if self.chooses_delta else cast(float, self.delta)
+        """The part that the solver needs; for a delta left to choose the least that it can be."""
+        from dismec.solve.costs import Weighting
+        from dismec.solve.problem import SolverParams
+
+        delta = LEAST_DELTA if self.chooses_delta else cast(float, self.delta)
         weighting = Weighting(
             self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
         )

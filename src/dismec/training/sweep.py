@@ -16,9 +16,9 @@ import numpy as np
 
 from dismec.errors import DataError
 from dismec.model.model import Model
-from dismec.training.job import Progress
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import fit
+from dismec.training.request import Progress
 
 __all__ = ["DELTAS", "check_deltas", "sweep", "sweep_model"]
 
@@ -38,13 +38,14 @@ def sweep(
     ks: Sequence[int] = (1, 3, 5),
     threads: int | None = None,
     progress: Progress | None = None,
+    cluster: Any = None,
     client: Any = None,
 ) -> list[Row]:
     """Train once at the smallest Δ, and evaluate on other rows what each Δ leaves.
 
     Parameters
     ----------
-    X, Y, params, threads, progress, client
+    X, Y, params, threads, progress, cluster, client
         As for `dismec.train`; the delta of `params` counts for nothing. The model is in memory.
     test
         X and Y to evaluate on.
@@ -65,7 +66,8 @@ def sweep(
     """
     ordered = check_deltas(deltas)
     params = replace(params or TrainingParams(), delta=ordered[0], calibrate=False)
-    model = fit(X, Y, params, threads=threads, progress=progress, client=client)
+    where = client if cluster is None else cluster
+    model = fit(X, Y, params, threads=threads, progress=progress, cluster=where)
     return sweep_model(model, test, ordered, ks=ks, threads=threads)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,12 @@ from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model import directory as store
 from dismec.model.model import Model
-from dismec.training.job import Progress
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit, train
+from dismec.training.recipe import carry_out
+from dismec.training.request import Progress, Request, StrPath
 
 __all__ = [
+    "TextRequest",
     "Texts",
     "fit_text",
     "learn",
@@ -35,7 +35,6 @@ __all__ = [
     "vocabulary_of",
 ]
 
-StrPath = str | os.PathLike[str]
 News = Callable[[str], None]
 
 _NEWS_SECONDS = 10.0
@@ -73,6 +72,82 @@ class Texts:
         return cls(lambda: [batch])
 
 
+@dataclass(frozen=True, eq=False)
+class TextRequest:
+    """A training of texts, as `Request` is one of rows.
+
+    Attributes
+    ----------
+    source
+        A file of JSON lines, CSV, TSV or fastText lines, or `Texts`.
+    params
+        By default with tf-idf.
+    text
+        Which terms of a text are features.
+    fmt
+        Names of the columns of a file.
+    validation
+        Other texts to learn on what `params` leave open.
+    news
+        Called with a line now and then while texts are read.
+    path, threads, overwrite, progress, cluster
+        As for `Request`.
+    """
+
+    source: StrPath | Texts
+    params: TrainingParams | None = None
+    path: StrPath | None = None
+    text: TextParams | None = None
+    fmt: TextFormat | None = None
+    validation: StrPath | Texts | None = None
+    threads: int | None = None
+    overwrite: bool = False
+    progress: Progress | None = None
+    news: News | None = None
+    cluster: Any = None
+
+    @contextmanager
+    def as_rows(self) -> Iterator[Request]:
+        """The request for the rows of the texts.
+
+        For a model directory the rows are in a file there, as long as the context lasts.
+        """
+        texts = self._texts(self.source)
+        validation = None if self.validation is None else self._texts(self.validation)
+        if validation:
+            next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
+        directory = None if self.path is None else Path(self.path)
+        if directory and directory.exists():
+            store.make_directory(directory)
+        vocabulary, names = learn(
+            texts, self.text or TextParams(), threads=self.threads, news=self.news
+        )
+        numbers = {name: number for number, name in enumerate(names)}
+        judge = None
+        if validation:
+            judge = vectorised(validation, vocabulary, numbers, threads=self.threads)
+        request = Request(
+            *(None, None, self.params or TrainingParams(tfidf=True), directory),
+            names=names,
+            validation=judge and (judge.X, judge.Y),
+            vocabulary=vocabulary,
+            threads=self.threads,
+            overwrite=self.overwrite,
+            progress=self.progress,
+            cluster=self.cluster,
+        )
+        if directory is None:
+            dataset = vectorised(texts, vocabulary, numbers, threads=self.threads)
+            yield replace(request, X=dataset.X, Y=dataset.Y)
+            return
+        store.make_directory(directory)
+        with _in_file(directory, texts, request, self.news) as (dataset, file):
+            yield replace(request, X=dataset.X, Y=dataset.Y, source=file)
+
+    def _texts(self, source: StrPath | Texts) -> Texts:
+        return source if isinstance(source, Texts) else Texts.of_file(source, self.fmt)
+
+
 def train_text(
     source: StrPath | Texts,
     path: StrPath,
@@ -85,6 +160,7 @@ def train_text(
     overwrite: bool = False,
     progress: Progress | None = None,
     news: News | None = None,
+    cluster: Any = None,
     client: Any = None,
 ) -> Model:
     """Train a model of texts into a directory, or go on where an earlier run of it stopped.
@@ -104,91 +180,33 @@ def train_text(
         Names of the columns of a file.
     validation
         Other texts to choose delta and to calibrate on.
-    threads, overwrite, progress, client
+    threads, overwrite, progress, cluster, client
         As for `dismec.train`.
     news
         Called with a line now and then while texts are read.
+
+    Returns
+    -------
+    Model
+        The finished model, with its vocabulary and the names of its labels.
 
     Raises
     ------
     DataError
         ``file:line: reason`` for what cannot be read; otherwise as `dismec.train`.
     """
-    with on_disk(source, path, text, fmt, validation, threads, news) as (X, Y, facts):
-        return train(
-            *(X, Y, path, params or TrainingParams(tfidf=True)),
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            client=client,
-            **facts,
-        )
-
-
-@contextmanager
-def on_disk(
-    source: StrPath | Texts,
-    path: StrPath,
-    text: TextParams | None,
-    fmt: TextFormat | None,
-    validation: StrPath | Texts | None,
-    threads: int | None,
-    news: News | None,
-) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """X and Y of texts, in a file of a model directory as long as the context lasts.
-
-    With them come `names`, `validation`, `source` and `vocabulary` for `dismec.train`.
-    """
-    directory = Path(path)
-    texts = source if isinstance(source, Texts) else Texts.of_file(source, fmt)
-    if validation is not None:
-        if not isinstance(validation, Texts):
-            validation = Texts.of_file(validation, fmt)
-        next(iter(validation.read()), None)  # what cannot be read is told before hours of work
-    if directory.exists():
-        store.make_directory(directory)
-    vocabulary, names = learn(texts, text or TextParams(), threads=threads, news=news)
-    store.make_directory(directory)
-    numbers = {name: number for number, name in enumerate(names)}
-    judge = None
-    if validation is not None:
-        judge = vectorised(validation, vocabulary, numbers, threads=threads)
-    with _in_file(directory, texts, vocabulary, names, threads, news) as (dataset, file):
-        yield (
-            dataset.X,
-            dataset.Y,
-            {
-                "names": names,
-                "validation": judge and (judge.X, judge.Y),
-                "source": file,
-                "vocabulary": vocabulary,
-            },
-        )
-
-
-def fit_text(
-    texts: Texts,
-    params: TrainingParams | None = None,
-    text: TextParams | None = None,
-    *,
-    threads: int | None = None,
-    progress: Progress | None = None,
-    client: Any = None,
-) -> Model:
-    """Train a model of texts in memory; arguments as for `train_text`."""
-    vocabulary, names = learn(texts, text or TextParams(), threads=threads)
-    numbers = {name: number for number, name in enumerate(names)}
-    dataset = vectorised(texts, vocabulary, numbers, threads=threads)
-    return fit(
-        dataset.X,
-        dataset.Y,
-        params or TrainingParams(tfidf=True),
-        names=names,
-        threads=threads,
-        progress=progress,
-        client=client,
-        vocabulary=vocabulary,
+    request = TextRequest(
+        *(source, params, path, text, fmt, validation, threads, overwrite, progress, news),
+        cluster=client if cluster is None else cluster,
     )
+    with request.as_rows() as rows:
+        return carry_out(rows)
+
+
+def fit_text(request: TextRequest) -> Model:
+    """Train a model of texts in memory."""
+    with replace(request, path=None).as_rows() as rows:
+        return carry_out(rows)
 
 
 def learn(
@@ -269,14 +287,12 @@ def vectorised(
 
 @contextmanager
 def _in_file(
-    directory: Path,
-    texts: Texts,
-    vocabulary: Vocabulary,
-    names: Sequence[str],
-    threads: int | None,
-    news: News | None,
+    directory: Path, texts: Texts, request: Request, news: News | None
 ) -> Iterator[tuple[Dataset, Path]]:
     """Texts as a dataset in a file, mapped into memory."""
+    vocabulary, names = request.vocabulary, request.names
+    assert vocabulary is not None
+    assert names is not None
     numbers = {name: number for number, name in enumerate(names)}
     begun = store.data_file(directory, secrets.token_hex(8))
     file = begun
@@ -289,7 +305,7 @@ def _in_file(
                     raise DataError(
                         f"{texts.name}: changed while it was read: label {error} is new"
                     ) from None
-                writer.append(vocabulary.rows(batch.texts, threads=threads), ids)
+                writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
             writer.finish(len(names))
         dataset = load_data(begun)
         file = store.data_file(directory, fingerprint(dataset.X, dataset.Y))

@@ -9,7 +9,6 @@ more than some part of the weights is ever in memory.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,32 +17,32 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import kernels, thread_count
+from dismec.cpu import kernels
 from dismec.data.corpus import TextFormat
 from dismec.data.labels import propensities
 from dismec.data.matrices import Rows, check_rows
-from dismec.errors import DataError, ModelError
-from dismec.features.vocabulary import TextParams
+from dismec.errors import DataError
+from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.measure import metrics
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.shards import Shard, pack
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
-from dismec.training.job import Job, Progress
+from dismec.training.job import Job
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import Judge, fit, train_job
-from dismec.training.texts import News, Texts, on_disk
-
-if TYPE_CHECKING:
-    from dismec.cluster.connection import Cluster
-    from dismec.features.vocabulary import Vocabulary
+from dismec.training.recipe import Settle, carry_out
+from dismec.training.request import Progress, Request, StrPath, part_of
+from dismec.training.resume import known_C
+from dismec.training.running import Workplace
+from dismec.training.texts import News, TextRequest, Texts
+from dismec.training.trial import Split, Validation
 
 __all__ = ["GRID", "METRIC", "Tuned", "check_grid", "check_metric", "pick", "tune", "tune_text"]
 
@@ -86,7 +85,7 @@ class Tuned:
 def tune(
     X: Any,
     Y: Any,
-    path: str | os.PathLike[str],
+    path: StrPath,
     grid: Sequence[float] = GRID,
     params: TrainingParams | None = None,
     *,
@@ -96,9 +95,10 @@ def tune(
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    client: Any = None,
-    source: str | os.PathLike[str] | None = None,
+    cluster: Any = None,
+    source: StrPath | None = None,
     vocabulary: Vocabulary | None = None,
+    client: Any = None,
 ) -> Tuned:
     """Choose C by rows held out, and train a model with it on all rows.
 
@@ -108,7 +108,7 @@ def tune(
 
     Parameters
     ----------
-    X, Y, path, names, threads, overwrite, client, source, vocabulary
+    X, Y, path, names, threads, overwrite, cluster, source, vocabulary, client
         As for `dismec.train`. On a cluster every C is a training of its own.
     grid
         The C to try, two at least, in any order.
@@ -124,6 +124,11 @@ def tune(
         Called now and then with (labels done, labels in all), where each label counts once for
         every time that it is solved.
 
+    Returns
+    -------
+    Tuned
+        The model, the C chosen, and what was tried.
+
     Raises
     ------
     DataError
@@ -131,79 +136,96 @@ def tune(
     ModelError, ClusterError
         As `dismec.train` does.
     """
-    ordered, chosen_by = check_grid(grid), check_metric(metric)
-    params = params or TrainingParams()
-    job = Job.prepare(X, Y, params, names, vocabulary=vocabulary)
-    if job.Y.shape[1] < 2:
-        raise DataError(
-            f"C is chosen by the order of labels, and there is {job.Y.shape[1]} label; "
-            "train with a C of your own"
-        )
-    if validation is None and job.X.shape[0] < 2:
-        raise DataError(
-            f"there is {job.X.shape[0]} row: too few to hold one out for the choice of C; "
-            "give rows to choose it on (--validation)"
-        )
-    judge = Judge.prepare(job, validation)
-    shown = ", ".join(f"{C:g}" for C in ordered)
-    job = job.told(C_auto=f"by {chosen_by} from {shown} {judge}")
-
-    def settle(
-        job: Job, earlier: Manifest | None, cluster: Cluster | None
-    ) -> tuple[Job, Progress | None]:
-        if earlier:
-            return _as_chosen(job, ordered, earlier), progress
-        n_tried = len(ordered) * job.problem.n_labels
-        rounds = len(ordered) + 1 + params.holds_out
-        first = progress and (lambda done, _: progress(done, rounds * job.problem.n_labels))
-        then = progress and (lambda done, total: progress(n_tried + done, n_tried + total))
-        try_all = _try_here if cluster is None else partial(_try_on, cluster)
-        depths = sorted({*_DEPTHS, int(chosen_by.partition("@")[2])})
-        table = try_all(*judge.parted(job), job.params, ordered, depths, threads, first)
-        return job.with_C(pick(table, chosen_by), table), then
-
-    model = train_job(
-        *(Path(path), job, validation if params.holds_out else None),
+    request = Request(
+        *(X, Y, params or TrainingParams(), Path(path)),
+        names=names,
+        validation=validation,
+        vocabulary=vocabulary,
+        source=source,
         threads=threads,
         overwrite=overwrite,
         progress=progress,
-        client=client,
-        source=source,
-        settle=settle,
+        cluster=client if cluster is None else cluster,
     )
-    said = model.params
-    return Tuned(model, said["C"], chosen_by, said["C_table"])
+    return _tuned(request, _ChoiceOfC(check_grid(grid), check_metric(metric)))
 
 
 def tune_text(
-    source: str | os.PathLike[str] | Texts,
-    path: str | os.PathLike[str],
+    source: StrPath | Texts,
+    path: StrPath,
     grid: Sequence[float] = GRID,
     params: TrainingParams | None = None,
     text: TextParams | None = None,
     *,
     metric: str = METRIC,
     fmt: TextFormat | None = None,
-    validation: str | os.PathLike[str] | Texts | None = None,
+    validation: StrPath | Texts | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     news: News | None = None,
+    cluster: Any = None,
     client: Any = None,
 ) -> Tuned:
     """Choose C for texts and train with it; `grid`, `metric` as for `tune`, others `train_text`."""
-    check_grid(grid)
-    check_metric(metric)
-    with on_disk(source, path, text, fmt, validation, threads, news) as (X, Y, facts):
-        return tune(
-            *(X, Y, path, grid, params or TrainingParams(tfidf=True)),
-            metric=metric,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            client=client,
-            **facts,
-        )
+    choice = _ChoiceOfC(check_grid(grid), check_metric(metric))
+    request = TextRequest(
+        *(source, params, path, text, fmt, validation, threads, overwrite, progress, news),
+        cluster=client if cluster is None else cluster,
+    )
+    with request.as_rows() as rows:
+        return _tuned(rows, choice)
+
+
+def _tuned(request: Request, choice: _ChoiceOfC) -> Tuned:
+    model = carry_out(request, choice.open)
+    return Tuned(model, model.params["C"], choice.metric, model.params["C_table"])
+
+
+@dataclass(frozen=True)
+class _ChoiceOfC:
+    """By which metric C is chosen, and from which values, ascending."""
+
+    grid: list[float]
+    metric: str
+
+    def open(self, job: Job, given: tuple[Any, Any] | None) -> tuple[Job, Settle]:
+        """The job with how its C will be chosen, and what chooses it (`recipe.Choose`)."""
+        n_rows, n_labels = job.Y.shape
+        if n_labels < 2:
+            raise DataError(
+                f"C is chosen by the order of labels, and there is {n_labels} label; "
+                "train with a C of your own"
+            )
+        if given is None and n_rows < 2:
+            raise DataError(
+                f"there is {n_rows} row: too few to hold one out for the choice of C; "
+                "give rows to choose it on (--validation)"
+            )
+        validation = Validation.prepare(job, given)
+        fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
+        return job.stating(C_auto=fields), partial(self._settle, validation)
+
+    def _settle(
+        self,
+        validation: Validation,
+        job: Job,
+        earlier: Manifest | None,
+        place: Workplace,
+        progress: Progress | None,
+    ) -> tuple[Job, Progress | None]:
+        if earlier:
+            return known_C(job, self.grid, earlier), progress
+        n_labels = job.problem.n_labels
+        tried, total = len(self.grid), len(self.grid) + 1 + job.params.holds_out
+        trials = _Trials(validation.split(job), job.params, self.grid, self._depths, place)
+        table = trials.run(part_of(progress, 0, total * n_labels))
+        chosen = job.with_C(pick(table, self.metric), table)
+        return chosen, part_of(progress, tried * n_labels, total * n_labels)
+
+    @property
+    def _depths(self) -> list[int]:
+        return sorted({*_DEPTHS, int(self.metric.partition("@")[2])})
 
 
 def check_grid(grid: Sequence[float]) -> list[float]:
@@ -246,59 +268,72 @@ def pick(table: Sequence[Row], metric: str) -> float:
     return min(table, key=lambda row: (-row[metric], row["C"]))["C"]
 
 
-def _as_chosen(job: Job, grid: Sequence[float], earlier: Manifest) -> Job:
-    """The job at the C that an earlier run of it has chosen."""
-    C, table = earlier.params.get("C"), earlier.params.get("C_table")
-    if not isinstance(C, float) or C not in grid or not isinstance(table, list):
-        raise ModelError(f"the unfinished model's C, {C!r}, is none that is chosen")
-    return job.with_C(C, table)
+@dataclass(frozen=True, eq=False)
+class _Trials:
+    """The rows that C is tried on, the values to try, the depths to measure, and where."""
 
+    split: Split
+    params: TrainingParams
+    grid: list[float]
+    depths: list[int]
+    place: Workplace
 
-def _try_here(
-    X: Any,
-    Y: Any,
-    judge_X: Any,
-    truth: Any,
-    params: TrainingParams,
-    grid: Sequence[float],
-    depths: Sequence[int],
-    threads: int | None,
-    progress: Progress | None,
-) -> list[Row]:
-    """A row of the table for each C, ascending, all labels on one path through the grid."""
-    threads = thread_count(threads)
-    job = Job.prepare(X, Y, params, None)
-    problem = job.problem
-    given = check_rows(judge_X, problem.n_features)
-    rows = job.transform.apply_between(given, 0, given.n_rows)
-    copies = _Copies(problem.groups, problem.label_counts)
-    trials = [_Trial(rows, copies, min(max(depths), problem.n_labels)) for _ in grid]
-    order = _from_the_middle(grid)
-    total = len(grid) * problem.n_labels
-    done = total - len(grid) * copies.n_labels
-    if progress:
-        progress(0, total)
-    path = solve_path(problem, job.params.solver, order, copies.distinct, threads=threads)
-    with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
-        for solution in solutions:
-            for place in np.unique(solution.place).tolist():
-                part = solution[np.flatnonzero(solution.place == place)]
-                trials[grid.index(order[place])].add(part)
-                done += int(copies.sizes(part.labels).sum())
-            if progress:
-                progress(done, total)
-            if sum(trial.pending for trial in trials) > _PENDING or done == total:
-                list(pool.map(lambda trial: trial.score(params.precision), trials))
-    counts = problem.label_counts, problem.n_rows
-    return [
-        {
-            "C": C,
-            **_metrics(truth, trial.top, depths, *counts),
-            "weights": trial.nnz,
-            "seconds": round(trial.seconds, 3),
-        }
-        for C, trial in zip(grid, trials, strict=True)
-    ]
+    def run(self, progress: Progress | None) -> list[Row]:
+        """A row of the table for each C, ascending."""
+        return (self._along_a_path if self.place.cluster is None else self._one_by_one)(progress)
+
+    def _along_a_path(self, progress: Progress | None) -> list[Row]:
+        """All labels on one path through the grid."""
+        split, grid, threads = self.split, self.grid, self.place.threads
+        job = Job.prepare(Request(split.X, split.Y, self.params))
+        problem = job.problem
+        given = check_rows(split.X_judge, problem.n_features)
+        rows = job.transform.apply_between(given, 0, given.n_rows)
+        copies = _Copies(problem.groups, problem.label_counts)
+        depth = min(max(self.depths), problem.n_labels)
+        found = [_TrialAt(rows, copies, depth) for _ in grid]
+        order = _from_the_middle(grid)
+        total = len(grid) * problem.n_labels
+        done = total - len(grid) * copies.n_labels
+        if progress:
+            progress(0, total)
+        path = solve_path(problem, job.params.solver, order, copies.distinct, threads=threads)
+        with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
+            for solution in solutions:
+                for place in np.unique(solution.place).tolist():
+                    part = solution[np.flatnonzero(solution.place == place)]
+                    found[grid.index(order[place])].add(part)
+                    done += int(copies.sizes(part.labels).sum())
+                if progress:
+                    progress(done, total)
+                if sum(trial.pending for trial in found) > _PENDING or done == total:
+                    list(pool.map(lambda trial: trial.score(self.params.precision), found))
+        counts = problem.label_counts, problem.n_rows
+        return [
+            {
+                "C": C,
+                **_metrics(split.Y_judge, trial.top, self.depths, *counts),
+                "weights": trial.nnz,
+                "seconds": round(trial.seconds, 3),
+            }
+            for C, trial in zip(grid, found, strict=True)
+        ]
+
+    def _one_by_one(self, progress: Progress | None) -> list[Row]:
+        """A training for each C: what a cluster does."""
+        table: list[Row] = []
+        n_labels = self.split.Y.shape[1]
+        for number, C in enumerate(self.grid):
+            begin = perf_counter()
+            params = replace(self.params, C=C, delta=self.params.solver.delta, calibrate=False)
+            count = part_of(progress, number * n_labels, len(self.grid) * n_labels)
+            model = self.split.fit(params, self.place, count)
+            seconds = round(perf_counter() - begin, 3)
+            found = model.evaluate(
+                self.split.X_judge, self.split.Y_judge, self.depths, threads=self.place.threads
+            )
+            table.append({"C": C, **_shown(found), "weights": model.nnz, "seconds": seconds})
+        return table
 
 
 def _from_the_middle(grid: Sequence[float]) -> list[float]:
@@ -341,7 +376,7 @@ class _Copies:
         )
 
 
-class _Trial:
+class _TrialAt:
     """The model at one C, as far as it is solved: the best labels of the rows that judge it."""
 
     def __init__(self, rows: Rows, copies: _Copies, depth: int) -> None:
@@ -391,33 +426,3 @@ def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: 
 def _shown(found: Row) -> Row:
     """What a row of the table has of it, in as many digits as a person may want to see."""
     return {k: round(value, 4) for k, value in found.items() if k.partition("@")[0] in _KINDS}
-
-
-def _try_on(
-    cluster: Cluster,
-    X: Any,
-    Y: Any,
-    judge_X: Any,
-    truth: Any,
-    params: TrainingParams,
-    grid: Sequence[float],
-    depths: Sequence[int],
-    threads: int | None,
-    progress: Progress | None,
-) -> list[Row]:
-    """The same on a cluster: a training for each C."""
-    table: list[Row] = []
-    for number, C in enumerate(grid):
-        begin = perf_counter()
-        trial = replace(params, C=C, delta=params.solver.delta, calibrate=False)
-        count = progress and partial(_count, progress, number, len(grid))
-        model = fit(X, Y, trial, threads=threads, progress=count, client=cluster)
-        seconds = perf_counter() - begin
-        found = model.evaluate(judge_X, truth, depths, threads=threads)
-        table.append({"C": C, **_shown(found), "weights": model.nnz, "seconds": round(seconds, 3)})
-    return table
-
-
-def _count(progress: Progress, before: int, rounds: int, done: int, total: int) -> None:
-    """The progress of one of several rounds, after those before it."""
-    progress(before * total + done, rounds * total)

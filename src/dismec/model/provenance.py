@@ -1,0 +1,63 @@
+"""How values of a model were chosen: fields in its manifest, sentences for a person.
+
+Where a value was chosen, or learned, on rows that the training did not see, the manifest's
+parameters say so:
+
+- ``C_auto``: {"metric", "grid", "rows"[, "data"]}
+- ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
+- ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
+
+"rows" is the number of rows; "data" the first sixteen digits of the fingerprint of rows that were
+given for this. Without "data" they were held out from the training data. Manifests written before
+there were fields hold the sentences themselves; `parse` turns those into fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["parse", "sentence", "shown"]
+
+_KEYS = ("C_auto", "delta_auto", "delta_effect", "calibrated")
+_ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
+_C = re.compile(r"by (\S+) from (.+) (on \d.*)")
+_EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
+
+
+def shown(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a manifest with sentences for how values were chosen."""
+    return {key: sentence(key, v) if key in _KEYS else v for key, v in params.items()}
+
+
+def sentence(key: str, value: Any) -> Any:
+    """How one value was chosen; what is not made of fields is returned as it is."""
+    if not isinstance(value, dict):
+        return value
+    if key == "delta_effect":
+        after = ", ".join(f"{name} {p:.2f}" for name, p in value["after"].items())
+        return (
+            f"{after} (at {value['at']}: {', '.join(f'{p:.2f}' for p in value['before'].values())})"
+        )
+    rows, data = value["rows"], value.get("data")
+    judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
+    if key == "C_auto":
+        return f"by {value['metric']} from {', '.join(f'{C:g}' for C in value['grid'])} {judged}"
+    return judged
+
+
+def parse(key: str, value: Any) -> Any:
+    """The fields that a sentence of an older manifest stands for; the inverse of `sentence`."""
+    if not isinstance(value, str):
+        return value
+    if key == "delta_effect" and (match := _EFFECT.fullmatch(value)):
+        after = {name: float(p) for name, p in (part.split() for part in match[1].split(", "))}
+        before = dict(zip(after, map(float, match[3].split(", ")), strict=True))
+        return {"at": float(match[2]), "before": before, "after": after}
+    if key == "C_auto" and (match := _C.fullmatch(value)):
+        grid = [float(C) for C in match[2].split(", ")]
+        return {"metric": match[1], "grid": grid} | parse("calibrated", match[3])
+    if match := _ROWS.fullmatch(value):
+        return {"rows": int(match[1])} | ({"data": match[2]} if match[2] else {})
+    return value

@@ -1,0 +1,182 @@
+"""A job → a model: blocks are solved here or on a cluster, kept when done, packed into shards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from dismec.cpu import kernels
+from dismec.data.dataset import Dataset, save_data
+from dismec.model import directory as store
+from dismec.model.manifest import BlockReceipt, Manifest
+from dismec.model.model import Model, open_model
+from dismec.model.shards import pack
+from dismec.solve.block import Block, BlockStats
+from dismec.solve.blocks import costs
+from dismec.solve.threads import solve_blocks
+from dismec.training import resume
+from dismec.training.job import Blocks, Job, Mask
+from dismec.training.request import Progress, Request, StrPath
+
+if TYPE_CHECKING:
+    from dismec.cluster.connection import Cluster
+
+__all__ = ["Workplace", "run_in_memory", "run_into", "workplace"]
+
+_log = logging.getLogger("dismec")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where blocks are solved: on threads of this process, or on a cluster.
+
+    Attributes
+    ----------
+    threads
+        Of this process.
+    cluster
+        The connection, if it is a cluster.
+    source
+        The ``.xmc`` file of the training data, if there is one that workers may see.
+    """
+
+    threads: int
+    cluster: Cluster | None = None
+    source: StrPath | None = None
+
+
+@contextmanager
+def workplace(request: Request, threads: int) -> Iterator[Workplace]:
+    """Where a request is to be carried out; a cluster that was open before stays so."""
+    if request.cluster is None:
+        yield Workplace(threads)
+        return
+    from dismec.cluster.connection import Cluster
+
+    cluster = Cluster.connect(request.cluster)
+    if cluster is request.cluster:
+        yield Workplace(threads, cluster, request.source)
+        return
+    with cluster:
+        if cluster.dashboard:
+            _log.info("the cluster's dashboard: %s", cluster.dashboard)
+        yield Workplace(threads, cluster, request.source)
+
+
+def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Model:
+    """The model of a job whose parameters leave nothing open.
+
+    On a cluster it is trained in a temporary directory, and mapped from there.
+    """
+    if place.cluster is not None:
+        with TemporaryDirectory(prefix="dismec-", ignore_cleanup_errors=True) as folder:
+            run_into(Path(folder), job, None, replace(place, source=None), progress)
+            return open_model(folder, check=False)
+    everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
+    blocks = list(_solve_here(job, everything, lambda block: block, place.threads, progress))
+    trained = [block.trained(job.parts.labels.counts) for block in blocks]
+    shards = list(pack(trained, job.problem.n_features, job.params.precision))
+    stats = BlockStats.total([block.stats for block in blocks if block.stats])
+    manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
+    return Model(manifest, job.transform, job.parts, shards)
+
+
+def run_into(
+    directory: Path,
+    job: Job,
+    earlier: Manifest | None,
+    place: Workplace,
+    progress: Progress | None,
+) -> Manifest:
+    """Do a job into a directory that nobody else writes to, after an `earlier` run of it.
+
+    Every finished block is on the disk, and named by the manifest, before it counts as done.
+    """
+    manifest, held = resume.begin(directory, job, earlier)
+    first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
+    if place.cluster is None:
+        receipts = _solve_here(
+            job,
+            job.blocks(held, first),
+            lambda block: store.write_block(directory, block),
+            place.threads,
+            progress,
+        )
+    else:
+        receipts = _solve_there(job, directory, held, first, place, progress)
+    with closing(receipts):
+        for receipt in receipts:
+            manifest = manifest.with_blocks([*manifest.blocks, receipt])
+            store.commit(directory, manifest)
+    kernels.release_memory()  # the solver's, before more is taken
+    return store.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
+
+
+def _solve_here(
+    job: Job,
+    blocks: Blocks,
+    keep: Callable[[Block], T],
+    threads: int,
+    progress: Progress | None,
+) -> Generator[T, None, None]:
+    count = _counter(job, blocks, progress)
+    return solve_blocks(
+        job.problem, job.params.solver, blocks, keep, threads=threads, progress=count
+    )
+
+
+def _solve_there(
+    job: Job,
+    directory: Path,
+    held: Mask,
+    first: int,
+    place: Workplace,
+    progress: Progress | None,
+) -> Generator[BlockReceipt, None, None]:
+    """Solve the labels that are not `held` on a cluster."""
+    from dismec.cluster.training import (
+        BLOCKS_A_THREAD,
+        Training,
+        check_workers,
+        solve_on_cluster,
+    )
+
+    cluster: Any = place.cluster
+    n_threads = sum(info.threads for info in check_workers(cluster).values())
+    blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
+    data = Path(place.source or store.data_file(directory, job.manifest.data))
+    if blocks and not data.exists():
+        save_data(Dataset(job.X, job.Y), data)
+    training = Training(
+        directory,
+        data,
+        job.manifest.data,
+        job.params.solver,
+        job.transform,
+        costs(job.problem.groups, job.problem.label_counts),
+    )
+    return solve_on_cluster(cluster, training, blocks, _counter(job, blocks, progress))
+
+
+def _counter(job: Job, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:
+    """Counts labels that are solved, after those that need not be."""
+    total = job.problem.n_labels
+    done = total - sum(map(len, blocks.values()))
+
+    def count(n_labels: int) -> None:
+        nonlocal done
+        done += n_labels
+        if progress:
+            progress(done, total)
+
+    count(0)
+    return count

@@ -1,0 +1,173 @@
+"""Rows that the training does not see → what its parameters leave open: delta, probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.dataset import fingerprint
+from dismec.data.matrices import check_X
+from dismec.errors import DataError
+from dismec.model.manifest import Manifest
+from dismec.model.model import Model
+from dismec.training import calibrating, delta, resume
+from dismec.training.job import Job, check_Y
+from dismec.training.params import TrainingParams
+from dismec.training.request import Progress, Request, part_of
+from dismec.training.running import Workplace, run_in_memory
+
+__all__ = ["Split", "Trial", "Validation"]
+
+
+class Split(NamedTuple):
+    """Rows to train on, and rows to judge by."""
+
+    X: Any
+    Y: Any
+    X_judge: Any
+    Y_judge: Any
+
+    def fit(self, params: TrainingParams, place: Workplace, progress: Progress | None) -> Model:
+        """The model of the rows to train on; `params` leave nothing open."""
+        return run_in_memory(Job.prepare(Request(self.X, self.Y, params)), place, progress)
+
+
+class Validation(NamedTuple):
+    """Rows that a trial is not trained on, to judge it by.
+
+    Attributes
+    ----------
+    given
+        X and Y of a caller, or None.
+    held_out
+        Otherwise rows of the job.
+    """
+
+    given: tuple[sp.csr_array, sp.csr_array] | None
+    held_out: npt.NDArray[np.int64]
+
+    @classmethod
+    def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Validation:
+        """Those that are given, or a tenth of the job's own.
+
+        Raises
+        ------
+        DataError
+            If what is given does not fit the job, or the job has too few rows.
+        """
+        if given is None:
+            return cls(None, delta.held_out(job.X.shape[0]))
+        try:
+            X = check_X(given[0], job.X.shape[1])
+            Y = check_Y(given[1], X.shape[0])
+        except DataError as error:
+            raise DataError(f"validation data: {error}") from None
+        if X.shape[0] == 0:
+            raise DataError("validation data: there are no rows")
+        truth: Any = Y
+        if not truth[:, : job.Y.shape[1]].nnz:
+            raise DataError("validation data: no row has a label of the training data")
+        return cls((X, Y), np.empty(0, np.int64))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What identifies them in a manifest (`dismec.model.provenance`)."""
+        if self.given is None:
+            return {"rows": len(self.held_out)}
+        return {"rows": self.given[0].shape[0], "data": fingerprint(*self.given)[:16]}
+
+    def split(self, job: Job) -> Split:
+        """The job's rows, without those that are held out, and the rows to judge by."""
+        X: Any = job.X
+        Y: Any = job.Y
+        if self.given is not None:
+            return Split(X, Y, *self.given)
+        judge = X[self.held_out], Y[self.held_out]
+        others = np.delete(np.arange(X.shape[0]), self.held_out)
+        X, Y = X[others], Y[others]
+        if job.parts.vocabulary:
+            # Of later texts, words that no training text has are not counted.
+            known = np.bincount(X.indices, minlength=X.shape[1]) > 0
+            judge = _only_columns(judge[0], known), judge[1]
+        return Split(X, Y, *judge)
+
+
+class Trial(NamedTuple):
+    """A training on some of the rows, to learn from the others what the parameters leave open."""
+
+    job: Job  # its manifest says on what it is learned
+    validation: Validation | None
+
+    @classmethod
+    def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Trial:
+        """The trial that the job's parameters ask for; none, for most."""
+        params = job.params
+        if not params.holds_out:
+            if given is not None:
+                raise DataError(
+                    'validation data is for delta="auto" and for calibrate, '
+                    f"and delta is {params.delta}"
+                )
+            return cls(job, None)
+        n_labels = job.Y.shape[1]
+        if params.chooses_delta and n_labels < 2:
+            raise DataError(
+                f"delta is chosen by the order of labels, and there is {n_labels} label; "
+                "give it as a number"
+            )
+        validation = Validation.prepare(job, given)
+        facts = {"delta_auto": validation.fields} if params.chooses_delta else {}
+        if params.calibrate:
+            facts["calibrated"] = validation.fields
+        return cls(job.stating(**facts), validation)
+
+    def outcome(
+        self,
+        directory: Path | None,
+        earlier: Manifest | None,
+        place: Workplace,
+        progress: Progress | None,
+    ) -> tuple[Job, Progress | None]:
+        """The job with what is learned, or was by an earlier run; and the progress from there."""
+        if self.validation is None:
+            return self.job, progress
+        if directory and earlier:
+            known = resume.known_lessons(directory, self.job, earlier)
+            if known:
+                return known, progress
+        total = self.job.problem.n_labels
+        learned = self._learn(self.validation, place, part_of(progress, 0, 2 * total))
+        return learned, part_of(progress, total, 2 * total)
+
+    def _learn(self, validation: Validation, place: Workplace, progress: Progress | None) -> Job:
+        job = self.job
+        split = validation.split(job)
+        params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
+        model = split.fit(params, place, progress)
+        if job.params.chooses_delta:
+            choice = delta.choose(model, split.X_judge, split.Y_judge, threads=place.threads)
+            job = job.with_delta(choice.delta, choice.effect)
+            model = model.pruned(choice.delta)
+        if job.params.calibrate:
+            curves = calibrating.fit(
+                model,
+                split.X_judge,
+                split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not
+                counts=job.parts.labels.counts,
+                threads=place.threads,
+            )
+            job = job.with_calibration(curves.taken_from(job.problem.groups))
+        return job
+
+
+def _only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:
+    """The matrix without the entries of other columns."""
+    kept: Any = X.copy()
+    kept.data[~keep[kept.indices]] = 0
+    kept.eliminate_zeros()
+    return kept
