@@ -255,15 +255,6 @@ def test_every_instruction_set_solves_to_the_same_precision(files, tmp_path):
         assert abs(weights - expected).max() < 0.03
 
 
-def test_help_is_fast_and_imports_nothing_heavy():
-    code = (
-        "import sys, dismec.cli; "
-        "print([m for m in ('numpy', 'scipy', 'sklearn', 'rich') if m in sys.modules])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
 def test_closed_pipe_ends_quietly(files):
     command = f'"{sys.executable}" -m dismec predict model data.txt | head -n 1'
     out = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=files)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import dismec
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import ModelError, TrainingParams, open_model, train
 from dismec.cpu import kernels
@@ -291,14 +290,6 @@ def test_damaged_model_can_be_overwritten(model):
     X, Y = random_problem(rows=50, labels=3)
     (model / "manifest.json").write_text("{")
     assert train(X, Y, model, overwrite=True).n_labels == 3
-
-
-def test_public_names_are_exactly_these():
-    assert dismec.__all__ == sorted(dismec.__all__, key=str)
-    for name in dismec.__all__:
-        assert getattr(dismec, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = dismec.nothing
 
 
 def test_blocks_that_hold_a_label_twice_are_refused(unfinished):

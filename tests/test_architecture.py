@@ -1,0 +1,267 @@
+"""The package's rooms: imports go one way, packages have one door, modules stay small.
+
+``docs/architecture.md`` describes them; what it says is checked here against the sources.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import resource
+import subprocess
+import sys
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import dismec
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "dismec"
+
+# Lowest first: a module may import from its own room and from rooms before it.
+ROOMS = (
+    "errors",
+    "cpu",
+    "data",
+    "features",
+    "measure",
+    "solve",
+    "model",
+    "cluster",
+    "training",
+    "report",
+    "serve",
+    "estimators",
+    "text_estimator",
+    "cli",
+    "__main__",
+)
+# Where a third-party package may be imported; numpy and scipy are the ground that all stand on.
+DOORS = {
+    "sklearn": "estimators",
+    "click": "cli",
+    "rich": "cli.console",
+    "distributed": "cluster.connection",
+    "matplotlib": "report.figures",
+    "starlette": "serve.application",
+    "uvicorn": "serve.application",
+}
+MOST_LINES = 400
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+SOURCES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items() if name}
+
+
+def imports(name: str) -> set[str]:
+    """All that a module imports anywhere: at its top, in functions, and for type checking."""
+    found = set()
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_imports(name: str) -> set[str]:
+    """The modules of this package among these."""
+    found = set()
+    for target in imports(name):
+        if not target.startswith("dismec."):
+            continue
+        path = target.removeprefix("dismec.")
+        if path.startswith("_native"):
+            continue
+        while path not in MODULES:
+            path, _, last = path.rpartition(".")
+            assert last, f"{name}: imports {target}, and there is no such module"
+        found.add(path)
+    return found - {name}
+
+
+def room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_every_module_is_in_a_room():
+    assert {room(name) for name in MODULES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down_only(name):
+    for other in own_imports(name):
+        assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} imports {other}"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {name: own_imports(name) for name in MODULES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"an import cycle: {' ← '.join(error.args[1])}")
+
+
+def test_a_cycle_and_an_import_against_the_order_would_be_seen():
+    """The tests above can fail: the graph has the lazy and the typing imports in it."""
+    assert "cluster.training" in own_imports("training.running")  # lazy
+    assert "features.vocabulary" in own_imports("training.request")  # for type checking
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_package_has_one_door(package):
+    found = {n for n in MODULES if any(i.split(".")[0] == package for i in imports(n))}
+    door = DOORS[package]
+    assert found, f"{package} is imported nowhere"
+    assert {n for n in found if n != door and not n.startswith(f"{door}.")} == set()
+
+
+def test_every_third_party_package_has_a_door():
+    known = {*sys.stdlib_module_names, *DOORS, "dismec", "numpy", "scipy"}
+    assert {i.split(".")[0] for name in MODULES for i in imports(name)} <= known
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if (PACKAGE / n).is_dir() and n != "cli"])
+def test_a_room_says_what_it_is_and_which_rooms_it_uses(name):
+    text = " ".join((ast.get_docstring(MODULES[name]) or "").split())
+    assert " In: " in text
+    assert " Out: " in text
+    stated = set(re.findall(r"`(\w+)`", text.partition("May use: ")[2]))
+    used = {
+        room(other) for module in MODULES if room(module) == name for other in own_imports(module)
+    }
+    assert used - {name, "errors", "cpu"} <= stated
+    assert all(ROOMS.index(other) < ROOMS.index(name) for other in stated)
+
+
+def test_no_private_name_is_imported_from_another_module():
+    taken = {
+        f"{name}: {target}"
+        for name in MODULES
+        for target in imports(name)
+        if target.startswith("dismec.") and target.rpartition(".")[2].startswith("_")
+    }
+    assert {entry for entry in taken if "_native" not in entry} == set()
+
+
+def test_no_two_types_have_one_name():
+    homes = defaultdict(list)
+    for name, tree in MODULES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_two_private_functions_have_one_name():
+    homes = defaultdict(list)
+    for name, tree in MODULES.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+                homes[node.name].append(name)
+    several = {name: where for name, where in homes.items() if len(where) > 1}
+    assert set(several) <= {"__getattr__"}
+
+
+def code_files():
+    native = [p for p in (ROOT / "native").rglob("*") if p.suffix in (".hpp", ".cpp")]
+    return [*SOURCES.values(), *native, *(ROOT / "tests").glob("*.py")]
+
+
+def test_no_module_is_longer_than_fits_the_head():
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in code_files()
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES and "tests" not in path.parts
+    }
+    assert long == {}
+
+
+def test_the_document_lists_the_rooms_in_their_order():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = text.partition("```")[2].partition("```")[0]
+    drawn = re.findall(r"^ *(\w+)(?:/|\.py)", drawing, flags=re.M)
+    assert drawn == [name for name in ROOMS if name not in ("text_estimator", "__main__")]
+
+
+def test_modules_that_the_document_names_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.\w+)`", text):
+        places = (ROOT / path, PACKAGE / path)
+        assert any(place.exists() for place in places), f"{path} is not there"
+
+
+def test_public_names_are_exactly_these():
+    assert dismec.__all__ == [
+        "ClusterError",
+        "DataError",
+        "Dataset",
+        "DiSMECClassifier",
+        "DiSMECTextClassifier",
+        "DismecError",
+        "Model",
+        "ModelError",
+        "TextParams",
+        "TrainingParams",
+        "add_labels",
+        "evaluate",
+        "generate",
+        "load_data",
+        "open_model",
+        "remove_labels",
+        "save_data",
+        "train",
+        "train_text",
+        "tune",
+        "tune_text",
+        "update_labels",
+    ]
+    assert dir(dismec) == sorted([*dismec.__all__, "__version__"])
+    for name in dismec.__all__:
+        assert getattr(dismec, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dismec.nothing
+
+
+def test_a_room_does_not_hide_a_public_function():
+    """Importing a sub-package sets it as an attribute of the package: no two share a name."""
+    assert not {room(name) for name in MODULES} & set(dismec.__all__)
+
+
+def cpu_seconds(*command: str) -> float:
+    """The least CPU time of a few runs, which other work on the machine does not lengthen."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return min(once() for _ in range(5))
+
+
+def test_help_is_fast():
+    """It takes little more than Python, click and the standard library it imports."""
+    least = cpu_seconds("-c", "import click, dataclasses, pathlib, tempfile, json")
+    assert cpu_seconds("-m", "dismec", "train", "--help") < 2 * least
+
+
+@pytest.mark.parametrize("command", ["", "train --help", "predict --help", "serve --help"])
+def test_help_imports_nothing_heavy(command):
+    code = (
+        "import sys\n"
+        "from dismec.cli import main\n"
+        f"main({command.split() or ['--help']}, standalone_mode=False)\n"
+        f"print([m for m in {['numpy', 'scipy', *DOORS]} if m in sys.modules and m != 'click'])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
