@@ -50,6 +50,7 @@ DOORS = {
     "uvicorn": "serve.application",
 }
 MOST_LINES = 400
+NATIVE = [p for p in (ROOT / "native").rglob("*") if p.suffix in (".hpp", ".cpp")]
 
 
 def module_name(path: Path) -> str:
@@ -184,6 +185,18 @@ def test_no_module_is_longer_than_fits_the_head():
         if (lines := len(path.read_text().splitlines())) > MOST_LINES and "tests" not in path.parts
     }
     assert long == {}
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=lambda p: str(p.relative_to(ROOT / "native")))
+def test_native_code_includes_its_own_room_and_what_all_share(path):
+    text = path.read_text()
+    own = path.relative_to(ROOT / "native").parts[0] if path.parent.name != "native" else ""
+    for included in re.findall(r'#include "([^"]+)"', text):
+        home, _, name = included.rpartition("/")
+        assert home in ("", own), f"{included} is of another room"
+        assert name != "bindings.hpp" or path.suffix == ".cpp", "only bindings know of Python"
+    if own and path.suffix == ".hpp":
+        assert f"namespace dismec::{own}" in text
 
 
 def test_the_document_lists_the_rooms_in_their_order():
