@@ -20,6 +20,7 @@ import numpy as np
 
 import data
 from dismec.measure import metrics
+from dismec.measure.probabilities import f1_scores
 from dismec.model import calibration
 from dismec.training.delta import held_out
 from dismec.training.recipe import fit
@@ -43,7 +44,7 @@ def measure(name: str) -> str:
     found = model.evaluate(test.X, test.Y, DEPTHS)
     probable, _ = model.predict_proba_topk(test.X, max(DEPTHS))
     by_probability = metrics.evaluate(test.Y, probable, DEPTHS)
-    at_half = metrics.f1_scores(test.Y, model.assign(test.X, 0.5))
+    at_half = f1_scores(test.Y, model.assign(test.X, 0.5))
     return "\n".join(
         [
             f"{name}: {len(judges)} held-out rows, fitted in {seconds:.2f} s, "

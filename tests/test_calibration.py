@@ -16,7 +16,7 @@ from conftest import random_problem
 from dismec import DataError, ModelError
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
-from dismec.measure import metrics
+from dismec.measure.probabilities import f1_scores
 from dismec.model.calibration import Calibration, logistic
 from dismec.model.model import Model
 from dismec.model.parts import LabelTable, Parts
@@ -272,7 +272,7 @@ def test_thresholds_are_those_of_the_highest_f1():
     p = c.probabilities(np.broadcast_to(np.arange(12), scores.shape), scores)
 
     def f1(thresholds):
-        return metrics.f1_scores(Y, sp.csr_array((p >= thresholds) * 1.0))
+        return f1_scores(Y, sp.csr_array((p >= thresholds) * 1.0))
 
     best = max(f1(t)["micro-F1"] for t in np.linspace(0.01, 0.99, 99))
     assert f1(c.micro_threshold)["micro-F1"] >= best - 1e-3

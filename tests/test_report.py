@@ -23,11 +23,13 @@ from conftest import random_problem, train_unfinished, weight_files
 from dismec import TrainingParams, open_model, train
 from dismec.cli import main
 from dismec.data.dataset import Dataset, save_data
+from dismec.data.labels import propensities
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.measure import metrics
-from dismec.measure.breakdown import by_group, by_label, frequency_groups, reliability
+from dismec.measure.breakdown import by_group, by_label, frequency_groups
 from dismec.measure.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
+from dismec.measure.probabilities import reliability
 from dismec.model import directory as store
 from dismec.report.estimate import estimate_training, tell_estimate
 from dismec.report.facts import describe_data, describe_model, describe_test, describe_texts
@@ -295,7 +297,7 @@ def test_parts_of_groups_add_up(data):
     for row in top:
         found = random.permutation(trained)[:5]
         row[: len(found)] = found
-    p = metrics.propensities(counts, 100)
+    p = propensities(counts, 100)
     groups = by_group(Y, top, counts, p)
     total = metrics.evaluate(Y, top, (1, 3, 5), p)
     for name in (f"{m}@{k}" for m in ("P", "nDCG", "PSP") for k in (1, 3, 5)):

@@ -15,7 +15,9 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
-from dismec.measure import metrics
+from dismec.measure.evaluation import Truth
+from dismec.measure.metrics import hits
+from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model import directory as store
 from dismec.model.assignment import assigned, by_margin, by_probability, by_score
 from dismec.model.calibration import Calibration, logistic
@@ -23,7 +25,7 @@ from dismec.model.explanation import Explanation, contributions
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts, read_parts, write_parts
 from dismec.model.pruning import prune
-from dismec.model.scoring import Predictor
+from dismec.model.scoring import Labels, Predictor, Scores
 from dismec.model.shards import Shard, first_labels, gather, pack
 from dismec.model.topk_model import Capabilities, TopkModel
 
@@ -324,28 +326,21 @@ class Model(TopkModel):
             store.commit(directory, manifest.finished(receipts))
 
     def _reliability(
-        self,
-        X: Any,
-        truth: sp.csr_array,
-        top: npt.NDArray[np.int32],
-        scores: npt.NDArray[np.float32],
-        threads: int | None,
+        self, X: Any, truth: Truth, top: Labels, scores: Scores, threads: int | None
     ) -> dict[str, float]:
         if self.calibration is None:
             return {}
-        hits, there = metrics.hits(truth, top), top >= 0
-        found: dict[str, npt.NDArray[Any]] = {
-            "ECE": self.calibration.probabilities(top, scores),
-            "ECE uncalibrated": logistic(scores),
-        }
+        there = top >= 0
+        found = hits(truth.Y, top)[there]
+        calibrated = self.calibration.probabilities(top, scores)[there]
         result = {
-            name: metrics.expected_calibration_error(p[there], hits[there])
-            for name, p in found.items()
+            "ECE": expected_calibration_error(calibrated, found),
+            "ECE uncalibrated": expected_calibration_error(logistic(scores[there]), found),
         }
         for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
             sets: Any = self.assign(X, threshold, threads=threads)
-            sets.resize(truth.shape)
-            result[name] = metrics.f1_scores(truth, sets)[name]
+            sets.resize(truth.Y.shape)
+            result[name] = f1_scores(truth.Y, sets)[name]
         return {name: 100 * value for name, value in result.items()}
 
     @property

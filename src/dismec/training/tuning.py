@@ -26,11 +26,10 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.corpus import TextFormat
-from dismec.data.labels import propensities
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
 from dismec.features.vocabulary import TextParams
-from dismec.measure import metrics
+from dismec.measure.evaluation import Truth
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.shards import Shard, pack
@@ -376,16 +375,7 @@ class _Trial:
 
 def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
     """As `Model.evaluate` has them."""
-    n_labels = max(len(counts), truth.shape[1])
-    wide = truth.copy()
-    wide.resize((truth.shape[0], n_labels))
-    known = np.zeros(n_labels, np.int64)
-    known[: len(counts)] = counts
-    depth = max(depths)
-    if top.shape[1] < depth:
-        top = np.pad(top, ((0, 0), (0, depth - top.shape[1])), constant_values=-1)
-    found = metrics.evaluate(wide, top, depths, propensities(known, n_rows))
-    return _shown(found)
+    return _shown(Truth.align(truth, counts, n_rows).metrics(top, depths))
 
 
 def _shown(found: Row) -> Row:
