@@ -21,7 +21,7 @@ import numpy as np
 import data
 from dismec.measure import metrics
 from dismec.measure.probabilities import f1_scores
-from dismec.model import calibration
+from dismec.training.calibrating import fit_calibration
 from dismec.training.delta import held_out
 from dismec.training.recipe import fit
 from machine import print_heading
@@ -37,7 +37,7 @@ def measure(name: str) -> str:
     others = np.setdiff1d(np.arange(X.shape[0]), judges)
     final, trial = fit(X, Y), fit(X[others], Y[others])
     start = time.perf_counter()
-    fitted = calibration.fit(trial, X[judges], Y[judges], counts=final.label_counts)
+    fitted = fit_calibration(trial, X[judges], Y[judges], counts=final.label_counts)
     seconds = time.perf_counter() - start
 
     model = final.calibrated(fitted)

@@ -21,8 +21,9 @@ from dismec import DataError, ModelError
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
 from dismec.model.explanation import Contribution, Explanation, highlights
+from dismec.model.format import PRECISIONS
 from dismec.model.scoring import Predictor
-from dismec.model.shards import PRECISIONS, Shard, pack
+from dismec.model.shards import Shard, pack
 from dismec.training.recipe import fit as train
 from test_calibration import model_of, random_calibration
 from test_predictor import random_csr

@@ -30,7 +30,7 @@ from dismec.measure import metrics
 from dismec.measure.breakdown import by_group, by_label, frequency_groups
 from dismec.measure.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
 from dismec.measure.probabilities import reliability
-from dismec.model import directory as store
+from dismec.model.directory import read_manifest
 from dismec.report.estimate import estimate_training, tell_estimate
 from dismec.report.facts import describe_data, describe_model, describe_test, describe_texts
 from dismec.report.page import make_page, write_page
@@ -278,7 +278,7 @@ def test_models_without_counts_still_open(files, tmp_path, problem_data):
     content["stats"]["weight_counts"] = [0] * (BINS - 1)
     path.write_text(json.dumps(content))
     with pytest.raises(Exception, match="solver's statistics"):
-        store.read_manifest(tmp_path / "old")
+        read_manifest(tmp_path / "old")
 
 
 def test_sums_with_something_uncounted_are_not_known():

@@ -16,8 +16,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from dismec.cpu import available_cpus
 from dismec.errors import DataError, ModelError
 from dismec.features.vocabulary import TextParams
-from dismec.model.assignment import ranked
-from dismec.model.model import MICRO_F1, Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
+from dismec.model.thresholds import MICRO_F1, ranked
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import fit
 from dismec.training.texts import Texts, fit_text

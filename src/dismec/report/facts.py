@@ -20,7 +20,8 @@ from dismec.measure.evaluation import Truth
 from dismec.measure.frequencies import describe_frequencies, histogram
 from dismec.measure.metrics import hits
 from dismec.measure.probabilities import reliability
-from dismec.model import directory as store
+from dismec.model import weight_files
+from dismec.model.directory import read_manifest
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.parts import LabelTable, read_parts
@@ -145,7 +146,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         among those that the training has made other than 0.
     """
     directory = Path(path)
-    manifest = store.read_manifest(directory)
+    manifest = read_manifest(directory)
     labels = read_parts(directory, manifest).labels
     after = np.zeros(BINS, np.int64)
     n_classifiers = 0
@@ -293,11 +294,11 @@ def _stored_weights(
 ) -> Iterator[sp.csr_array]:
     """The weights of a model, file by file, one row per classifier; labels may share one."""
     if manifest.complete:
-        for shard in store.read_shards(directory, manifest, labels.counts, check=True):
+        for shard in weight_files.read_shards(directory, manifest, labels.counts, check=True):
             yield shard.unpack()
     else:
         for receipt in manifest.blocks:
-            yield store.read_block(directory, manifest, receipt).weights
+            yield weight_files.read_block(directory, manifest, receipt).weights
 
 
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:

@@ -18,7 +18,7 @@ from dismec.data.matrices import check_csr, check_X
 from dismec.data.names import check_names
 from dismec.errors import DataError
 from dismec.features.transform import Transform
-from dismec.model import directory as store
+from dismec.model.directory import data_file
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import LabelTable, Parts
 from dismec.solve.block import Block
@@ -147,7 +147,7 @@ class Job:
 
         n_threads = sum(info.threads for info in check_workers(cluster).values())
         blocks = self.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-        data = Path(source) if source else store.data_file(directory, self.manifest.data)
+        data = Path(source) if source else data_file(directory, self.manifest.data)
         if blocks and not data.exists():
             save_data(Dataset(self.X, self.Y), data)
         training = Training(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from dismec.errors import DataError
-from dismec.model.shards import check_precision
+from dismec.model.format import check_precision
 from dismec.solve.blocks import cut
 from dismec.solve.costs import Weighting
 from dismec.solve.problem import SolverParams

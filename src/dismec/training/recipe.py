@@ -19,14 +19,25 @@ from dismec.cpu import kernels, thread_count
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X
 from dismec.errors import DataError, ModelError
-from dismec.model import directory as store
+from dismec.model import weight_files
+from dismec.model.directory import (
+    commit,
+    data_file,
+    discard,
+    holds_model,
+    locked,
+    make_directory,
+    read_manifest,
+    tidy,
+)
 from dismec.model.manifest import BlockReceipt, Manifest
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.model.parts import read_parts, write_parts
 from dismec.model.shards import pack
 from dismec.solve.block import BlockStats
-from dismec.training import calibrating
 from dismec.training import delta as pruning
+from dismec.training.calibrating import fit_calibration
 from dismec.training.job import Job, Mask, Progress, check_Y
 from dismec.training.params import TrainingParams
 
@@ -145,11 +156,11 @@ def train_job(
     """
     threads = thread_count(threads)
     trial = _Trial.prepare(job, validation)
-    store.make_directory(directory)
-    with store.locked(directory), connected(client) as cluster:
+    make_directory(directory)
+    with locked(directory), connected(client) as cluster:
         earlier = None if overwrite else earlier_run(directory, trial.job)
         if earlier and earlier.complete:
-            store.tidy(directory, earlier)  # should it have been killed at the very end
+            tidy(directory, earlier)  # should it have been killed at the very end
             raise ModelError(
                 f"{directory} holds the finished model of this training already; "
                 "to train it again, overwrite it (--overwrite)"
@@ -178,7 +189,7 @@ def run(
         blocks = job.blocks(held, first)
         receipts = job.run(
             blocks,
-            lambda block: store.write_block(directory, block),
+            lambda block: weight_files.write_block(directory, block),
             threads,
             progress,
         )
@@ -187,9 +198,9 @@ def run(
     with closing(receipts):
         for receipt in receipts:
             manifest = manifest.with_blocks([*manifest.blocks, receipt])
-            store.commit(directory, manifest)
+            commit(directory, manifest)
     kernels.release_memory()  # the solver's, before more is taken
-    return store.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
+    return weight_files.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
 
 
 def fit(
@@ -350,7 +361,7 @@ class _Trial(NamedTuple):
             job = job.at(choice.delta, str(choice))
             model = model.pruned(choice.delta)
         if job.params.calibrate:
-            curves = calibrating.fit(
+            curves = fit_calibration(
                 model,
                 judge_X,
                 truth[:, : model.n_labels],  # it may have labels that the training has not
@@ -400,9 +411,9 @@ def connected(client: Any) -> Iterator[Cluster | None]:
 
 def earlier_run(directory: Path, job: Job) -> Manifest | None:
     """The manifest of the same training, finished or not, if the directory holds one."""
-    if not store.holds_model(directory):
+    if not holds_model(directory):
         return None
-    manifest = store.read_manifest(directory)
+    manifest = read_manifest(directory)
     differences = _as_asked(manifest).differences(_as_asked(job.manifest))
     if not differences:
         names = read_parts(directory, manifest).labels.names
@@ -433,22 +444,22 @@ def _begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifes
     """The manifest to go on from, and which labels are in the blocks that it has already."""
     held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier is None:
-        store.discard(directory, keep=store.data_file(directory, job.manifest.data))
+        discard(directory, keep=data_file(directory, job.manifest.data))
     manifest = replace(job.manifest, parts=write_parts(directory, job.parts))
     if earlier:
         # Of what the old manifest says, only the blocks count, and only those that are whole.
         manifest = manifest.with_blocks(
             receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
         )
-    store.commit(directory, manifest)
-    store.tidy(directory, manifest)
+    commit(directory, manifest)
+    tidy(directory, manifest)
     return manifest, held
 
 
 def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
     """Mark the labels of a block that an earlier run has left whole; says whether it has."""
     try:
-        labels = store.read_block(directory, manifest, receipt).labels
+        labels = weight_files.read_block(directory, manifest, receipt).labels
     except ModelError:
         return False
     if held[labels].any():

@@ -19,7 +19,7 @@ from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
-from dismec.model import directory as store
+from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
 from dismec.training.job import Progress
 from dismec.training.params import TrainingParams
@@ -146,9 +146,9 @@ def on_disk(
             validation = Texts.of_file(validation, fmt)
         next(iter(validation.read()), None)  # what cannot be read is told before hours of work
     if directory.exists():
-        store.make_directory(directory)
+        make_directory(directory)
     vocabulary, names = learn(texts, text or TextParams(), threads=threads, news=news)
-    store.make_directory(directory)
+    make_directory(directory)
     numbers = {name: number for number, name in enumerate(names)}
     judge = None
     if validation is not None:
@@ -278,7 +278,7 @@ def _in_file(
 ) -> Iterator[tuple[Dataset, Path]]:
     """Texts as a dataset in a file, mapped into memory."""
     numbers = {name: number for number, name in enumerate(names)}
-    begun = store.data_file(directory, secrets.token_hex(8))
+    begun = data_file(directory, secrets.token_hex(8))
     file = begun
     try:
         with XmcWriter(begun, len(vocabulary.terms)) as writer:
@@ -292,7 +292,7 @@ def _in_file(
                 writer.append(vocabulary.rows(batch.texts, threads=threads), ids)
             writer.finish(len(names))
         dataset = load_data(begun)
-        file = store.data_file(directory, fingerprint(dataset.X, dataset.Y))
+        file = data_file(directory, fingerprint(dataset.X, dataset.Y))
         begun.replace(file)
         yield dataset, file
     finally:

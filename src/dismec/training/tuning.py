@@ -32,6 +32,7 @@ from dismec.features.vocabulary import TextParams
 from dismec.measure.evaluation import Truth
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
+from dismec.model.scoring import empty_topk
 from dismec.model.shards import Shard, pack
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
@@ -347,8 +348,7 @@ class _Trial:
         self._rows = rows
         self._copies = copies
         self._parts: list[Solution] = []
-        self.top = np.full((rows.n_rows, depth), -1, np.int32)
-        self._scores = np.full((rows.n_rows, depth), -np.inf, np.float32)
+        self.top, self._scores = empty_topk(rows.n_rows, depth)
         self.nnz = 0
         self.pending = 0  # weights that have not been used yet
         self.seconds = 0.0
