@@ -20,7 +20,8 @@ import numpy as np
 
 import data
 from dismec.measure import metrics
-from dismec.model import calibration
+from dismec.measure.probabilities import f1_scores
+from dismec.training.calibrating import fit_calibration
 from dismec.training.delta import held_out
 from dismec.training.recipe import fit
 from machine import print_heading
@@ -36,14 +37,14 @@ def measure(name: str) -> str:
     others = np.setdiff1d(np.arange(X.shape[0]), judges)
     final, trial = fit(X, Y), fit(X[others], Y[others])
     start = time.perf_counter()
-    fitted = calibration.fit(trial, X[judges], Y[judges], counts=final.label_counts)
+    fitted = fit_calibration(trial, X[judges], Y[judges], counts=final.label_counts)
     seconds = time.perf_counter() - start
 
     model = final.calibrated(fitted)
     found = model.evaluate(test.X, test.Y, DEPTHS)
     probable, _ = model.predict_proba_topk(test.X, max(DEPTHS))
     by_probability = metrics.evaluate(test.Y, probable, DEPTHS)
-    at_half = metrics.f1_scores(test.Y, model.assign(test.X, 0.5))
+    at_half = f1_scores(test.Y, model.assign(test.X, 0.5))
     return "\n".join(
         [
             f"{name}: {len(judges)} held-out rows, fitted in {seconds:.2f} s, "

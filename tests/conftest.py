@@ -92,7 +92,7 @@ def weight_files(path):
 def train_unfinished(*args, **kwargs):
     """Train until every block is written, and no further."""
     with (
-        mock.patch("dismec.model.directory.finish", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*args, **kwargs)

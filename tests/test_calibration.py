@@ -16,13 +16,14 @@ from conftest import random_problem
 from dismec import DataError, ModelError
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
-from dismec.measure import metrics
+from dismec.measure.probabilities import f1_scores
 from dismec.model.calibration import Calibration, logistic
+from dismec.model.format import PRECISIONS
 from dismec.model.model import Model
 from dismec.model.parts import LabelTable, Parts
 from dismec.model.scoring import Predictor
-from dismec.model.shards import PRECISIONS, first_labels, pack
-from dismec.training.calibrating import fit
+from dismec.model.shards import first_labels, pack
+from dismec.training.calibrating import fit_calibration
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import fit as train
 from test_predictor import by_bounds, random_csr
@@ -199,7 +200,7 @@ def test_curves_that_made_the_labels_are_found():
     counts = np.array([3, 10, 30, 100, 300, 1000])
     slopes, intercepts = 2 + 0.4 * np.log1p(counts), -1 + 0.2 * np.log1p(counts)
     Y = labels_by_curve(rng, scores, slopes, intercepts)
-    c = fit(scoring(counts), scores, Y)
+    c = fit_calibration(scoring(counts), scores, Y)
     labels = np.broadcast_to(np.arange(6), scores.shape)
     truth = logistic(slopes * scores + intercepts)
     np.testing.assert_allclose(c.probabilities(labels, scores), truth, atol=0.03)
@@ -212,8 +213,8 @@ def test_a_label_that_behaves_otherwise_gets_its_own_curve_if_it_has_the_rows():
     scores = rng.normal(-0.3, 0.6, (4000, 10)).astype(np.float32)
     shift = np.where(np.arange(10) == 4, -2.0, 0.0)
     Y = labels_by_curve(rng, scores, 4.0, shift)
-    many = fit(scoring(np.full(10, 50)), scores, Y)
-    few = fit(scoring(np.full(10, 50)), scores[:4], Y[:4])
+    many = fit_calibration(scoring(np.full(10, 50)), scores, Y)
+    few = fit_calibration(scoring(np.full(10, 50)), scores[:4], Y[:4])
     at_0 = many.probabilities(np.arange(10), np.zeros(10))
     assert at_0[4] < 0.3 < np.delete(at_0, 4).min()
     near = few.probabilities(np.arange(10), np.zeros(10))
@@ -227,9 +228,9 @@ def test_zeros_and_repetitions_among_true_labels_do_not_count():
     zeros = sp.csr_array(np.ones(Y.shape))
     zeros.data = Y.toarray().ravel()
     half = sp.csr_array((np.repeat(Y.data / 2, 2), np.repeat(Y.indices, 2), 2 * Y.indptr), Y.shape)
-    expected = fit(scoring([9, 9, 9]), scores, Y).to_arrays()
+    expected = fit_calibration(scoring([9, 9, 9]), scores, Y).to_arrays()
     for same in (zeros, half):
-        for name, array in fit(scoring([9, 9, 9]), scores, same).to_arrays().items():
+        for name, array in fit_calibration(scoring([9, 9, 9]), scores, same).to_arrays().items():
             np.testing.assert_array_equal(array, expected[name])
 
 
@@ -238,7 +239,7 @@ def test_labels_that_share_a_classifier_share_their_curve():
     scores = rng.normal(-0.3, 0.6, (500, 4)).astype(np.float32)
     scores[:, 3] = scores[:, 1]
     Y = labels_by_curve(rng, scores, 3.0, np.array([0, 1, 0, -1.0]))
-    c = fit(scoring(np.full(4, 9), [0, 1, 2, 1]), scores, Y)
+    c = fit_calibration(scoring(np.full(4, 9), [0, 1, 2, 1]), scores, Y)
     for values in (c.slopes, c.intercepts, c.macro_thresholds):
         assert values[1] == values[3]
     assert c.slopes[1] != c.slopes[0]
@@ -257,7 +258,7 @@ def test_any_rows_give_a_sane_calibration(seed, n_rows, n_labels, share, size):
     scores = (rng.normal(-0.5, 1, (n_rows, n_labels)) * size).astype(np.float32)
     Y = sp.csr_array((rng.random(scores.shape) < share) * 1.0)
     counts = rng.choice([0, 1, 5, 10**6], n_labels)
-    c = fit(scoring(counts), scores, Y)  # raises if anything is not finite or out of range
+    c = fit_calibration(scoring(counts), scores, Y)  # which raises if a value is out of range
     labels = np.broadcast_to(np.arange(n_labels), scores.shape)
     p = c.probabilities(labels, scores)
     assert ((p >= 0) & (p <= 1)).all()
@@ -268,11 +269,11 @@ def test_thresholds_are_those_of_the_highest_f1():
     rng = np.random.default_rng(5)
     scores = rng.normal(-0.5, 0.6, (3000, 12)).astype(np.float32)
     Y = labels_by_curve(rng, scores, 4.0, np.linspace(-2, 0.5, 12))
-    c = fit(scoring(np.full(12, 40)), scores, Y)
+    c = fit_calibration(scoring(np.full(12, 40)), scores, Y)
     p = c.probabilities(np.broadcast_to(np.arange(12), scores.shape), scores)
 
     def f1(thresholds):
-        return metrics.f1_scores(Y, sp.csr_array((p >= thresholds) * 1.0))
+        return f1_scores(Y, sp.csr_array((p >= thresholds) * 1.0))
 
     best = max(f1(t)["micro-F1"] for t in np.linspace(0.01, 0.99, 99))
     assert f1(c.micro_threshold)["micro-F1"] >= best - 1e-3
@@ -286,7 +287,7 @@ def test_thresholds_are_not_so_low_that_rows_get_all_labels_that_were_looked_at(
     scores = rng.normal(-0.5, 0.6, (300, 400)).astype(np.float32)
     Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores tell nothing
     model = scoring(np.full(400, 3))
-    c = fit(model, scores, Y)
+    c = fit_calibration(model, scores, Y)
     for threshold in ("micro-f1", "macro-f1"):
         sizes = np.diff(model.calibrated(c).assign(scores, threshold).indptr)
         assert np.count_nonzero(sizes >= 100) <= 9
@@ -307,8 +308,8 @@ def test_labels_that_the_trial_had_no_rows_of_go_by_their_final_count():
     scores = rng.normal(-0.3, 0.6, (2000, 4)).astype(np.float32)
     Y = labels_by_curve(rng, scores, np.array([2, 4, 3, 6]), 0.0)
     trial = scoring([5, 50, 0, 500])
-    c = fit(trial, scores, Y, counts=np.array([6, 55, 9, 550]))
-    without = fit(trial, scores, Y)
+    c = fit_calibration(trial, scores, Y, counts=np.array([6, 55, 9, 550]))
+    without = fit_calibration(trial, scores, Y)
     assert c.slopes[2] == c.for_labels([9])[0]
     assert without.slopes[2] == c.for_labels([0])[0] != c.slopes[2]
     np.testing.assert_array_equal(np.delete(c.slopes, 2), np.delete(without.slopes, 2))
@@ -346,7 +347,7 @@ def test_arrays_round_trip_and_nonsense_is_refused():
 def split_problem():
     X, Y = random_problem(rows=400, labels=12)
     trial = train(X[:300], Y[:300])
-    return train(X, Y), fit(trial, X[300:], Y[300:]), X, Y
+    return train(X, Y), fit_calibration(trial, X[300:], Y[300:]), X, Y
 
 
 def test_a_calibrated_model_tells_more_and_nothing_else_changes():
@@ -387,11 +388,11 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(DataError, match=reason):
             calibrated.assign(X, **arguments)
     with pytest.raises(DataError, match="no rows to calibrate on"):
-        fit(model, X[:0], Y[:0])
+        fit_calibration(model, X[:0], Y[:0])
     with pytest.raises(DataError, match="Y_true has 5"):
-        fit(model, X, Y[:5])
+        fit_calibration(model, X, Y[:5])
     with pytest.raises(DataError, match="Y has 13 labels, the model has 12"):
-        fit(model, X, np.ones((X.shape[0], 13)))
+        fit_calibration(model, X, np.ones((X.shape[0], 13)))
     with pytest.raises(ModelError, match="the calibration is of 13 labels, the model has 12"):
         model.calibrated(calibration.extended([1]))
 
@@ -412,7 +413,7 @@ def test_probabilities_of_a_trained_model_are_near_the_share_of_hits(bias):
     Y = sp.csr_array(which * np.float32(1))
     params = TrainingParams(bias=bias)
     trial, final = train(X[:700], Y[:700], params), train(X[:1000], Y[:1000], params)
-    model = final.calibrated(fit(trial, X[700:1000], Y[700:1000]))
+    model = final.calibrated(fit_calibration(trial, X[700:1000], Y[700:1000]))
     told = model.evaluate(X[1000:], Y[1000:])
     assert told["ECE"] < 8
     assert told["ECE"] < told["ECE uncalibrated"]

@@ -31,7 +31,7 @@ from dismec.cluster.connection import Cluster
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import ClusterError
-from dismec.model import directory as store
+from dismec.model.directory import holds_model, read_manifest
 from dismec.training.texts import text_dataset
 
 pytestmark = pytest.mark.cluster
@@ -229,7 +229,7 @@ def test_a_copy_of_the_rows_that_a_killed_run_has_left_is_used_again(
         begun = subprocess.Popen(
             command(problem_file, processes.file, "--block-size", "1"), cwd=tmp_path
         )
-        wait_until(lambda: store.holds_model(model) and store.read_manifest(model).blocks)
+        wait_until(lambda: holds_model(model) and read_manifest(model).blocks)
         begun.kill()
         begun.wait()
         (copy,) = processes.folder.glob("**/*.xmc")
@@ -304,7 +304,7 @@ def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, re
         ):
             train(X, Y, model, PARAMS, client=client)
     assert caught.value.__notes__[-1].count("tcp://") == 3
-    manifest = store.read_manifest(model)
+    manifest = read_manifest(model)
     assert 0 < manifest.labels_done < 150
     train(X, Y, model, PARAMS)
     assert weight_files(model) == reference
@@ -314,12 +314,12 @@ def failing(folder, label):
     """A module that makes blocks with a label fail in the worker that loads it."""
     path = folder / "failing.py"
     path.write_text(
-        "from dismec.model import directory as store\n"
-        "def write_block(directory, block, write=store.write_block):\n"
+        "from dismec.model import weight_files\n"
+        "def write_block(directory, block, write=weight_files.write_block):\n"
         f"    if {label} in block.labels:\n"
         f"        raise OSError('label {label} is cursed')\n"
         "    return write(directory, block)\n"
-        "store.write_block = write_block\n"
+        "weight_files.write_block = write_block\n"
     )
     return path
 
@@ -338,15 +338,15 @@ def test_a_worker_out_of_memory_is_replaced_by_its_nanny(tmp_path, reference, ca
     greedy = tmp_path / "greedy.py"
     greedy.write_text(
         "from pathlib import Path\n"
-        "from dismec.model import directory as store\n"
+        "from dismec.model import weight_files\n"
         f"once, eaten = Path({str(tmp_path / 'eaten')!r}), []\n"
-        "def write_block(directory, block, write=store.write_block):\n"
+        "def write_block(directory, block, write=weight_files.write_block):\n"
         "    if not once.exists():\n"
         "        once.touch()\n"
         "        while True:\n"
         "            eaten.append(bytearray(b'x' * 10_000_000))\n"
         "    return write(directory, block)\n"
-        "store.write_block = write_block\n"
+        "weight_files.write_block = write_block\n"
     )
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -403,7 +403,7 @@ def test_a_run_goes_on_here_and_there(tmp_path, shared, reference):
     for n_labels, client in ((40, None), (80, shared.file), (120, None)):
         with pytest.raises(KeyboardInterrupt):
             train(X, Y, model, PARAMS, client=client, progress=stop_after(n_labels))
-    kept = store.read_manifest(model).labels_done
+    kept = read_manifest(model).labels_done
     assert kept >= 80
     counts = []
     train(X, Y, model, PARAMS, client=shared.file, progress=lambda done, _: counts.append(done))

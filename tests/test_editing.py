@@ -13,7 +13,8 @@ import scipy.sparse as sp
 from conftest import random_problem, weight_files
 from dismec import DataError, ModelError, TrainingParams, open_model, train
 from dismec.data.dataset import Dataset, save_data
-from dismec.model import directory as store
+from dismec.model.directory import locked, read_manifest
+from dismec.model.weight_files import write_block
 from dismec.training.editing import add_labels, remove_labels, update_labels
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
@@ -33,7 +34,7 @@ def whole(tmp_path_factory):
 def model(tmp_path):
     """The model of the first labels, in shards of a few."""
     X, Y = random_problem()
-    with mock.patch("dismec.model.shards._MOST_WEIGHTS", 300):
+    with mock.patch("dismec.model.shards.MOST_WEIGHTS", 300):
         train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
     return tmp_path / "model"
 
@@ -146,13 +147,13 @@ def test_pruning_brings_together_what_many_changes_have_scattered(model, problem
 
 
 def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
-    read = store.read_manifest
+    read = read_manifest
     before = read(model)
     add_labels(model, *problem, NAMES)
     remove_labels(model, ["label 3"])
     answers = [before, before]  # what the reader has seen until just now
     with mock.patch(
-        "dismec.model.directory.read_manifest",
+        "dismec.model.opening.read_manifest",
         lambda path: answers.pop() if answers else read(path),
     ):
         found = open_model(model, check=True)
@@ -163,7 +164,7 @@ def test_history_says_what_was_done(model, problem):
     X, Y = problem
     add_labels(model, X, Y, NAMES)
     remove_labels(model, ["label 1", "label 2", "label 30"])
-    history = store.read_manifest(model).history
+    history = read_manifest(model).history
     assert [(e["action"], e["labels"]) for e in history] == [("added", 15), ("removed", 3)]
     assert history[1]["numbers"] == "1-2,30"
     assert history[0]["rows"] == X.shape[0]
@@ -181,14 +182,18 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
         written.append(block.number)
         return write(folder, block)
 
-    write = store.write_block
-    with mock.patch("dismec.model.directory.write_block", stop), pytest.raises(KeyboardInterrupt):
+    write = write_block
+    with (
+        mock.patch("dismec.model.weight_files.write_block", stop),
+        pytest.raises(KeyboardInterrupt),
+    ):
         add_labels(model, *problem, NAMES, threads=1)
     assert weight_files(model) == files
     assert same(open_model(model, check=True), before)
     solved = []
     with mock.patch(
-        "dismec.model.directory.write_block", lambda *a: (solved.append(a[1].number), write(*a))[1]
+        "dismec.model.weight_files.write_block",
+        lambda *a: (solved.append(a[1].number), write(*a))[1],
     ):
         found = add_labels(model, *problem, NAMES, threads=1)
     assert same(found, whole)
@@ -196,11 +201,11 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
     assert not list(model.glob(".edit*"))
 
 
-@pytest.mark.parametrize("step", ["write_shard", "commit"])
+@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.editing.commit"])
 def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
     before = open_model(model)
     with (
-        mock.patch(f"dismec.training.editing.store.{step}", side_effect=KeyboardInterrupt),
+        mock.patch(f"dismec.{step}", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, *problem, NAMES)
@@ -247,7 +252,7 @@ def test_what_does_not_fit_is_refused(model, problem, tmp_path):
     with pytest.raises(ModelError, match="not a dismec model"):
         remove_labels(tmp_path, ["label 3"])
     assert not (tmp_path / ".lock").exists()
-    with store.locked(model), pytest.raises(ModelError, match="writing to it"):
+    with locked(model), pytest.raises(ModelError, match="writing to it"):
         remove_labels(model, ["label 3"])
     assert weight_files(model) == files
 

@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import naive
+from dismec.data.labels import propensities
 from dismec.errors import DataError
 from dismec.measure import metrics
+from dismec.measure.evaluation import Truth
+from dismec.measure.probabilities import expected_calibration_error, f1_scores
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -65,7 +68,7 @@ def test_metrics_equal_the_example_worked_by_hand():
 
 def test_metrics_equal_those_of_napkinxc():
     golden = json.loads((GOLDEN / "metrics_napkinxc.json").read_text())
-    p = metrics.propensities(golden["label_counts"], len(golden["truth"]))
+    p = propensities(golden["label_counts"], len(golden["truth"]))
     np.testing.assert_allclose(p, golden["propensities"], rtol=1e-14)
     Y = indicator(golden["truth"], golden["n_labels"])
     result = metrics.evaluate(Y, golden["top"], propensities=p)
@@ -89,22 +92,6 @@ def test_metrics_equal_the_naive_ones(rows):
     result = metrics.evaluate(Y, top, ks, p)
     assert result.pop("rows") == len(truth)
     assert result == pytest.approx({m: 100 * value for m, value in expected.items()}, rel=1e-12)
-
-
-@given(judged_rows())
-def test_evaluate_gives_the_single_metrics_in_percent(rows):
-    truth, top, p = rows
-    Y, k = indicator(truth, len(p)), len(top[0])
-    result = metrics.evaluate(Y, top, (k,), p)
-    assert result == {
-        f"P@{k}": 100 * metrics.precision_at_k(Y, top, k),
-        f"nDCG@{k}": 100 * metrics.ndcg_at_k(Y, top, k),
-        f"PSP@{k}": 100 * metrics.psp_at_k(Y, top, p, k),
-        f"PSnDCG@{k}": 100 * metrics.psndcg_at_k(Y, top, p, k),
-        f"R@{k}": 100 * metrics.recall_at_k(Y, top, k),
-        f"Coverage@{k}": 100 * metrics.coverage_at_k(Y, top, k),
-        "rows": len(truth),
-    }
 
 
 @given(judged_rows(), st.randoms())
@@ -139,8 +126,8 @@ def test_perfect_prediction_gives_100():
 
 
 def test_ndcg_of_few_true_labels_is_relative_to_what_they_allow():
-    assert metrics.ndcg_at_k(indicator([{1}], 5), [[1, 0, 2, 3, 4]], 5) == 1.0
-    assert metrics.precision_at_k(indicator([{1}], 5), [[1, 0, 2, 3, 4]], 5) == pytest.approx(0.2)
+    found = metrics.evaluate(indicator([{1}], 5), [[1, 0, 2, 3, 4]], (5,))
+    assert (found["nDCG@5"], found["P@5"]) == (100, pytest.approx(20))
 
 
 def test_without_propensities_there_are_no_ps_metrics():
@@ -158,20 +145,20 @@ def test_rows_without_true_labels_at_all_give_0():
 
 
 def test_empty_place_is_not_the_last_label_of_the_row_before():
-    assert metrics.precision_at_k(indicator([{2}, {0}], 3), [[-1], [-1]], 1) == 0.0
+    assert not metrics.hits(indicator([{2}, {0}], 3), [[-1], [-1]]).any()
 
 
 @pytest.mark.parametrize("form", [sp.csr_matrix, sp.csc_array, sp.coo_array, np.asarray])
 def test_truth_may_be_any_matrix(form):
     Y = indicator([{0, 2}, {1}], 3).toarray()
-    assert metrics.precision_at_k(form(Y), [[2, 0], [0, 1]], 2) == 0.75
+    assert metrics.evaluate(form(Y), [[2, 0], [0, 1]], (2,))["P@2"] == 75
 
 
 def test_truth_with_stored_zeros_and_duplicates_is_read_right_and_left_alone():
     data, indices = np.array([1.0, 0.0, 1.0, 1.0]), np.array([2, 1, 2, 0])
     Y = sp.csr_array((data, indices, np.array([0, 3, 4])), shape=(2, 3))
-    assert metrics.recall_at_k(Y, [[2, 1], [1, 0]], 2) == 1.0
-    assert metrics.precision_at_k(Y, [[2, 1], [1, 0]], 2) == 0.5
+    found = metrics.evaluate(Y, [[2, 1], [1, 0]], (2,))
+    assert (found["R@2"], found["P@2"]) == (100, 50)
     np.testing.assert_array_equal(Y.data, [1, 0, 1, 1])
     np.testing.assert_array_equal(Y.indices, [2, 1, 2, 0])
 
@@ -197,15 +184,13 @@ def test_predictions_that_do_not_fit_are_refused(top, message):
 def test_arguments_that_make_no_sense_are_refused():
     Y = indicator([{0}], 2)
     with pytest.raises(DataError, match="k is 0; expected at least 1"):
-        metrics.precision_at_k(Y, [[0]], 0)
-    with pytest.raises(DataError, match="k is 0; expected at least 1"):
         metrics.evaluate(Y, [[0]], (0, 1))
     with pytest.raises(DataError, match="ks is empty"):
         metrics.evaluate(Y, [[0]], ())
     with pytest.raises(DataError, match="no rows to evaluate"):
-        metrics.precision_at_k(indicator([], 2), np.empty((0, 5), dtype=np.int32))
+        metrics.evaluate(indicator([], 2), np.empty((0, 5), dtype=np.int32))
     with pytest.raises(DataError, match="expected rows × labels"):
-        metrics.precision_at_k(np.ones(3), [[0]])
+        metrics.evaluate(np.ones(3), [[0]])
     with pytest.raises(DataError, match="propensities have shape"):
         metrics.psp_at_k(Y, [[0]], [0.5], 1)
     with pytest.raises(DataError, match="label 1: propensity 0; expected 0 < p ≤ 1"):
@@ -214,12 +199,29 @@ def test_arguments_that_make_no_sense_are_refused():
         metrics.psp_at_k(Y, [[0]], [math.nan, 0.5], 1)
 
 
+def test_labels_that_only_the_truth_has_count_as_missed():
+    Y = np.array([[1, 0, 0, 1], [0, 1, 0, 0]])
+    truth = Truth.align(Y, np.array([5, 3]), 9)
+    assert truth.label_counts.tolist() == [5, 3, 0, 0]
+    np.testing.assert_array_equal(truth.propensities, propensities([5, 3, 0, 0], 9))
+    found = truth.metrics(np.array([[0], [1]]), (1, 3))  # further places count as empty
+    assert (found["P@1"], found["P@3"], found["R@3"]) == (100, pytest.approx(100 / 3), 75)
+
+
+def test_labels_that_only_the_model_has_are_never_hits():
+    Y = indicator([{0}, {1}], 2)
+    truth = Truth.align(Y, np.array([5, 3, 7]), 9, A=0.6, B=2.6)
+    np.testing.assert_array_equal(truth.propensities, propensities([5, 3, 7], 9, 0.6, 2.6))
+    assert truth.metrics(np.array([[2], [1]]), (1,))["P@1"] == 50
+    assert Y.shape == (2, 2)
+
+
 def test_propensities_follow_the_formula():
     C = (math.log(1000) - 1) * 2.5**0.55
     expected = [1 / (1 + C * (count + 1.5) ** -0.55) for count in (0, 1, 10, 1000)]
-    np.testing.assert_allclose(metrics.propensities([0, 1, 10, 1000], 1000), expected, rtol=1e-14)
+    np.testing.assert_allclose(propensities([0, 1, 10, 1000], 1000), expected, rtol=1e-14)
     C = (math.log(50) - 1) * 3.6**0.6
-    assert metrics.propensities([3], 50, A=0.6, B=2.6)[0] == pytest.approx(
+    assert propensities([3], 50, A=0.6, B=2.6)[0] == pytest.approx(
         1 / (1 + C * 5.6**-0.6), rel=1e-14
     )
 
@@ -227,7 +229,7 @@ def test_propensities_follow_the_formula():
 @given(st.integers(1, 10**6), st.data())
 def test_propensities_are_probabilities_that_grow_with_the_count(n_rows, data):
     counts = sorted(data.draw(st.lists(st.integers(0, n_rows), min_size=2, max_size=5)))
-    p = metrics.propensities(counts, n_rows)
+    p = propensities(counts, n_rows)
     assert ((p > 0) & (p <= 1)).all()
     assert (np.diff(p) >= 0).all()
 
@@ -237,7 +239,7 @@ def test_propensities_are_probabilities_that_grow_with_the_count(n_rows, data):
 )
 def test_impossible_label_counts_are_refused(counts, n_rows):
     with pytest.raises(DataError):
-        metrics.propensities(counts, n_rows)
+        propensities(counts, n_rows)
 
 
 @given(judged_rows())
@@ -252,24 +254,24 @@ def test_hits_are_the_places_with_true_labels(rows):
 def test_f1_equals_the_naive_one(rows):
     truth, top, p = rows
     sets = [{label for label in row if label >= 0} for row in top]
-    found = metrics.f1_scores(indicator(truth, len(p)), indicator(sets, len(p)))
+    found = f1_scores(indicator(truth, len(p)), indicator(sets, len(p)))
     assert found == pytest.approx(naive.f1_scores(truth, sets), rel=1e-12)
 
 
 def test_f1_takes_what_is_stored_for_assigned_whatever_its_value():
     Y, assigned = indicator([{0}, {1}], 2), indicator([{0}, {0}], 2)
     assigned.data[:] = 0
-    assert metrics.f1_scores(Y, assigned) == {"micro-F1": 0.5, "macro-F1": pytest.approx(1 / 3)}
+    assert f1_scores(Y, assigned) == {"micro-F1": 0.5, "macro-F1": pytest.approx(1 / 3)}
     with pytest.raises(DataError, match=r"assigned is \(2, 1\), Y_true is \(2, 2\)"):
-        metrics.f1_scores(Y, assigned[:, :1])
+        f1_scores(Y, assigned[:, :1])
 
 
 def test_calibration_error_by_hand():
     # Bins of a half: 0.1 and 0.3 sum to 0.4 and have no hit; 0.6 and 1.0 to 1.6, and have two.
-    error = metrics.expected_calibration_error([[0.1, 0.6], [0.3, 1.0]], [[0, 1], [0, 1]], bins=2)
+    error = expected_calibration_error([[0.1, 0.6], [0.3, 1.0]], [[0, 1], [0, 1]], bins=2)
     assert error == pytest.approx((0.4 + abs(1.6 - 2)) / 4)
-    assert metrics.expected_calibration_error([], []) == 0
-    assert metrics.expected_calibration_error([1.0, 0.0], [True, False]) == 0
+    assert expected_calibration_error([], []) == 0
+    assert expected_calibration_error([1.0, 0.0], [True, False]) == 0
     for bad, reason in [
         (([0.5], [1, 0], 15), "expected the same"),
         (([np.nan], [1], 15), "a probability is not between 0 and 1"),
@@ -277,4 +279,4 @@ def test_calibration_error_by_hand():
         (([0.5], [1], 0), "bins is 0"),
     ]:
         with pytest.raises(DataError, match=reason):
-            metrics.expected_calibration_error(*bad)
+            expected_calibration_error(*bad)

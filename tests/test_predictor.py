@@ -15,8 +15,9 @@ import naive
 from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
+from dismec.model.format import PRECISIONS
 from dismec.model.scoring import Predictor
-from dismec.model.shards import PRECISIONS, gather, pack
+from dismec.model.shards import gather, pack
 
 
 def random_csr(rng, n_rows, n_columns, density, values=None):
@@ -317,9 +318,6 @@ def test_more_labels_than_a_shard_holds(precision):
         assert_same(predictor.topk(X, k), naive.topk(scores, k))
         with by_bounds():
             assert_same(predictor.topk(X, k), naive.topk(scores, k))
-
-
-# --- what the binding refuses, whatever Python code is above it
 
 
 def integers(*values, dtype=np.int64):

@@ -26,7 +26,7 @@ from dismec import (
     train,
 )
 from dismec.data.dataset import Dataset
-from dismec.model import directory as store
+from dismec.model.directory import commit, read_manifest
 from dismec.model.provenance import sentence, shown
 from dismec.training.delta import DEPTHS, GRID, held_out, pick
 from dismec.training.recipe import fit
@@ -168,8 +168,8 @@ def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
     train(X, Y, tmp_path / "whole", AUTO)
     expected = weight_files(tmp_path / "whole")
     train_unfinished(X, Y, path, AUTO)
-    whole = store.read_manifest(path)
-    store.commit(path, whole.with_blocks(whole.blocks[:1]))
+    whole = read_manifest(path)
+    commit(path, whole.with_blocks(whole.blocks[:1]))
     monkeypatch.setattr("dismec.training.delta.choose", None)  # would be called to choose again
     for params, validation, reason in [
         (replace(AUTO, C=2), None, "C 1.0 instead of 2"),
@@ -185,7 +185,7 @@ def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
     with pytest.raises(ModelError, match="finished model of this training"):
         train(X, Y, path, AUTO)
     broken = {**whole.params, "delta": 0.001}
-    store.commit(path, replace(whole, params=broken).with_blocks(whole.blocks[:1]))
+    commit(path, replace(whole, params=broken).with_blocks(whole.blocks[:1]))
     with pytest.raises(ModelError, match=r"0\.001"):
         train(X, Y, path, AUTO)
 
@@ -209,19 +209,19 @@ def test_killed_training_keeps_the_delta_it_has_chosen(tmp_path):
 
     def n_blocks():
         with suppress(ModelError):  # no manifest yet
-            return len(store.read_manifest(path).blocks)
+            return len(read_manifest(path).blocks)
         return 0
 
     while process.poll() is None and n_blocks() < 2:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    unfinished = store.read_manifest(path)
+    unfinished = read_manifest(path)
     assert 0 < len(unfinished.blocks) < 120
     begun = unfinished.params
     # Another number in its place shows that it is not chosen again.
     other = next(delta for delta in GRID if delta != begun["delta"])
-    store.commit(path, replace(unfinished, params={**begun, "delta": other}, blocks=()))
+    commit(path, replace(unfinished, params={**begun, "delta": other}, blocks=()))
     subprocess.run(list(map(str, command)), check=True)
     assert open_model(path).params == {**begun, "delta": other}
 
@@ -237,7 +237,7 @@ def test_pruning_is_training_at_the_larger_delta(tmp_path, problem_data):
         pruned = model.pruned(delta)
         pruned.save(tmp_path / "pruned", overwrite=True)
         assert pruned.params == expected.params
-        found = store.read_manifest(tmp_path / "pruned")
+        found = read_manifest(tmp_path / "pruned")
         assert same(pruned.weights, expected.weights)
         assert found.parts == expected.manifest.parts
         again = open_model(tmp_path / "pruned")

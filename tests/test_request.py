@@ -22,8 +22,8 @@ from dismec import (
     tune_text,
 )
 from dismec.cli import main
+from dismec.model.format import PRECISIONS
 from dismec.model.provenance import shown
-from dismec.model.shards import PRECISIONS
 from dismec.solve.costs import WEIGHTINGS
 from dismec.solve.problem import PENALTIES
 from dismec.training.sweep import sweep

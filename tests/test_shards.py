@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
+from dismec.model.format import PRECISIONS
 from dismec.model.scoring import Predictor
-from dismec.model.shards import PRECISIONS, Shard, gather, pack
+from dismec.model.shards import Shard, gather, pack
 from test_predictor import by_bounds, random_csr
 
 # Relative error of a weight; and absolute, as a share of the power of two above the largest.

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
@@ -14,9 +16,10 @@ from conftest import random_problem, train_unfinished, weight_files
 from dismec import ModelError, TrainingParams, open_model, train
 from dismec.cpu import kernels
 from dismec.data.container import write_arrays
-from dismec.model import directory as store
-from dismec.model.manifest import FORMAT_VERSION
+from dismec.model.directory import commit, read_manifest
+from dismec.model.format import FORMAT_VERSION
 from dismec.model.shards import Shard
+from dismec.model.weight_files import read_block, write_block
 
 SHARDS = ["shard-000000.safetensors", "shard-000001.safetensors"]
 BLOCKS = [f"block-00000{i}.safetensors" for i in range(3)]
@@ -58,6 +61,15 @@ def refused(path, check=None):
     return str(caught.value)
 
 
+def flips(path):
+    """The file with one bit of its own flipped, 25 times."""
+    whole = path.read_bytes()
+    for place in np.linspace(0, len(whole) - 1, 25).astype(int):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place % 8)
+        yield path.write_bytes(flipped)
+
+
 def test_model_comes_back_as_it_was(trained):
     _, Y = random_problem()
     model = open_model(trained)
@@ -82,20 +94,30 @@ def test_files_are_read_by_the_safetensors_library(trained):
 
 
 def test_manifest_of_no_and_of_many_blocks_is_plain_json(unfinished, tmp_path):
-    manifest = store.read_manifest(unfinished)
+    manifest = read_manifest(unfinished)
     assert [(r.number, r.n_labels) for r in manifest.blocks] == [(0, 15), (1, 15), (2, 10)]
     for blocks in ((), manifest.blocks[:1], manifest.blocks):
-        store.commit(tmp_path, manifest.with_blocks(blocks))
-        assert store.read_manifest(tmp_path) == manifest.with_blocks(blocks)
+        commit(tmp_path, manifest.with_blocks(blocks))
+        assert read_manifest(tmp_path) == manifest.with_blocks(blocks)
         content = json.loads((tmp_path / "manifest.json").read_text())
         assert [b["number"] for b in content["blocks"]] == [b.number for b in blocks]
         assert content["shards"] is None
 
 
+def test_a_manifest_is_read_without_the_kernels(trained):
+    script = (
+        "import sys, pathlib; from dismec.model.directory import read_manifest; "
+        "print(read_manifest(pathlib.Path(sys.argv[1])).n_labels, "
+        "[name for name in sys.modules if '_native' in name])"
+    )
+    command = [sys.executable, "-c", script, trained]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"40 []\n"
+
+
 def test_saved_copy_has_the_same_weight_files(trained, tmp_path):
     open_model(trained).save(tmp_path / "copy")
     assert weight_files(tmp_path / "copy") == weight_files(trained)
-    copy, original = (store.read_manifest(p) for p in (tmp_path / "copy", trained))
+    copy, original = (read_manifest(p) for p in (tmp_path / "copy", trained))
     assert copy == original
 
 
@@ -108,11 +130,7 @@ def test_missing_shard_is_refused(model, check):
 @pytest.mark.parametrize("check", [None, True])
 @pytest.mark.parametrize("name", [SHARDS[1], "labels.safetensors"])
 def test_every_flipped_bit_is_refused(model, name, check):
-    whole = (model / name).read_bytes()
-    for place in np.linspace(0, len(whole) - 1, 25).astype(int):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << (place % 8)
-        (model / name).write_bytes(flipped)
+    for _ in flips(model / name):
         assert f"{name}: altered" in refused(model, check)
 
 
@@ -126,11 +144,10 @@ def test_every_cut_is_refused(model, name, check):
 
 
 def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, monkeypatch):
-    monkeypatch.setattr("dismec.model.directory._QUICK_BYTES", 100)
-    monkeypatch.setattr("dismec.model.parts._QUICK_BYTES", 100)
-    monkeypatch.setattr("dismec.model.parts.sha256_of", lambda _: pytest.fail("a file was read"))
+    for module in ("weight_files", "parts"):
+        monkeypatch.setattr(f"dismec.model.{module}.QUICK_BYTES", 100)
     monkeypatch.setattr(
-        "dismec.model.directory.sha256_of", lambda _: pytest.fail("a file was read")
+        "dismec.model.checked_files.sha256_of", lambda _: pytest.fail("a file was read")
     )
     X, _ = random_problem()
     expected = open_model(model).predict_topk(X)
@@ -157,7 +174,7 @@ def test_model_of_an_older_version_is_read_and_converted(tmp_path, version):
         labels, scores = model.predict_topk(expected["X"], 4)
         np.testing.assert_array_equal(labels, expected["labels"])
         np.testing.assert_array_equal(scores, expected["scores"])
-    new = store.read_manifest(tmp_path / "new")
+    new = read_manifest(tmp_path / "new")
     assert (new.version, new.blocks, len(new.shards)) == (FORMAT_VERSION, (), 1)
     assert new.stats.solved == 7
     np.testing.assert_array_equal(load_file(tmp_path / "new" / SHARDS[0])["label_starts"][-1], 8)
@@ -165,11 +182,7 @@ def test_model_of_an_older_version_is_read_and_converted(tmp_path, version):
 
 def test_damaged_model_of_version_1_is_refused(tmp_path):
     model = shutil.copytree(GOLDEN / "model-v1", tmp_path / "model")
-    whole = (model / BLOCKS[1]).read_bytes()
-    for place in np.linspace(0, len(whole) - 1, 25).astype(int):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << (place % 8)
-        (model / BLOCKS[1]).write_bytes(flipped)
+    for _ in flips(model / BLOCKS[1]):
         assert f"{BLOCKS[1]}: altered" in refused(model)
     (model / BLOCKS[1]).unlink()
     assert f"{BLOCKS[1]}: missing" in refused(model)
@@ -248,9 +261,9 @@ def test_manifest_that_lies_about_blocks_is_refused(unfinished, change, reason):
     ],
 )
 def test_block_that_is_not_what_the_manifest_says_is_refused(unfinished, change, reason):
-    manifest = store.read_manifest(unfinished)
+    manifest = read_manifest(unfinished)
     with pytest.raises(ModelError, match=reason):
-        store.read_block(unfinished, manifest, change(manifest.blocks[0]))
+        read_block(unfinished, manifest, change(manifest.blocks[0]))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 50, "[" * 100_000])
@@ -294,10 +307,10 @@ def test_damaged_model_can_be_overwritten(model):
 
 def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
     # A block that repeats another's labels, with a manifest that says so truthfully.
-    manifest = store.read_manifest(unfinished)
-    first = store.read_block(unfinished, manifest, manifest.blocks[0])
-    again = store.write_block(unfinished, replace(first, number=1))
+    manifest = read_manifest(unfinished)
+    first = read_block(unfinished, manifest, manifest.blocks[0])
+    again = write_block(unfinished, replace(first, number=1))
     blocks = [manifest.blocks[0], again, manifest.blocks[2]]
-    store.commit(unfinished, replace(manifest, version=1).with_blocks(blocks))
+    commit(unfinished, replace(manifest, version=1).with_blocks(blocks))
     edit(unfinished, lambda m: m.update(labels_sha256=m["parts"]["labels"]["sha256"]))
     assert "do not hold every label once" in refused(unfinished)

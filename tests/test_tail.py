@@ -187,9 +187,6 @@ def test_weighting_finds_more_of_the_rare_labels():
     assert weighted["PSP@5"] > plain["PSP@5"]
 
 
-# -- rankings --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def calibrated():
     X, Y = random_problem(rows=900, features=150, labels=120, seed=5)

@@ -106,9 +106,9 @@ def test_neither_batches_nor_threads_nor_the_file_change_a_byte(
 def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
     params = TrainingParams(tfidf=True, block_size=5, calibrate=True, delta="auto")
     train_text(data / "train.jsonl", tmp_path / "whole", params)
-    from dismec.model import directory as store
+    from dismec.model import weight_files
 
-    write, n = store.write_block, 0
+    write, n = weight_files.write_block, 0
 
     def stop(*args):
         nonlocal n
@@ -117,7 +117,7 @@ def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return write(*args)
 
-    monkeypatch.setattr("dismec.model.directory.write_block", stop)
+    monkeypatch.setattr("dismec.model.weight_files.write_block", stop)
     with pytest.raises(KeyboardInterrupt):
         train_text(data / "train.jsonl", tmp_path / "cut", params, threads=1)
     assert not list((tmp_path / "cut").glob(".data-*"))

@@ -16,8 +16,9 @@ import scipy.sparse as sp
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
-from dismec.model import directory as store
+from dismec.model.directory import commit, holds_model, locked, make_run_folder, read_manifest
 from dismec.model.parts import read_parts
+from dismec.model.weight_files import finish, read_block, write_block
 from dismec.training.recipe import fit
 
 PARAMS = TrainingParams(block_size=10)
@@ -54,17 +55,20 @@ def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_
     assert weight_files(path) == reference
 
 
-@pytest.mark.parametrize("killed", ["dismec.model.directory.commit", "dismec.model.directory.tidy"])
+@pytest.mark.parametrize("killed", ["commit", "tidy"])
 def test_a_run_that_is_killed_while_it_ends_loses_nothing(
     tmp_path, reference, problem_data, killed
 ):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
-    manifest = store.read_manifest(path)
+    manifest = read_manifest(path)
     counts = read_parts(path, manifest).labels.counts
-    with mock.patch(killed, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        store.finish(path, manifest, "float16", counts)
-    if store.read_manifest(path).complete:
+    with (
+        mock.patch(f"dismec.model.weight_files.{killed}", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        finish(path, manifest, "float16", counts)
+    if read_manifest(path).complete:
         assert open_model(path).n_labels == 40  # with files that are no longer named
     else:
         train(*problem_data, path, PARAMS)
@@ -82,14 +86,14 @@ def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
     expected = weight_files(train_into(tmp_path / "reference", X, Y))
 
     def interrupt(done, total):
-        if store.holds_model(path) and len(store.read_manifest(path).blocks) >= 2:
+        if holds_model(path) and len(read_manifest(path).blocks) >= 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(X, Y, path, PARAMS, threads=1, progress=interrupt)
     with pytest.raises(ModelError, match="not finished"):
         open_model(path)
-    kept = len(store.read_manifest(path).blocks)
+    kept = len(read_manifest(path).blocks)
     assert 2 <= kept < 20
     counts = []
     train(X, Y, path, PARAMS, progress=lambda done, total: counts.append(done))
@@ -106,8 +110,8 @@ def train_into(path, X, Y):
 def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
-    manifest = store.read_manifest(path)
-    store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
+    manifest = read_manifest(path)
+    commit(path, manifest.with_blocks(manifest.blocks[:3]))
     (path / manifest.blocks[0].file).write_bytes(b"damaged")
     (path / manifest.blocks[1].file).unlink()
     train(*problem_data, path, PARAMS)
@@ -117,8 +121,8 @@ def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_da
 def test_a_run_goes_on_with_blocks_of_another_size(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
-    manifest = store.read_manifest(path)
-    store.commit(path, manifest.with_blocks(manifest.blocks[1:3]))
+    manifest = read_manifest(path)
+    commit(path, manifest.with_blocks(manifest.blocks[1:3]))
     counts = []
     train(
         *problem_data,
@@ -133,10 +137,10 @@ def test_a_run_goes_on_with_blocks_of_another_size(tmp_path, problem_data, refer
 def test_a_block_that_holds_labels_of_another_is_solved_again(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
-    manifest = store.read_manifest(path)
-    twin = store.read_block(path, manifest, manifest.blocks[0])
-    receipt = store.write_block(path, replace(twin, number=9))
-    store.commit(path, manifest.with_blocks([*manifest.blocks[:2], receipt]))
+    manifest = read_manifest(path)
+    twin = read_block(path, manifest, manifest.blocks[0])
+    receipt = write_block(path, replace(twin, number=9))
+    commit(path, manifest.with_blocks([*manifest.blocks[:2], receipt]))
     train(*problem_data, path, PARAMS)
     assert weight_files(path) == reference
 
@@ -144,12 +148,12 @@ def test_a_block_that_holds_labels_of_another_is_solved_again(tmp_path, problem_
 def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
-    manifest = store.read_manifest(path)
-    store.commit(path, manifest.with_blocks(manifest.blocks[:3]))
+    manifest = read_manifest(path)
+    commit(path, manifest.with_blocks(manifest.blocks[:3]))
     (path / ".block-000003.safetensors.0123456789ab.tmp").write_bytes(b"half")
     (path / "block-000999.safetensors").write_bytes(b"of no one")
     (path / ".data-0123456789abcdef.xmc").write_bytes(b"rows for a cluster")
-    (store.make_run_folder(path) / "block-000003.safetensors").write_bytes(b"by a worker")
+    (make_run_folder(path) / "block-000003.safetensors").write_bytes(b"by a worker")
     train(*problem_data, path, PARAMS)
     assert {p.name for p in path.iterdir()} == {
         "manifest.json",
@@ -183,7 +187,7 @@ def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, pro
 def test_two_trainings_do_not_share_a_directory(tmp_path, problem_data):
     path = tmp_path / "model"
     path.mkdir()
-    with store.locked(path), pytest.raises(ModelError, match="another training"):
+    with locked(path), pytest.raises(ModelError, match="another training"):
         train(*problem_data, path, PARAMS)
 
 
@@ -251,10 +255,10 @@ def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, pro
     path = tmp_path / "model"
     whole = train(*problem_data, tmp_path / "whole", PARAMS).manifest
     train_unfinished(*problem_data, path, PARAMS)
-    unfinished = store.read_manifest(path)
+    unfinished = read_manifest(path)
     first, second, *_ = unfinished.blocks
     lies = [replace(first, n_labels=9), replace(second, number=7)]
-    store.commit(path, replace(unfinished, transform={"bias": 7}).with_blocks(lies))
+    commit(path, replace(unfinished, transform={"bias": 7}).with_blocks(lies))
     again = train(*problem_data, path, PARAMS).manifest
     assert again.transform == whole.transform
     assert again.shards == whole.shards
@@ -289,7 +293,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
         kills += process.poll() is None
         process.send_signal(signal.SIGKILL)
         assert process.wait() in (0, -signal.SIGKILL)
-        complete = store.holds_model(path) and store.read_manifest(path).complete
+        complete = holds_model(path) and read_manifest(path).complete
     assert kills >= 5
     with pytest.raises(ModelError, match="finished model of this training"):
         train(X, Y, path, TrainingParams(C=10, block_size=4))
@@ -297,7 +301,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
 
 
 def any_block(path):
-    return store.holds_model(path) and len(store.read_manifest(path).blocks) > 0
+    return holds_model(path) and len(read_manifest(path).blocks) > 0
 
 
 def count_files(path):
@@ -327,10 +331,10 @@ def test_ctrl_c_stops_within_two_seconds_and_keeps_finished_blocks(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "run the same command again" in errors
-    manifest = store.read_manifest(tmp_path / "model")
+    manifest = read_manifest(tmp_path / "model")
     assert 1 <= len(manifest.blocks) < 150
     for receipt in manifest.blocks:
-        store.read_block(tmp_path / "model", manifest, receipt)
+        read_block(tmp_path / "model", manifest, receipt)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -168,7 +168,7 @@ def test_given_rows_choose(data, tmp_path):
 def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
-        mock.patch("dismec.model.directory.finish", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")

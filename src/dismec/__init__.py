@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from dismec.estimators import DiSMECClassifier
     from dismec.features.vocabulary import TextParams
     from dismec.measure.metrics import evaluate
-    from dismec.model.model import Model, open_model
+    from dismec.model.model import Model
+    from dismec.model.opening import open_model
     from dismec.text_estimator import DiSMECTextClassifier
     from dismec.training.editing import add_labels, remove_labels, update_labels
     from dismec.training.params import TrainingParams
@@ -60,7 +61,7 @@ _HOME = {
     "evaluate": "measure.metrics",
     "generate": "data.synthetic",
     "load_data": "data.dataset",
-    "open_model": "model.model",
+    "open_model": "model.opening",
     "remove_labels": "training.editing",
     "save_data": "data.dataset",
     "train": "training.recipe",

@@ -21,7 +21,8 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from dismec.cpu import available_cpus
 from dismec.errors import DataError, ModelError
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.training.params import AUTO, TrainingParams
 from dismec.training.recipe import fit
 

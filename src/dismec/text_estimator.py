@@ -13,8 +13,8 @@ import numpy.typing as npt
 from dismec.errors import DataError, ModelError
 from dismec.estimators import Estimator, constructor
 from dismec.features.vocabulary import TextParams
-from dismec.model.assignment import ranked
-from dismec.model.model import MICRO_F1, open_model
+from dismec.model.opening import open_model
+from dismec.model.thresholds import MICRO_F1, ranked
 from dismec.training.params import TrainingParams
 from dismec.training.texts import TextRequest, Texts, fit_text
 

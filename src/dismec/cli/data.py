@@ -51,7 +51,7 @@ def inspect(
     if path.is_dir():
         facts = describe_model(path)
         if test is not None:
-            from dismec.model.model import open_model
+            from dismec.model.opening import open_model
             from dismec.training.texts import text_dataset
 
             model = open_model(path, check=False)  # it has just been

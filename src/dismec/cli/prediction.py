@@ -172,7 +172,7 @@ def _best(
 ) -> tuple[Any, Any]:
     """Labels and scores of some rows, best first."""
     if threshold is not None:
-        from dismec.model.assignment import ranked
+        from dismec.model.thresholds import ranked
 
         sets = model.assign(
             rows, threshold, probabilities=probabilities, most=places, threads=threads
@@ -277,7 +277,7 @@ def explain(
     --row.
     """
     from dismec.model.explanation import highlights
-    from dismec.model.model import open_model
+    from dismec.model.opening import open_model
 
     opened = open_model(model, check=True)
     if number is None and len(row) < 1000 and Path(row).is_file():
@@ -352,7 +352,7 @@ def _row_of(model: Model, given: str) -> Any:
 @contextmanager
 def _opened(model: Path, cluster: str | None) -> Iterator[TopkModel]:
     """A model, here or on a cluster."""
-    from dismec.model.model import open_model
+    from dismec.model.opening import open_model
 
     if cluster is None:
         yield open_model(model, check=True)

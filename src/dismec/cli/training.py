@@ -138,7 +138,7 @@ def prune(
 
     A model of an older format is written in the one of today.
     """
-    from dismec.model.model import open_model
+    from dismec.model.opening import open_model
 
     if output.exists() and model.exists() and output.samefile(model):
         raise click.UsageError(f"{output} is the model itself: choose another directory")
@@ -205,7 +205,7 @@ def _edit(
     quiet: bool,
 ) -> None:
     from dismec.data.dataset import is_binary
-    from dismec.model.model import open_model
+    from dismec.model.opening import open_model
     from dismec.training.texts import text_dataset
 
     begin = time.perf_counter()

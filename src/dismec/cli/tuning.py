@@ -240,7 +240,7 @@ def sweep(
     _check_plot(plot)
     _check_test(test, reading)
     if data.is_dir():
-        from dismec.model.model import open_model
+        from dismec.model.opening import open_model
 
         for option in ctx.command.params:
             name = option.name or ""

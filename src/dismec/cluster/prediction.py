@@ -31,7 +31,7 @@ from dismec.cluster.placement import Place, plan
 from dismec.cluster.prediction_worker import LEASE_SECONDS, ShardFile
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import ClusterError, DataError, ModelError, WorkerLost
-from dismec.model.model import read_head
+from dismec.model.opening import read_head
 from dismec.model.scoring import Labels, Scores
 from dismec.model.topk_model import TopkModel
 

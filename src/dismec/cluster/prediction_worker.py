@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from dismec.cluster.connection import listen, memory_limit, private_directory
 from dismec.data.matrices import Rows
 from dismec.errors import ModelError, WorkerLost
-from dismec.model import directory as store
+from dismec.model import weight_files
 from dismec.model.manifest import ShardReceipt
 from dismec.model.scoring import Labels, Scores, best_labels
 from dismec.model.shards import Shard
@@ -145,7 +145,7 @@ def release(token: str) -> None:
 
 def _open(path: Path, file: ShardFile) -> Shard:
     n_labels, n_features = file.shape
-    shard = store.read_shard(path, file.receipt, n_labels, n_features)
+    shard = weight_files.read_shard(path, file.receipt, n_labels, n_features)
     shard.native  # noqa: B018  so that the first rows need not wait for it
     _mapped[file.receipt.sha256] = shard
     return shard

@@ -28,7 +28,8 @@ from dismec.cluster.connection import Cluster, Task, WorkerInfo
 from dismec.cluster.training_worker import Data, Run
 from dismec.errors import ClusterError, WorkerLost
 from dismec.features.transform import Transform
-from dismec.model import directory as store
+from dismec.model import weight_files
+from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
 from dismec.solve.problem import SolverParams
 
@@ -178,7 +179,7 @@ class _ClusterRun:
         self._blocks = blocks
         path = training.data.resolve()
         self._data = Data(str(path), path.stat().st_size, training.fingerprint)
-        self._folder = store.make_run_folder(training.directory.resolve())
+        self._folder = make_run_folder(training.directory.resolve())
         self._cost = {number: int(training.costs[b].sum()) for number, b in blocks.items()}
         self._queue = sorted(blocks, key=lambda number: self._cost[number])  # costliest last
         self._queued = sum(self._cost.values())
@@ -436,7 +437,7 @@ class _ClusterRun:
         if number in self._done:
             return None
         source = self._folder if content is None else content
-        store.adopt_block(self._training.directory, receipt, source)
+        weight_files.adopt_block(self._training.directory, receipt, source)
         self._done.add(number)
         self.report.blocks += 1
         self.report.received += len(content or b"")

@@ -23,7 +23,7 @@ from dismec.cluster.connection import scratch_directory, step_aside
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
-from dismec.model import directory as store
+from dismec.model import weight_files
 from dismec.model.manifest import BlockReceipt
 from dismec.solve.block import Block
 from dismec.solve.problem import Problem, SolverParams
@@ -206,9 +206,9 @@ class _Session:
 
     def _keep(self, block: Block) -> Answer:
         if self._folder:
-            return store.write_block(self._folder, block), None
+            return weight_files.write_block(self._folder, block), None
         with TemporaryDirectory(prefix="dismec-", dir=self._scratch) as folder:
-            receipt = store.write_block(Path(folder), block)
+            receipt = weight_files.write_block(Path(folder), block)
             return receipt, (Path(folder) / receipt.file).read_bytes()
 
     def _collect(self) -> None:

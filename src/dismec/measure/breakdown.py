@@ -29,7 +29,7 @@ import scipy.sparse as sp
 
 from dismec.measure import metrics
 
-__all__ = ["GROUPS", "by_group", "by_label", "frequency_groups", "reliability"]
+__all__ = ["GROUPS", "by_group", "by_label", "frequency_groups"]
 
 GROUPS = 10
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ def by_group(
         for group in groups
     ]
 
-    def tell(name: str, values: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
+    def add_sums(name: str, values: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
         """The sum of `values` over the labels `found`, for each group."""
         sums = np.bincount(group_of[found], values, minlength=len(groups))
         for entry, value in zip(result, sums.tolist(), strict=True):
@@ -99,12 +99,12 @@ def by_group(
         found = top[rows, places]
         gains = gain[found]
         psp = metrics.psp_at_k(Y_true, top, propensities, k) / max(gains.sum(), 1e-300)
-        tell(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
-        tell(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
-        tell(f"PSP@{k}", gains * psp, found)
-        tell(f"R@{k}", 1 / _at_least_1(result, "true pairs")[group_of[found]], found)
+        add_sums(f"P@{k}", np.full(len(found), 1 / (k * len(top))), found)
+        add_sums(f"nDCG@{k}", _discounted(Y_true, rows, places, k) / len(top), found)
+        add_sums(f"PSP@{k}", gains * psp, found)
+        add_sums(f"R@{k}", 1 / _at_least_1(result, "true pairs")[group_of[found]], found)
         once = np.unique(found)
-        tell(f"Coverage@{k}", 1 / _at_least_1(result, "labels true")[group_of[once]], once)
+        add_sums(f"Coverage@{k}", 1 / _at_least_1(result, "labels true")[group_of[once]], once)
     return result
 
 
@@ -135,25 +135,3 @@ def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArr
         "precision": hits / np.maximum(given, 1),
         "F1": 2 * hits / np.maximum(true + given, 1),
     }
-
-
-def reliability(
-    probabilities: npt.NDArray[Any], hits: npt.NDArray[np.bool_], bins: int = 10
-) -> list[dict[str, float]]:
-    """Pairs in bins of equal width by their probability: "pairs", "probability", "share of hits".
-
-    The latter two are means over the pairs of the bin; bins without pairs are left out.
-    """
-    place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
-    pairs, p, found = (
-        np.bincount(place, values, minlength=bins)
-        for values in (np.ones(len(place)), probabilities, hits)
-    )
-    return [
-        {
-            "pairs": int(pairs[i]),
-            "probability": float(p[i] / pairs[i]),
-            "share of hits": float(found[i] / pairs[i]),
-        }
-        for i in np.flatnonzero(pairs).tolist()
-    ]

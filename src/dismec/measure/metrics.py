@@ -1,4 +1,4 @@
-"""(true, predicted) → numbers.
+"""(true labels, ranked labels) → numbers.
 
 What the XMC Repository reports, on the top k labels of every row. Notation: row i has the true
 labels T_i, the label in place r (from 1) of its prediction is a *hit* when it is in T_i, and p_l is
@@ -14,15 +14,6 @@ the propensity of label l.
 - R@k: hits in the first k places / |T_i|.
 - Coverage@k: of the labels that are true in at least one row, the share that is a hit in at least
   one row.
-
-And on sets of labels and probabilities, which have no k:
-
-- F1 of a label: 2·hits/(times assigned + times true). micro-F1 takes the three sums over all
-  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row: the
-  many that are neither would otherwise decide it.
-- ECE, the expected calibration error: predicted pairs of row and label are put into bins of equal
-  width by their probability; in each bin the mean probability is held against the share of hits,
-  and the differences are averaged, weighted by the pairs.
 
 P, nDCG and R are means over all rows, and a row without true labels counts as a row with 0. PSP and
 PSnDCG are ratios of two sums over rows, not means of ratios, so such a row has no influence. An
@@ -46,88 +37,9 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError
 
-__all__ = [
-    "coverage_at_k",
-    "evaluate",
-    "expected_calibration_error",
-    "f1_scores",
-    "hits",
-    "ndcg_at_k",
-    "precision_at_k",
-    "psndcg_at_k",
-    "psp_at_k",
-    "recall_at_k",
-]
+__all__ = ["check_truth", "evaluate", "hits", "psp_at_k"]
 
 Floats = npt.NDArray[np.float64]
-
-
-def precision_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
-    """Share of the first k places that hold a true label, mean over rows.
-
-    Parameters
-    ----------
-    Y_true
-        Sparse (n_rows, n_labels); entries other than 0 are true labels.
-    top
-        Integers (n_rows, at least k or n_labels, whichever is less): predicted labels, best first;
-        −1 is an empty place.
-    k
-        How many places count.
-
-    Returns
-    -------
-    float
-        Between 0 and 1.
-
-    Raises
-    ------
-    DataError
-        When the shapes do not fit, there are no rows, or a row of `top` holds a label twice or one
-        that `Y_true` has no column for.
-    """
-    return _precision(_judge(Y_true, top, k), k)
-
-
-def ndcg_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
-    """Discounted gain of the first k places over the best attainable, mean over rows.
-
-    Arguments, result and errors as for `precision_at_k`.
-    """
-    return _ndcg(_judge(Y_true, top, k), k)
-
-
-def recall_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
-    """Share of a row's true labels that are among its first k places, mean over rows.
-
-    Arguments, result and errors as for `precision_at_k`.
-    """
-    return _recall(_judge(Y_true, top, k), k)
-
-
-def coverage_at_k(Y_true: Any, top: npt.ArrayLike, k: int = 5) -> float:
-    """Share of the labels true in some row that are a hit in the first k places of some row.
-
-    Arguments, result and errors as for `precision_at_k`.
-    """
-    return _coverage(_judge(Y_true, top, k), k)
-
-
-def psp_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
-    """Propensity-scored precision: Σ 1/p over the hits, relative to the best attainable.
-
-    Arguments, result and errors as for `precision_at_k`; `propensities` holds one p per label,
-    0 < p ≤ 1.
-    """
-    return _psp(_judge(Y_true, top, k, propensities), k)
-
-
-def psndcg_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
-    """Propensity-scored nDCG: discounted Σ 1/p over the hits, relative to the best attainable.
-
-    Arguments, result and errors as for `psp_at_k`.
-    """
-    return _psndcg(_judge(Y_true, top, k, propensities), k)
 
 
 def evaluate(
@@ -140,19 +52,28 @@ def evaluate(
 
     Parameters
     ----------
-    Y_true, top
-        As for `precision_at_k`, with max(ks) for k.
+    Y_true
+        Sparse or dense (n_rows, n_labels); entries other than 0 are true labels.
+    top
+        Integers (n_rows, at least max(ks) or n_labels, whichever is less): predicted labels, best
+        first; −1 is an empty place.
     ks
         The depths to report.
     propensities
-        One p per label, of the *training* data (see `propensities`); without it there is no PSP and
-        no PSnDCG.
+        One p per label, of the *training* data (`dismec.data.labels`); without it there is no PSP
+        and no PSnDCG.
 
     Returns
     -------
     dict
         ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
         "rows": n_rows}``, metric by metric and each in the order of `ks`.
+
+    Raises
+    ------
+    DataError
+        When the shapes do not fit, there are no rows, or a row of `top` holds a label twice or one
+        that `Y_true` has no column for.
     """
     if len(ks) == 0:
         raise DataError("ks is empty: name at least one depth")
@@ -170,8 +91,13 @@ def evaluate(
     return result
 
 
+def psp_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
+    """PSP@k, between 0 and 1; arguments and errors as for `evaluate`."""
+    return _psp(_judge(Y_true, top, k, propensities), k)
+
+
 def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Which places of `top` hold a true label; arguments and errors as for `precision_at_k`."""
+    """Which places of `top` hold a true label; arguments and errors as for `evaluate`."""
     places = np.asarray(top)
     found = np.zeros(places.shape, dtype=np.bool_)
     if places.ndim == 2 and places.shape[1] == 0:
@@ -179,84 +105,6 @@ def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     judged = _judge(Y_true, places, max(places.shape[1:], default=1)).hits
     found[:, : judged.shape[1]] = judged
     return found
-
-
-def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
-    """How well sets of labels agree with the true ones.
-
-    Parameters
-    ----------
-    Y_true, assigned
-        Sparse (n_rows, n_labels). True labels are entries other than 0; assigned are all that are
-        stored, whatever their value.
-
-    Returns
-    -------
-    dict
-        ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1, and 0 where nothing is true or
-        assigned.
-
-    Raises
-    ------
-    DataError
-        If the shapes differ or there are no rows.
-    """
-    truth = _indicator(Y_true)
-    chosen: Any = sp.csr_array(assigned)
-    if chosen.shape != truth.shape:
-        raise DataError(f"assigned is {chosen.shape}, Y_true is {truth.shape}: expected the same")
-    chosen = sp.csr_array(
-        (np.ones(chosen.nnz, np.bool_), chosen.indices, chosen.indptr), chosen.shape, copy=True
-    )
-    chosen.sum_duplicates()
-    both: Any = truth.multiply(chosen)
-    n_labels = truth.shape[1]
-    found, of_true, of_chosen = (
-        np.bincount(matrix.tocsr().indices, minlength=n_labels) for matrix in (both, truth, chosen)
-    )
-    total = of_true + of_chosen
-    seen = total > 0
-    macro = 2 * found[seen] / total[seen]
-    return {
-        "micro-F1": float(2 * found.sum() / max(int(total.sum()), 1)),
-        "macro-F1": float(macro.mean()) if macro.size else 0.0,
-    }
-
-
-def expected_calibration_error(
-    probabilities: npt.ArrayLike, hits: npt.ArrayLike, bins: int = 15
-) -> float:
-    """How far probabilities are from the share of hits; see the module.
-
-    Parameters
-    ----------
-    probabilities, hits
-        Arrays of one shape: the probability of each predicted pair, and whether it is a hit.
-    bins
-        Number of bins between 0 and 1.
-
-    Returns
-    -------
-    float
-        Between 0 and 1; 0 without pairs.
-
-    Raises
-    ------
-    DataError
-        If the shapes differ, or a probability is not between 0 and 1.
-    """
-    p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
-    if p.shape != found.shape:
-        raise DataError(f"probabilities are {p.shape}, hits are {found.shape}: expected the same")
-    if not ((p >= 0) & (p <= 1)).all():
-        raise DataError("a probability is not between 0 and 1")
-    if bins < 1:
-        raise DataError(f"bins is {bins}; expected at least 1")
-    if p.size == 0:
-        return 0.0
-    number = np.minimum((p.ravel() * bins).astype(np.int64), bins - 1)
-    excess = np.bincount(number, p.ravel() - found.ravel(), minlength=bins)
-    return float(np.abs(excess).sum() / p.size)
 
 
 @dataclass(frozen=True)
@@ -320,7 +168,7 @@ def _judge(
     Y_true: Any, top: npt.ArrayLike, depth: int, propensities: npt.ArrayLike | None = None
 ) -> _Judged:
     _check_k(depth)
-    truth = _indicator(Y_true)
+    truth = check_truth(Y_true)
     n_rows, n_labels = truth.shape
     depth = min(depth, n_labels)  # there is nothing to hit further down
     places = _check_top(top, n_rows, n_labels, depth)
@@ -362,8 +210,8 @@ def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
     return best
 
 
-def _indicator(Y_true: Any) -> sp.csr_array:
-    """The caller's truth as a canonical CSR array of its own, without stored zeros."""
+def check_truth(Y_true: Any) -> sp.csr_array:
+    """The caller's truth, a matrix with rows, as canonical CSR of its own without stored zeros."""
     if not sp.issparse(Y_true):
         Y_true = np.asarray(Y_true)
     if Y_true.ndim != 2:

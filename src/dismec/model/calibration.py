@@ -1,17 +1,9 @@
 """Scores → probabilities, and the probabilities from which labels are assigned.
 
 P(label l | score s) = 1/(1 + exp(−bend(z))), z = slope_l·s + intercept_l. Without the bend this is
-Platt's curve. Most labels have too few rows to fit theirs on; so three fits build on each other,
-all on rows that the weights were not trained on:
-
-1. the *shared* curve, whose slope and intercept are linear in c = log(1 + training rows of the
-   label): logistic regression of the hits on (1, s, c, s·c);
-2. the curve of each label, the most probable one if log(slope) and intercept are normally
-   distributed around those of the shared curve for its count. Labels with many held-out hits get
-   a curve of their own, and the tail keeps the shared one;
-3. the *bend*, the same for all labels, increasing and linear between a few knots: scores of
-   margin classifiers rise faster below the margin than above it, and a straight line through both
-   is wrong where it matters most.
+Platt's curve. Labels with few rows have the slope and intercept of the *shared* curve, which are
+linear in c = log(1 + training rows of the label). The *bend* is the same for all labels, increasing
+and linear between a few knots. `dismec.training.calibrating` fits all three.
 
 As z is linear in the row and the bend increases, the most probable labels can be found as those
 with the best scores are. Labels that share a classifier have the same scores, and hence one curve.
@@ -21,17 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.errors import ModelError
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Calibration", "logistic"]
+__all__ = ["LEAST_SLOPE", "Calibration", "bend_terms", "logistic", "shared_curve"]
 
 Floats = npt.NDArray[np.float64]
 Float32s = npt.NDArray[np.float32]
@@ -39,7 +28,7 @@ Labels = npt.NDArray[np.integer[Any]]
 
 _KNOTS = (-2.0, 0.0, 2.0)  # of the bend
 LEAST_SLOPE = 0.1  # of the shared curve and the bend
-_MOST = np.nextafter(np.float32(1), np.float32(0))
+_MOST_PROBABLE = np.nextafter(np.float32(1), np.float32(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +100,9 @@ class Calibration:
 
     def of_logits(self, z: npt.ArrayLike) -> Float32s:
         """The probabilities for slope·score + intercept; never falling as it rises."""
-        p = logistic(self._bent(z)).astype(np.float32)
-        return np.minimum(p, _MOST)  # of nothing that is learned one can be certain
+        bent = np.interp(np.asarray(z, np.float64), *self._nodes)
+        p = logistic(bent).astype(np.float32)
+        return np.minimum(p, _MOST_PROBABLE)  # of nothing that is learned one can be certain
 
     def logits(self, probabilities: npt.ArrayLike) -> Floats:
         """The inverse of `of_logits`, for probabilities above 0 and below 1."""
@@ -120,10 +110,6 @@ class Calibration:
         x, y = self._nodes
         z: Floats = np.interp(np.log(p) - np.log1p(-p), y, x)
         return z
-
-    def _bent(self, z: npt.ArrayLike) -> Floats:
-        result: Floats = np.interp(np.asarray(z, np.float64), *self._nodes)
-        return result
 
     @property
     def _nodes(self) -> tuple[Floats, Floats]:
@@ -203,4 +189,5 @@ def shared_curve(curve: Floats, c: Floats) -> tuple[Floats, Floats]:
 
 
 def bend_terms(z: Floats) -> Floats:
+    """The terms whose weighted sum is the bend: 1, z and max(0, z − knot) for each knot."""
     return np.stack([np.ones_like(z), z, *(np.maximum(0, z - knot) for knot in _KNOTS)])

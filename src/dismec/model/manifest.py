@@ -9,15 +9,11 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
 
+from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
-__all__ = ["FORMAT_VERSION", "BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
-
-FORMAT_VERSION = 3
-_FORMAT = "dismec-model"
-
-_PARTS = ("labels", "vocabulary", "calibration")
+__all__ = ["BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
 
 R = TypeVar("R", bound="_Receipt | PartReceipt")
 
@@ -60,7 +56,7 @@ class BlockReceipt(_Receipt):
 
 @dataclass(frozen=True)
 class ShardReceipt(_Receipt):
-    """A part of a finished model; `precision` is one of `PRECISIONS`."""
+    """A part of a finished model; `precision` is one of `dismec.model.format.PRECISIONS`."""
 
     precision: str
 
@@ -148,19 +144,12 @@ class Manifest:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
             stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
         return replace(
-            self,
-            isa=isa,
-            stats=stats,
-            blocks=(),
-            shards=tuple(shards),
-            version=FORMAT_VERSION,
+            self, isa=isa, stats=stats, blocks=(), shards=tuple(shards), version=FORMAT_VERSION
         )
-
-    # -- JSON --------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
         """The text of the file."""
-        content = {"format": _FORMAT, "version": self.version, "complete": self.complete}
+        content = {"format": FORMAT, "version": self.version, "complete": self.complete}
         lists = ("blocks", "shards")
         content |= {k: v for k, v in vars(self).items() if k not in (*lists, "version")}
         content["stats"] = self.stats and asdict(self.stats)
@@ -183,7 +172,7 @@ class Manifest:
             For the manifest of something else or a newer format, or one that contradicts itself;
             its text is the reason.
         """
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("not the manifest of a dismec model")
         version = content.get("version")
         if not isinstance(version, int) or version < 1:
@@ -210,33 +199,21 @@ def _line(receipt: _Receipt) -> str:
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
     values: dict[str, Any] = {"version": content["version"]}
-    for key, kind in {
-        "n_rows": int,
-        "n_features": int,
-        "n_labels": int,
-        "params": dict,
-        "transform": dict,
-        "data": str,
-        "dismec": str,
-        "blocks": list,
-    }.items():
+    kinds: dict[str, type] = {"n_rows": int, "n_features": int, "n_labels": int}
+    kinds |= {"params": dict, "transform": dict, "data": str, "dismec": str, "blocks": list}
+    for key, kind in kinds.items():
         value: Any = content[key]
         if type(value) is not kind:
             raise ValueError(f"{key!r} is not of type {kind.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**31:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
-    for optional, kind in {
-        "text": dict,
-        "estimator": dict,
-        "history": list,
-        "isa": str,
-        "shards": list,
-    }.items():
-        value = content.get(optional)
+    kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
+    for key, kind in kinds.items():
+        value = content.get(key)
         if not isinstance(value, kind | None):
-            raise ValueError(f"{optional!r} is not of type {kind.__name__}")
-        values[optional] = value
+            raise ValueError(f"{key!r} is not of type {kind.__name__}")
+        values[key] = value
     values["isa"] = values["isa"] or ""
     values["history"] = tuple(values["history"] or ())
     if not all(isinstance(entry, dict) for entry in values["history"]):
@@ -251,11 +228,11 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
 
 def _parse_parts(content: Mapping[str, Any]) -> dict[str, PartReceipt]:
     if content["version"] < 3:
-        named = {"labels": {"file": "labels.safetensors", "sha256": content["labels_sha256"]}}
+        named = {"labels": {"file": f"labels{ARRAYS}", "sha256": content["labels_sha256"]}}
     else:
         named = content["parts"]
-    if not isinstance(named, dict) or not named.keys() <= set(_PARTS):
-        raise ValueError(f"'parts' has entries other than {', '.join(_PARTS)}")
+    if not isinstance(named, dict) or not named.keys() <= set(PARTS):
+        raise ValueError(f"'parts' has entries other than {', '.join(PARTS)}")
     if "labels" not in named:
         raise ValueError("'parts' has no 'labels'")
     return {name: _parse_receipt(PartReceipt, entry) for name, entry in named.items()}

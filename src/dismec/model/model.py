@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,46 +15,40 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
-from dismec.measure import metrics
-from dismec.model import directory as store
-from dismec.model.assignment import assigned, by_margin, by_probability, by_score
+from dismec.measure.evaluation import Truth
+from dismec.measure.metrics import hits
+from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.model import thresholds, weight_files
 from dismec.model.calibration import Calibration, logistic
+from dismec.model.directory import commit, discard, holds_model, locked, make_directory
 from dismec.model.explanation import Explanation, contributions
 from dismec.model.manifest import Manifest
-from dismec.model.parts import Parts, read_parts, write_parts
-from dismec.model.pruning import prune
-from dismec.model.scoring import Predictor
-from dismec.model.shards import Shard, first_labels, gather, pack
+from dismec.model.parts import Parts, write_parts
+from dismec.model.reranking import Gains, Reranked
+from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.shards import Shard, first_labels, gather, pack, prune
+from dismec.model.thresholds import MACRO_F1, MICRO_F1
 from dismec.model.topk_model import Capabilities, TopkModel
 
-if TYPE_CHECKING:
-    from dismec.model.reranking import Reranked
-
-__all__ = ["MACRO_F1", "MICRO_F1", "Model", "open_model", "read_head"]
-
-MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # thresholds that were chosen for these
+__all__ = ["Model"]
 
 
 class Model(TopkModel):
-    """One linear classifier a label.
+    """One linear classifier per label.
 
     Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
     as those of `TopkModel`, and `calibration`.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        transform: Transform,
-        parts: Parts,
-        shards: Sequence[Shard],
+        self, manifest: Manifest, transform: Transform, parts: Parts, shards: Sequence[Shard]
     ) -> None:
         super().__init__(manifest, transform, parts)
         self._shards = list(shards)
 
     @property
     def weights(self) -> sp.csr_array:
-        """The weights as CSR float32 (n_labels, n_features + 1), bias last; put together anew.
+        """The weights as CSR float32 (n_labels, n_features + 1), bias last; a copy on each call.
 
         They are those that predictions are made with, rounded to the model's precision.
         """
@@ -76,7 +70,7 @@ class Model(TopkModel):
 
     def predict_topk(  # noqa: D102
         self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    ) -> tuple[Labels, Scores]:
         return self._predictor.topk(X, k, threads)
 
     def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
@@ -118,7 +112,7 @@ class Model(TopkModel):
 
     def predict_proba_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    ) -> tuple[Labels, Scores]:
         """The k most probable labels of each row with their probabilities, most probable first.
 
         They need not be those with the k best scores: each label has its own curve. None of all
@@ -150,7 +144,7 @@ class Model(TopkModel):
             As for `predict_topk`.
         threshold
             A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
-            the model was calibrated: one probability for all labels, or one a label. Without
+            the model was calibrated: one probability for all labels, or one per label. Without
             `probabilities` a score.
         probabilities
             Whether it is about probabilities, or scores, which need no calibration.
@@ -181,13 +175,13 @@ class Model(TopkModel):
             raise DataError(f"threshold is {threshold!r}; expected {wanted}")
         calibration = self._calibrated if probabilities else None
         if calibration is None:
-            ranking, rule = self._predictor, by_score(threshold)
+            ranking, rule = self._predictor, thresholds.by_score(threshold)
         elif threshold == MACRO_F1:
-            ranking, rule = self._margins, by_margin(calibration)
+            ranking, rule = self._margins, thresholds.by_margin(calibration)
         else:
             least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
-            ranking, rule = self._logits, by_probability(least, calibration)
-        return assigned(ranking, X, rule, most, threads)
+            ranking, rule = self._logits, thresholds.by_probability(least, calibration)
+        return thresholds.assigned(ranking, X, rule, most, threads)
 
     def explain(self, X: Any, label: int, *, terms: Sequence[str] | None = None) -> Explanation:
         """What each feature of a row adds to the score of a label.
@@ -199,7 +193,7 @@ class Model(TopkModel):
         label
             Its number.
         terms
-            What each feature stands for, one a feature, if the explanation is to tell.
+            What each feature stands for, one per feature, for the explanation to repeat.
 
         Raises
         ------
@@ -245,8 +239,6 @@ class Model(TopkModel):
         ModelError
             If probabilities are asked for and the model has no calibration.
         """
-        from dismec.model.reranking import Gains, Reranked
-
         if not 0 <= alpha <= 100:
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
         # Labels that share their weights have what the first of them has.
@@ -256,7 +248,7 @@ class Model(TopkModel):
             ranking = Gains(self._rescaled, self._calibrated, bonus)
         else:
             ranking = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
-        return Reranked(self.manifest, self.transform, self._parts, ranking, self.nnz)
+        return Reranked(self, ranking)
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
@@ -309,43 +301,38 @@ class Model(TopkModel):
             If there is a model already and `overwrite` is not set, or other files are there.
         """
         directory = Path(path)
-        store.make_directory(directory)
-        with store.locked(directory):
-            if store.holds_model(directory) and not overwrite:
+        make_directory(directory)
+        with locked(directory):
+            if holds_model(directory) and not overwrite:
                 raise ModelError(
                     f"{directory} holds a model already: "
                     "choose another directory, or overwrite it (--overwrite)"
                 )
-            store.discard(directory)
+            discard(directory)
             about = self.manifest.estimator if estimator is None else estimator
             parts = write_parts(directory, self._parts)
             manifest = replace(self.manifest, parts=parts, estimator=about)
-            receipts = [store.write_shard(directory, i, s) for i, s in enumerate(self._shards)]
-            store.commit(directory, manifest.finished(receipts))
+            receipts = [
+                weight_files.write_shard(directory, i, s) for i, s in enumerate(self._shards)
+            ]
+            commit(directory, manifest.finished(receipts))
 
     def _reliability(
-        self,
-        X: Any,
-        truth: sp.csr_array,
-        top: npt.NDArray[np.int32],
-        scores: npt.NDArray[np.float32],
-        threads: int | None,
+        self, X: Any, truth: Truth, top: Labels, scores: Scores, threads: int | None
     ) -> dict[str, float]:
         if self.calibration is None:
             return {}
-        hits, there = metrics.hits(truth, top), top >= 0
-        found: dict[str, npt.NDArray[Any]] = {
-            "ECE": self.calibration.probabilities(top, scores),
-            "ECE uncalibrated": logistic(scores),
-        }
+        there = top >= 0
+        found = hits(truth.Y, top)[there]
+        calibrated = self.calibration.probabilities(top, scores)[there]
         result = {
-            name: metrics.expected_calibration_error(p[there], hits[there])
-            for name, p in found.items()
+            "ECE": expected_calibration_error(calibrated, found),
+            "ECE uncalibrated": expected_calibration_error(logistic(scores[there]), found),
         }
         for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
             sets: Any = self.assign(X, threshold, threads=threads)
-            sets.resize(truth.shape)
-            result[name] = metrics.f1_scores(truth, sets)[name]
+            sets.resize(truth.Y.shape)
+            result[name] = f1_scores(truth.Y, sets)[name]
         return {name: 100 * value for name, value in result.items()}
 
     @property
@@ -381,56 +368,3 @@ class Model(TopkModel):
     def __getstate__(self) -> dict[str, Any]:
         cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]
         return {key: value for key, value in self.__dict__.items() if key not in cached}
-
-
-def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:
-    """Open a model directory.
-
-    Nothing is read but what is needed to find the weights: they come from the files when they are
-    used, and processes that open the same model share them.
-
-    Parameters
-    ----------
-    path
-        The directory.
-    check
-        Whether to read every file and compare it with its SHA-256. By default only if the model is
-        small enough for this to take no time (64 MB); a larger one is opened at once, and damage
-        that can be noticed is noticed when its weights are used.
-
-    Raises
-    ------
-    ModelError
-        If there is no finished model, or one of its files is missing, cut off or altered.
-    """
-    directory = Path(path)
-    before = store.read_manifest(directory)
-    try:
-        return _open(directory, check)
-    except ModelError:
-        # Its labels may just have been changed, and files removed that it named before.
-        if store.read_manifest(directory) == before:
-            raise
-        return _open(directory, check)
-
-
-def _open(directory: Path, check: bool | None) -> Model:
-    manifest, transform, parts = read_head(directory, check=check)
-    shards = store.read_shards(directory, manifest, parts.labels.counts, check=check)
-    return Model(manifest, transform, parts, shards)
-
-
-def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:
-    """All of a finished model but its weights; `check` and errors as of `open_model`."""
-    manifest = store.read_manifest(directory)
-    if not manifest.complete:
-        raise ModelError(
-            f"{directory}: training is not finished ({manifest.labels_done} of "
-            f"{manifest.n_labels} labels); run the same training again to go on"
-        )
-    parts = read_parts(directory, manifest, check=check)
-    try:
-        transform = Transform.from_dict(manifest.transform, parts.labels.idf)
-    except ModelError as error:
-        raise ModelError(f"{directory}: {error}") from None
-    return manifest, transform, parts

@@ -10,20 +10,19 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.container import ContainerError, write_arrays
+from dismec.data.container import ContainerError
 from dismec.data.names import pack_names, unpack_names
 from dismec.errors import ModelError
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
-from dismec.model.directory import open_checked, sha256_of
-from dismec.model.manifest import FORMAT_VERSION, Manifest, PartReceipt
+from dismec.model.checked_files import open_checked, write_hashed
+from dismec.model.format import ARRAYS, QUICK_BYTES
+from dismec.model.manifest import Manifest, PartReceipt
 
 __all__ = ["LabelTable", "Parts", "read_parts", "write_parts"]
 
 T = TypeVar("T")
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-_QUICK_BYTES = 1 << 26  # files up to this size are checked in no time
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class LabelTable:
         int64 (n_labels,): rows of the training data that have the label. A label with none is never
         predicted.
     names
-        One name a label, or None.
+        One name per label, or None.
     idf
         float32 (n_features,), or None.
     """
@@ -69,19 +68,15 @@ def write_parts(
     if parts.labels.idf is not None:
         labels["idf"] = parts.labels.idf
     files = {"labels": labels}
-    kept = {name: keep[name] for name in ("vocabulary",) if keep and name in keep}
-    if parts.vocabulary is not None and not kept:
+    receipts = {"vocabulary": keep["vocabulary"]} if keep and "vocabulary" in keep else {}
+    if parts.vocabulary is not None and not receipts:
         files["vocabulary"] = parts.vocabulary.to_arrays()
     if parts.calibration is not None:
         files["calibration"] = parts.calibration.to_arrays()
-    return kept | {name: _write(directory, name, number, arrays) for name, arrays in files.items()}
-
-
-def _write(directory: Path, name: str, number: int, arrays: Arrays) -> PartReceipt:
-    file = f"{name}-{number:06d}.safetensors" if number else f"{name}.safetensors"
-    path = directory / file
-    write_arrays(path, arrays, {"format": "dismec-model", "version": str(FORMAT_VERSION)})
-    return PartReceipt(file, sha256_of(path))
+    for name, arrays in files.items():
+        file = f"{name}-{number:06d}{ARRAYS}" if number else f"{name}{ARRAYS}"
+        receipts[name] = PartReceipt(file, write_hashed(directory / file, arrays))
+    return receipts
 
 
 def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True) -> Parts:
@@ -98,10 +93,9 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
         if receipt is None:
             return None
         path = directory / receipt.file
-        quick = path.exists() and path.stat().st_size <= _QUICK_BYTES
-        arrays, _ = open_checked(
-            path, receipt.sha256 if check or (check is None and quick) else None
-        )
+        quick = path.exists() and path.stat().st_size <= QUICK_BYTES
+        wanted = receipt.sha256 if check or (check is None and quick) else None
+        arrays, _ = open_checked(path, wanted)
         try:
             return parse(arrays)
         except ModelError as error:

@@ -11,12 +11,9 @@ import numpy.typing as npt
 
 from dismec.data.matrices import check_X
 from dismec.errors import DataError
-from dismec.features.transform import Transform
-from dismec.model.assignment import Rule, assigned, ranked
 from dismec.model.calibration import Calibration
-from dismec.model.manifest import Manifest
-from dismec.model.parts import Parts
-from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
+from dismec.model.thresholds import Rule, assigned, ranked
 from dismec.model.topk_model import TopkModel
 
 __all__ = ["Gains", "Reranked"]
@@ -25,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Float32s = npt.NDArray[np.float32]
 
 _FIRST_LEVEL, _STEP = -1.0, 0.25  # of log(P/p^alpha); levels are multiples of the step
-_LEAST_LOG, _MOST = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
+_LEAST_LOG_P, _MOST_P = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
 _ROUNDING = 1e-4  # what it may have taken from z
 _VIEWS = 16  # that are kept
 
@@ -58,7 +55,7 @@ class Gains:
         self._rescaled = rescaled
         self._calibration = calibration
         self._bonus = bonus
-        self._lowest = _LEAST_LOG + float(bonus.max(initial=0.0))
+        self._lowest = _LEAST_LOG_P + float(bonus.max(initial=0.0))
         self._margins = lru_cache(_VIEWS)(self._make_margins)
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
@@ -70,36 +67,31 @@ class Gains:
             raise DataError(f"k is {k}; expected at least 1")
         first = self._margins(_FIRST_LEVEL)
         rows: Any = check_X(X, first.transform.n_features)
-        labels = np.full((rows.shape[0], k), -1, np.int32)
-        gains = np.zeros((rows.shape[0], k), np.float32)
+        labels, logs = empty_topk(rows.shape[0], k)
         places = min(k, len(self._bonus))
         if places == 0:
-            return labels, gains
+            return labels, np.exp(logs)
         found, margins = first.topk(rows, 2 * places + 8, threads)
-        values = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
-        reached = _STEP * np.floor(values[:, -places] / _STEP)
+        ascending = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
+        reached = _STEP * np.floor(ascending[:, -places] / _STEP)
         level = np.where(reached < self._lowest, -np.inf, reached)
         for at in np.unique(level).tolist():
             some = np.flatnonzero(level == at)
             sets = assigned(self._margins(at), rows[some], self._reaching(at), None, threads)
-            best, logs = ranked(sets)
+            best, values = ranked(sets)
             width = min(places, best.shape[1])
-            labels[some, :width] = best[:, :width]
-            gains[some, :width] = np.exp(np.minimum(logs[:, :width], np.float32(80)))
-        return labels, gains
+            labels[some, :width], logs[some, :width] = best[:, :width], values[:, :width]
+        return labels, np.exp(np.minimum(logs, np.float32(80)))
 
     def _make_margins(self, level: float) -> Predictor:
         """Scores labels by how far z is above what it takes to reach a level."""
-        least = self._least(level)
-        calibration = self._calibration
-        return self._rescaled(
-            calibration.slopes, (calibration.intercepts - least).astype(np.float32)
-        )
+        offsets = (self._calibration.intercepts - self._least(level)).astype(np.float32)
+        return self._rescaled(self._calibration.slopes, offsets)
 
     def _least(self, level: float) -> Floats:
         """The z of each label at which it reaches a level, or one that is less."""
         log_p = np.maximum(level, self._lowest) - self._bonus
-        return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST))
+        return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST_P))
 
     def _reaching(self, level: float) -> Rule:
         """Takes the labels that reach a level, with their log(P/p^alpha)."""
@@ -124,17 +116,10 @@ class Gains:
 class Reranked(TopkModel):
     """A view of a model that ranks labels in another way; made by `Model.reranked`."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        transform: Transform,
-        parts: Parts,
-        ranking: Predictor | Gains,
-        nnz: int,
-    ) -> None:
-        super().__init__(manifest, transform, parts)
+    def __init__(self, model: TopkModel, ranking: Predictor | Gains) -> None:
+        super().__init__(model.manifest, model.transform, model._parts)
         self._ranking = ranking
-        self._nnz = nnz
+        self._nnz = model.nnz
 
     @property
     def nnz(self) -> int:  # noqa: D102

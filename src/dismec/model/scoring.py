@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,7 @@ from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model.shards import Shard
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Predictor", "best_labels"]
+__all__ = ["Labels", "Predictor", "Scores", "best_labels", "empty_topk"]
 
 # Rows that a thread transforms and scores at a time: enough to make the calls per shard cheap, few
 # enough that their transformed copy stays in the cache and the threads finish together.
@@ -100,9 +97,7 @@ class Predictor:
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         rows = check_rows(X, self.transform.n_features)
-        shape = (rows.n_rows, k)
-        labels = np.full(shape, -1, dtype=np.int32)
-        scores = np.full(shape, -np.inf, dtype=np.float32)
+        labels, scores = empty_topk(rows.n_rows, k)
         places = min(k, self.n_labels)  # k may be far more than there is to fill
         if places == 0:
             return labels, scores
@@ -126,7 +121,7 @@ class Predictor:
 
         def score(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            with _damage_told():
+            with _damage_as_model_error():
                 for shard in self._shards:
                     kernels.dense_scores(shard, *chunk, scores[start:stop])
 
@@ -153,7 +148,7 @@ class Predictor:
             raise DataError(f"label {label} was never trained: no training row had it")
         shard, classifier = self._classifiers[label].tolist()
         row = self.transform.apply_between(rows, 0, 1)
-        with _damage_told():
+        with _damage_as_model_error():
             score, weights = kernels.explain(self._shards[shard], classifier, *row)
         return row, weights, score
 
@@ -167,22 +162,26 @@ class Predictor:
         return found
 
 
+def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:
+    """Places that nothing has been ranked into yet: labels −1, scores −inf."""
+    return np.full((n_rows, k), -1, np.int32), np.full((n_rows, k), -np.inf, np.float32)
+
+
 def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:
     """The best labels of transformed rows among those of some shards, given as `Shard.native`.
 
     Returns labels and scores, (n_rows, places), as `Predictor.topk` does.
     """
-    labels = np.full((rows.n_rows, places), -1, dtype=np.int32)
-    scores = np.full((rows.n_rows, places), -np.inf, dtype=np.float32)
-    with _damage_told():
+    labels, scores = empty_topk(rows.n_rows, places)
+    with _damage_as_model_error():
         for shard in shards:
             kernels.merge_topk(shard, *rows, labels, scores)
     return labels, scores
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
-    """What a kernel finds in a file that was opened without a check."""
+def _damage_as_model_error() -> Iterator[None]:
+    """Raise `ModelError` for what a kernel finds in a file that was opened without a check."""
     try:
         yield
     except ValueError as error:
@@ -192,7 +191,7 @@ def _damage_told() -> Iterator[None]:
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
     """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
     threads = thread_count(threads)
-    # Some sixteen chunks a thread: the last one that a thread works on alone is a small part.
+    # Some sixteen chunks per thread: the last one that a thread works on alone is a small part.
     size = min(max(-(-n_rows // (16 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
     threads = min(threads, len(chunks))

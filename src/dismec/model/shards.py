@@ -18,18 +18,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import Rows, check_rows
+from dismec.data.matrices import Rows, check_rows, csr_on
 from dismec.errors import DataError, ModelError
+from dismec.model.format import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 
-__all__ = ["PRECISIONS", "Shard", "check_precision", "first_labels", "gather", "pack"]
-
-PRECISIONS: dict[str, np.dtype[Any]] = {
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-    "int8": np.dtype("u1"),
-}
-_PADDING = 16  # weights that are not there, at the end, so that vectors of them can be read
-_MOST_WEIGHTS = 1 << 26  # of a shard: it is put together in memory
+__all__ = ["Shard", "first_labels", "gather", "pack", "prune"]
 
 Labelled = tuple[npt.NDArray[np.int64], sp.csr_array]  # labels, and their rows of weights
 
@@ -85,7 +78,7 @@ class Shard:
     @cached_property
     def nnz(self) -> int:
         """Number of weights, each stored once, and biases that are not 0."""
-        return len(self.weights) - _PADDING + int(np.count_nonzero(self.bias))
+        return len(self.weights) - PADDING + int(np.count_nonzero(self.bias))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -106,9 +99,7 @@ class Shard:
             indptr, indices, data = kernels.unpack(self.native)
         except ValueError as error:
             raise ModelError(f"a shard is damaged: {error}") from None
-        rows: Any = sp.csr_array((len(self.scales), self.n_features + 1), dtype=np.float32)
-        rows.indptr, rows.indices, rows.data = indptr, indices, data
-        return rows  # type: ignore[no-any-return]
+        return csr_on(data, indices, indptr, (len(self.scales), self.n_features + 1))
 
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
         """The same labels with these weights for their classifiers, as `unpack` gives them."""
@@ -116,7 +107,7 @@ class Shard:
         packer = kernels.Packer(precision, len(self.scales), self.n_features, split=self.is_split)
         to = np.arange(len(self.scales), dtype=np.int32)
         for step in (packer.count, packer.place):
-            step(to, *_checked(to, rows, self.n_features))
+            step(to, *_block_rows(to, rows, self.n_features))
         packed = packer.take()
         return Shard(self.labels, self.label_starts, *_typed(packed, precision))
 
@@ -185,7 +176,7 @@ def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterato
     check_precision(precision)
     classifiers = _Classifiers.find(blocks, n_features)
     if not classifiers.ascend:
-        blocks = [_in_order(blocks)]
+        blocks = [_by_label(blocks)]
         classifiers = _Classifiers.find(blocks, n_features)
     for begin, end in _cuts(classifiers.sizes):
         packer = kernels.Packer(
@@ -196,7 +187,7 @@ def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterato
                 inside = (of_row >= begin) & (of_row < end)
                 if inside.any():
                     to = np.where(inside, of_row - begin, -1).astype(np.int32)
-                    step(to, *_checked(*blocks[number], n_features))
+                    step(to, *_block_rows(*blocks[number], n_features))
         yield Shard(*classifiers.labels(begin, end), *_typed(packer.take(), precision))
 
 
@@ -221,10 +212,10 @@ class _Classifiers:
     def find(cls, blocks: Sequence[Labelled], n_features: int) -> _Classifiers:
         labels, sizes, digests = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
         for number in range(len(blocks)):
-            rows = _checked(*blocks[number], n_features)
+            rows = _block_rows(*blocks[number], n_features)
             labels.append(blocks[number][0])
             sizes.append(np.diff(rows[0]))
-            digests.append(_digests(*rows))
+            digests.append(_digests(rows))
         lengths = [len(part) for part in labels[1:]]
         label, size = np.concatenate(labels), np.concatenate(sizes)
         key = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
@@ -258,30 +249,33 @@ class _Classifiers:
         return held.astype(np.int32), (starts - starts[0]).astype(np.int32)
 
 
-def _digests(
-    indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.int32], data: npt.NDArray[np.float32]
-) -> bytes:
-    """Sixteen bytes a row that are the same for the same weights, and for no others."""
+def _digests(rows: Rows) -> bytes:
+    """Sixteen bytes per row that are the same for the same weights, and for no others."""
     digests = []
-    for begin, end in pairwise(indptr.tolist()):
-        digest = hashlib.blake2b(indices[begin:end].data, digest_size=16)
-        digest.update(data[begin:end].data)
+    for begin, end in pairwise(rows.indptr.tolist()):
+        digest = hashlib.blake2b(rows.indices[begin:end].data, digest_size=16)
+        digest.update(rows.data[begin:end].data)
         digests.append(digest.digest())
     return b"".join(digests)
 
 
-def _in_order(blocks: Sequence[Labelled]) -> Labelled:
+def prune(weights: sp.csr_array, delta: float) -> sp.csr_array:
+    """The matrix without the entries below `delta` in magnitude: what training itself would keep.
+
+    The solver compares in float32, so this does.
+    """
+    keep = np.abs(weights.data) >= np.float32(delta)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+    indptr = before[weights.indptr]
+    return csr_on(weights.data[keep], weights.indices[keep], indptr, weights.shape)
+
+
+def _by_label(blocks: Sequence[Labelled]) -> Labelled:
     """All blocks as one, in the order of labels."""
     labels = np.concatenate([labels for labels, _ in blocks])
     stacked: Any = sp.vstack([weights for _, weights in blocks], format="csr")
     order = np.argsort(labels)
     return labels[order], stacked[order]
-
-
-def check_precision(precision: str) -> None:
-    """Raise `DataError` unless it is the name of a precision."""
-    if precision not in PRECISIONS:
-        raise DataError(f"precision is {precision!r}; expected {', '.join(PRECISIONS)}")
 
 
 def _typed(packed: tuple[npt.NDArray[Any], ...], precision: str) -> Iterator[npt.NDArray[Any]]:
@@ -296,7 +290,7 @@ def _cuts(size: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(size)])
     begin = 0
     while begin < len(size):
-        full = int(np.searchsorted(before, before[begin] + _MOST_WEIGHTS, side="right")) - 1
+        full = int(np.searchsorted(before, before[begin] + MOST_WEIGHTS, side="right")) - 1
         end = max(begin + 1, min(full, begin + kernels.shard_rows, len(size)))
         yield begin, end
         begin = end
@@ -314,7 +308,7 @@ def gather(shards: Sequence[Shard], n_labels: int, n_features: int) -> sp.csr_ar
     return stacked[place]  # type: ignore[no-any-return]
 
 
-def _checked(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
+def _block_rows(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
     """A block's weights, as the kernels take them."""
     if weights.shape != (len(labels), n_features + 1):
         raise ModelError(

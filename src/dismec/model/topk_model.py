@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.data.labels import propensities
-from dismec.data.matrices import check_csr
 from dismec.errors import DataError
 from dismec.features.transform import Transform
-from dismec.measure import metrics
+from dismec.measure.evaluation import Truth
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts
+from dismec.model.scoring import Labels, Scores
 
 __all__ = ["Capabilities", "TopkModel"]
 
@@ -55,7 +54,7 @@ class TopkModel(ABC):
     label_counts
         int64 (n_labels,): rows of the training data that have each label.
     names
-        One name a label, or None.
+        One name per label, or None.
     vocabulary
         What turns texts into rows (`dismec.features.vocabulary.Vocabulary`), or None.
     """
@@ -131,7 +130,7 @@ class TopkModel(ABC):
     @abstractmethod
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    ) -> tuple[Labels, Scores]:
         """The k best labels of each row with their scores, best first; ties to the smaller label.
 
         Parameters
@@ -140,7 +139,7 @@ class TopkModel(ABC):
             (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
             transform is applied.
         k
-            Places a row. Those beyond the labels that had training rows hold label −1 and score
+            Places per row. Those beyond the labels that had training rows hold label −1 and score
             −inf: what was never seen is never predicted.
         threads
             All available CPUs by default.
@@ -174,26 +173,15 @@ class TopkModel(ABC):
         function of the scores, and "micro-F1" and "macro-F1" of the sets that `Model.assign` gives
         at the thresholds chosen for them.
         """
-        truth: Any = check_csr(Y, "Y", "labels").copy()
-        n_labels = max(self.n_labels, truth.shape[1])
-        depth = max(1, min(max(ks, default=1), n_labels))
+        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        depth = max(1, min(max(ks, default=1), self.n_labels))
         top, scores = self.predict_topk(X, depth, threads=threads)
-        truth.resize((truth.shape[0], n_labels))
-        counts = np.zeros(n_labels, dtype=np.int64)
-        counts[: self.n_labels] = self.label_counts
-        known = propensities(counts, self.manifest.n_rows, A, B)
-        result = metrics.evaluate(truth, top, ks, known)
-        return result | self._reliability(X, truth, top, scores, threads)
+        return truth.metrics(top, ks) | self._reliability(X, truth, top, scores, threads)
 
     def _reliability(
-        self,
-        X: Any,
-        truth: sp.csr_array,
-        top: npt.NDArray[np.int32],
-        scores: npt.NDArray[np.float32],
-        threads: int | None,
+        self, X: Any, truth: Truth, top: Labels, scores: Scores, threads: int | None
     ) -> dict[str, float]:
-        """What else `evaluate` tells of probabilities, given the best labels and their scores."""
+        """What `evaluate` says of probabilities, given the best labels and their scores."""
         return {}
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import physical_memory, thread_count
 from dismec.features.transform import Transform
-from dismec.model.shards import PRECISIONS
+from dismec.model.format import PRECISIONS
 from dismec.solve.blocks import costs
 from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks

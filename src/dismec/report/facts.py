@@ -14,13 +14,14 @@ import scipy.sparse as sp
 
 from dismec.data.corpus import TextFormat, read_texts
 from dismec.data.dataset import Dataset, load_data
-from dismec.data.labels import propensities
-from dismec.data.matrices import check_csr
 from dismec.errors import DataError
-from dismec.measure import metrics
-from dismec.measure.breakdown import by_group, by_label, reliability
+from dismec.measure.breakdown import by_group, by_label
+from dismec.measure.evaluation import Truth
 from dismec.measure.frequencies import describe_frequencies, histogram
-from dismec.model import directory as store
+from dismec.measure.metrics import hits
+from dismec.measure.probabilities import reliability
+from dismec.model import weight_files
+from dismec.model.directory import read_manifest
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.parts import LabelTable, read_parts
@@ -42,7 +43,7 @@ __all__ = [
 
 KS = (1, 3, 5)
 _LISTED = 10  # labels that are named as the best, and as the worst
-_LEAST_ROWS = 5  # that such a label has in the test data
+_LEAST_TEST_ROWS = 5  # that such a label has in the test data
 _SECTIONS = (
     "label frequencies",
     "features of a row",
@@ -138,19 +139,19 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Numbers by what they are; "file sizes", one entry a file; "label frequencies" of its
+        Numbers by what they are; "file sizes", one entry per file; "label frequencies" of its
         training data; and "weight counts": "after" pruning, and "before" it if the training has
         counted them, in the bins of `solve.weight_counts`, whose "lower bounds" on the positive
-        side are there too. Labels that share a classifier count
-        once there, and zeros are in the middle. "share of ambiguous weights" is that of
-        |w| < delta among all, "… other than 0" among those that the training has made other than 0.
+        side are there too. Labels that share a classifier count once there, and zeros are in the
+        middle. "share of ambiguous weights" is that of |w| < delta among all, "… other than 0"
+        among those that the training has made other than 0.
     """
     directory = Path(path)
-    manifest = store.read_manifest(directory)
+    manifest = read_manifest(directory)
     labels = read_parts(directory, manifest).labels
     after = np.zeros(BINS, np.int64)
     n_classifiers = 0
-    for weights in _weights(directory, manifest, labels):
+    for weights in _stored_weights(directory, manifest, labels):
         after += count_weights(weights.data)
         n_classifiers += weights.shape[0]
     kept, size = (sum(getattr(r, key) for r in manifest.files) for key in ("nnz", "bytes"))
@@ -158,6 +159,8 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     made = manifest.finished(())  # with sums over its blocks, should it have any
     stats = made.stats or BlockStats.total(())
     solved = max(stats.solved, 1)
+    before = _before(stats, manifest)
+    text = ", ".join(f"{key} {value}" for key, value in (manifest.text or {}).items())
     return {
         "labels": manifest.n_labels,
         "features": manifest.n_features,
@@ -170,13 +173,13 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "classifiers": n_classifiers,
         "weights a classifier": round(kept / max(n_classifiers, 1), 1),
         "share of weights kept": round(kept / max(n_classifiers * (manifest.n_features + 1), 1), 6),
-        **_ambiguous(stats, manifest, after),
+        **_ambiguous(manifest, sum(stats.weight_counts or ()), before, after),
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
         "training data": manifest.data,
         **shown_params(manifest.params),
-        **({"text": _settings(manifest.text)} if manifest.text is not None else {}),
-        **({"history": _told(manifest.history)} if manifest.history else {}),
+        **({"text": text} if manifest.text is not None else {}),
+        **({"history": _history_lines(manifest.history)} if manifest.history else {}),
         "labels without rows": int(np.count_nonzero(labels.counts == 0)),
         "labels not solved": stats.unsolved,
         "problems solved": stats.solved,
@@ -191,7 +194,11 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
             for r in manifest.files
         ],
         "label frequencies": describe_frequencies(labels.counts),
-        "weight counts": _weight_counts(stats, manifest, after),
+        "weight counts": {
+            "lower bounds": EDGES.tolist(),
+            "before": None if before is None else before.tolist(),
+            "after": after.tolist(),
+        },
     }
 
 
@@ -211,24 +218,19 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     DataError
         If there are no rows, or they do not fit the model.
     """
-    truth: Any = check_csr(data.Y, "Y", "labels").copy()
-    if truth.shape[0] == 0:
+    truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
+    if truth.Y.shape[0] == 0:
         raise DataError("the test data have no rows: there is nothing to measure")
-    n_labels = max(model.n_labels, truth.shape[1], 1)
-    truth.resize((truth.shape[0], n_labels))
-    counts = np.zeros(n_labels, np.int64)
-    counts[: model.n_labels] = model.label_counts
     top, scores = model.predict_topk(data.X, max(KS), threads=threads)
-    known = propensities(counts, model.manifest.n_rows)
     found = {
         "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
-        "groups": by_group(truth, top, counts, known, KS),
-        **_extremes(by_label(truth, top), counts, _all_names(model, data)),
+        "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
+        **_extremes(by_label(truth.Y, top), truth.label_counts, _all_names(model, data)),
     }
     if model.calibration is not None:
         there = top >= 0
         p = model.calibration.probabilities(top, scores)[there]
-        found["reliability"] = reliability(p, metrics.hits(truth, top)[there])
+        found["reliability"] = reliability(p, hits(truth.Y, top)[there])
     return found
 
 
@@ -240,7 +242,7 @@ def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
 
 
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts that are one thing each, as a person reads them; a history has a line an entry."""
+    """The facts that are one thing each, as a person reads them; a history in lines."""
     return {key: shown(value) for key, value in facts.items() if key not in _SECTIONS}
 
 
@@ -267,7 +269,7 @@ def _extremes(
     of_label: dict[str, npt.NDArray[Any]], counts: npt.NDArray[np.int64], names: Any
 ) -> dict[str, Any]:
     f1, rows = of_label["F1"], of_label["rows"]
-    judged = np.flatnonzero(rows >= _LEAST_ROWS)
+    judged = np.flatnonzero(rows >= _LEAST_TEST_ROWS)
 
     def listed(order: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
         return [
@@ -288,14 +290,16 @@ def _extremes(
     }
 
 
-def _weights(directory: Path, manifest: Manifest, labels: LabelTable) -> Iterator[sp.csr_array]:
-    """The weights of a model, file by file, a row a classifier; labels may share one."""
+def _stored_weights(
+    directory: Path, manifest: Manifest, labels: LabelTable
+) -> Iterator[sp.csr_array]:
+    """The weights of a model, file by file, one row per classifier; labels may share one."""
     if manifest.complete:
-        for shard in store.read_shards(directory, manifest, labels.counts, check=True):
+        for shard in weight_files.read_shards(directory, manifest, labels.counts, check=True):
             yield shard.unpack()
     else:
         for receipt in manifest.blocks:
-            yield store.read_block(directory, manifest, receipt).weights
+            yield weight_files.read_block(directory, manifest, receipt).weights
 
 
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
@@ -307,40 +311,21 @@ def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | No
     return counts
 
 
-def _weight_counts(
-    stats: BlockStats, manifest: Manifest, after: npt.NDArray[np.int64]
-) -> dict[str, Any]:
-    before = _before(stats, manifest)
-    return {
-        "lower bounds": EDGES.tolist(),
-        "before": None if before is None else before.tolist(),
-        "after": after.tolist(),
-    }
-
-
-def _ambiguous(
-    stats: BlockStats, manifest: Manifest, after: npt.NDArray[np.int64]
-) -> dict[str, float]:
-    """Shares of weights that pruning has dropped, if they were counted."""
-    before = _before(stats, manifest)
+def _ambiguous(manifest: Manifest, made: int, before: Any, after: Any) -> dict[str, float]:
+    """Shares of weights that pruning has dropped, of all and of those made other than 0."""
     # Labels that were replaced or removed were counted too, and an unfinished model holds copies.
     if before is None or manifest.history or not manifest.complete or after.sum() > before.sum():
         return {}
     if not manifest.params.get("delta"):  # what is not stored was 0, or rounded to it
         return {"share of ambiguous weights": 0.0, "share of ambiguous weights other than 0": 0.0}
-    dropped, made = int(before.sum() - after.sum()), sum(stats.weight_counts or ())
     return {
-        "share of ambiguous weights": round(dropped / before.sum(), 6),
+        "share of ambiguous weights": round(int(before.sum() - after.sum()) / before.sum(), 6),
         "share of ambiguous weights other than 0": round(1 - int(after.sum()) / max(made, 1), 6),
     }
 
 
-def _settings(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items())
-
-
-def _told(history: Sequence[dict[str, Any]]) -> list[str]:
-    """What was done to labels later, a line each."""
+def _history_lines(history: Sequence[dict[str, Any]]) -> list[str]:
+    """What was done to labels later, one line per entry."""
     return [
         f"{entry.get('time')}: {entry.get('labels')} labels {entry.get('action')}"
         + (f" on {entry['rows']} rows" if "rows" in entry else "")

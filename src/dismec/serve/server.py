@@ -29,7 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec.cpu import thread_count
 from dismec.errors import DataError, DismecError, NotReady
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.model.topk_model import TopkModel
 from dismec.serve import api, prometheus
 from dismec.serve.api import Limits

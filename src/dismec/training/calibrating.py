@@ -1,4 +1,15 @@
-"""Scores of rows that a model was not trained on → its calibration (`dismec.model.calibration`)."""
+"""Scores of rows that a model was not trained on → its calibration.
+
+Most labels have too few rows to fit a curve on. So three fits build on each other (notation of
+`dismec.model.calibration`):
+
+1. the shared curve: logistic regression of the hits on (1, s, c, s·c);
+2. the curve of each label, the most probable one if log(slope) and intercept are normally
+   distributed around those of the shared curve for its count. Labels with many held-out hits get
+   a curve of their own, and the tail keeps the shared one;
+3. the bend: scores of margin classifiers rise faster below the margin than above it, and a straight
+   line through both is wrong where it matters most.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +20,11 @@ import numpy.typing as npt
 
 from dismec.data.matrices import check_csr
 from dismec.errors import DataError
-from dismec.measure import metrics
+from dismec.measure.metrics import hits
 from dismec.model.calibration import LEAST_SLOPE, Calibration, bend_terms, logistic, shared_curve
 from dismec.model.model import Model
 
-__all__ = ["fit"]
+__all__ = ["fit_calibration"]
 
 Floats = npt.NDArray[np.float64]
 # The labels of a row that curves are fitted on: as many, or twice as many as rows have labels on
@@ -30,11 +41,11 @@ _BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1
 # Of log(slope) and intercept around the shared curve. With three times as much, test rows were less
 # likely on the three sets where this was tried; with next to nothing, about as likely.
 _SLOPE_SPREAD, _INTERCEPT_SPREAD = 0.1, 0.3
-_GRID = np.arange(1, 40) / 40  # thresholds for macro-F1
+_THRESHOLDS = np.arange(1, 40) / 40  # that are tried for macro-F1
 _HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
 
 
-def fit(
+def fit_calibration(
     model: Model,
     X: Any,
     Y: Any,
@@ -81,7 +92,7 @@ def fit(
         raise DataError("there are no rows to calibrate on")
     depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
     top, scores = model.predict_topk(X, max(min(_DEEPER * depth, n_labels), 1), threads=threads)
-    found = metrics.hits(truth, top)
+    found = hits(truth, top)
     there = top >= 0
     near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
     label, y = top[there], found[there].astype(np.float64)
@@ -90,7 +101,8 @@ def fit(
     first = model.first_labels
     trained = model.label_counts[first]
     c = np.log1p(np.where(trained > 0, trained, trained if counts is None else counts))
-    curve = _regress(_curve_terms(s, c[label])[:, near], y[near], _CURVE, _CURVE_SPREAD)
+    terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
+    curve = _regress(terms[:, near], y[near], _CURVE, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
     _fit_own(first[label[near]], s[near], y[near], slopes, intercepts)
     slopes, intercepts = slopes[first], intercepts[first]
@@ -112,10 +124,6 @@ def fit(
         _micro_threshold(p, y, truth.nnz, least),
         thresholds[first].astype(np.float32),
     )
-
-
-def _curve_terms(s: Floats, c: Floats) -> Floats:
-    return np.stack([np.ones_like(s), s, c, s * c])
 
 
 def _increasing(bend: Floats) -> Floats:
@@ -235,7 +243,7 @@ def _macro_thresholds(
     own = expected / (expected + _HITS_OF_PRIOR)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
-    for t in _GRID[min(least, _GRID[-1]) <= _GRID]:
+    for t in _THRESHOLDS[min(least, _THRESHOLDS[-1]) <= _THRESHOLDS]:
         chosen = p >= t
         assigned = np.bincount(label[chosen], minlength=n_labels)
         found = np.bincount(label[chosen & y], minlength=n_labels)

@@ -24,10 +24,12 @@ import numpy.typing as npt
 from dismec.cpu import thread_count
 from dismec.data.matrices import check_csr
 from dismec.errors import DataError, ModelError
-from dismec.model import directory as store
+from dismec.model import weight_files
 from dismec.model.calibration import Calibration
+from dismec.model.directory import commit, edit_folder, locked, make_directory, read_manifest, tidy
 from dismec.model.manifest import ShardReceipt
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts, write_parts
 from dismec.model.shards import Shard, gather, pack
 from dismec.solve.block import BlockStats
@@ -213,8 +215,8 @@ class _Edit:
         Y = check_csr(request.Y, "Y", "labels")[:, columns]
         job = Job.prepare(replace(request, Y=Y), self.model.transform)
         # A model of its own, that of these labels, which an interrupted run leaves to the next one.
-        folder = store.edit_folder(self.directory)
-        store.make_directory(folder)
+        folder = edit_folder(self.directory)
+        make_directory(folder)
         trained = earlier_edit(folder, job)
         if trained is None or not trained.complete:
             with workplace(request, thread_count(request.threads)) as place:
@@ -222,7 +224,7 @@ class _Edit:
         counts = job.parts.labels.counts
         shards = [
             replace(shard, labels=labels[shard.labels].astype(np.int32))
-            for shard in store.read_shards(folder, trained, counts, check=False)
+            for shard in weight_files.read_shards(folder, trained, counts, check=False)
         ]
         facts = {"data": job.manifest.data, "rows": job.manifest.n_rows}
         self.commit(action, labels, counts, shards, facts, trained.stats)
@@ -270,8 +272,8 @@ class _Edit:
             stats=BlockStats.total([s for s in (manifest.stats, stats) if s]),
         )
         changed = changed.finished(receipts)
-        store.commit(self.directory, changed)
-        store.tidy(self.directory, changed)
+        commit(self.directory, changed)
+        tidy(self.directory, changed)
 
     def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
         """What is left of the model without some labels: files as they are, or new shards."""
@@ -287,10 +289,10 @@ class _Edit:
     def _write(
         self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
     ) -> Iterator[ShardReceipt]:
-        number = store.next_shard(self.model.manifest)
+        number = weight_files.next_shard(self.model.manifest)
         for part in (*kept, *new):
             if isinstance(part, Shard):
-                yield store.write_shard(self.directory, number, part)
+                yield weight_files.write_shard(self.directory, number, part)
                 number += 1
             else:
                 yield part
@@ -309,8 +311,8 @@ class _Edit:
 @contextmanager
 def _opened(path: StrPath) -> Iterator[_Edit]:
     directory = Path(path)
-    store.read_manifest(directory)  # before a lock is left in a directory that is no model
-    with store.locked(directory):
+    read_manifest(directory)  # before a lock is left in a directory that is no model
+    with locked(directory):
         yield _Edit(directory)
 
 

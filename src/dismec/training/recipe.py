@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dismec.cpu import thread_count
-from dismec.model import directory as store
+from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
@@ -80,8 +81,8 @@ def _locked(directory: Path | None) -> Iterator[None]:
     if directory is None:
         yield
         return
-    store.make_directory(directory)
-    with store.locked(directory):
+    make_directory(directory)
+    with locked(directory):
         yield
 
 

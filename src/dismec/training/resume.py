@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import ModelError
-from dismec.model import directory as store
+from dismec.model import weight_files
+from dismec.model.directory import commit, data_file, discard, holds_model, read_manifest, tidy
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import read_parts, write_parts
 from dismec.model.provenance import parse, sentence
@@ -39,11 +40,11 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
     ModelError
         If it holds the finished model of this training, or a model of another one.
     """
-    if not store.holds_model(directory):
+    if not holds_model(directory):
         return None
     manifest = _same_training(directory, job)
     if manifest.complete:
-        store.tidy(directory, manifest)  # should it have been killed at the very end
+        tidy(directory, manifest)  # should it have been killed at the very end
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
             "to train it again, overwrite it (--overwrite)"
@@ -57,7 +58,7 @@ def earlier_edit(folder: Path, job: Job) -> Manifest | None:
     An edit that was given up half-way for another one is dropped with a warning, where a training
     refuses: nothing but the time of the new labels is lost, and the model itself is not touched.
     """
-    if not store.holds_model(folder):
+    if not holds_model(folder):
         return None
     try:
         return _same_training(folder, job)
@@ -70,15 +71,15 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     """The manifest to go on from, and which labels are in the blocks that it has already."""
     held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier is None:
-        store.discard(directory, keep=store.data_file(directory, job.manifest.data))
+        discard(directory, keep=data_file(directory, job.manifest.data))
     manifest = replace(job.manifest, parts=write_parts(directory, job.parts))
     if earlier:
         # Of what the old manifest says, only the blocks count, and only those that are whole.
         manifest = manifest.with_blocks(
             receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
         )
-    store.commit(directory, manifest)
-    store.tidy(directory, manifest)
+    commit(directory, manifest)
+    tidy(directory, manifest)
     return manifest, held
 
 
@@ -107,7 +108,7 @@ def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
 
 
 def _same_training(directory: Path, job: Job) -> Manifest:
-    manifest = store.read_manifest(directory)
+    manifest = read_manifest(directory)
     differences = _differences(manifest, job.manifest)
     if not differences:
         names = read_parts(directory, manifest).labels.names
@@ -154,7 +155,7 @@ def _shown(key: str, value: Any) -> Any:
 def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
     """Mark the labels of a block that an earlier run has left whole; says whether it has."""
     try:
-        labels = store.read_block(directory, manifest, receipt).labels
+        labels = weight_files.read_block(directory, manifest, receipt).labels
     except ModelError:
         return False
     if held[labels].any():

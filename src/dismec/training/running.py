@@ -14,9 +14,11 @@ import numpy as np
 
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
-from dismec.model import directory as store
+from dismec.model import weight_files
+from dismec.model.directory import commit, data_file
 from dismec.model.manifest import BlockReceipt, Manifest
-from dismec.model.model import Model, open_model
+from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.model.shards import pack
 from dismec.solve.block import Block, BlockStats
 from dismec.solve.blocks import costs
@@ -107,7 +109,7 @@ def run_into(
         receipts = _solve_here(
             job,
             job.blocks(held, first),
-            lambda block: store.write_block(directory, block),
+            lambda block: weight_files.write_block(directory, block),
             place.threads,
             progress,
         )
@@ -116,9 +118,9 @@ def run_into(
     with closing(receipts):
         for receipt in receipts:
             manifest = manifest.with_blocks([*manifest.blocks, receipt])
-            store.commit(directory, manifest)
+            commit(directory, manifest)
     kernels.release_memory()  # the solver's, before more is taken
-    return store.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
+    return weight_files.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
 
 
 def _solve_here(
@@ -153,7 +155,7 @@ def _solve_there(
     cluster: Any = place.cluster
     n_threads = sum(info.threads for info in check_workers(cluster).values())
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-    data = Path(place.source or store.data_file(directory, job.manifest.data))
+    data = Path(place.source or data_file(directory, job.manifest.data))
     if blocks and not data.exists():
         save_data(Dataset(job.X, job.Y), data)
     training = Training(

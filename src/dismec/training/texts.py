@@ -18,7 +18,7 @@ from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
-from dismec.model import directory as store
+from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
@@ -118,7 +118,7 @@ class TextRequest:
             next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
         directory = None if self.path is None else Path(self.path)
         if directory and directory.exists():
-            store.make_directory(directory)
+            make_directory(directory)
         vocabulary, names = learn(
             texts, self.text or TextParams(), threads=self.threads, news=self.news
         )
@@ -140,7 +140,7 @@ class TextRequest:
             dataset = vectorised(texts, vocabulary, numbers, threads=self.threads)
             yield replace(request, X=dataset.X, Y=dataset.Y)
             return
-        store.make_directory(directory)
+        make_directory(directory)
         with _in_file(directory, texts, request, self.news) as (dataset, file):
             yield replace(request, X=dataset.X, Y=dataset.Y, source=file)
 
@@ -294,7 +294,7 @@ def _in_file(
     assert vocabulary is not None
     assert names is not None
     numbers = {name: number for number, name in enumerate(names)}
-    begun = store.data_file(directory, secrets.token_hex(8))
+    begun = data_file(directory, secrets.token_hex(8))
     file = begun
     try:
         with XmcWriter(begun, len(vocabulary.terms)) as writer:
@@ -308,7 +308,7 @@ def _in_file(
                 writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
             writer.finish(len(names))
         dataset = load_data(begun)
-        file = store.data_file(directory, fingerprint(dataset.X, dataset.Y))
+        file = data_file(directory, fingerprint(dataset.X, dataset.Y))
         begun.replace(file)
         yield dataset, file
     finally:

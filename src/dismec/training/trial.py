@@ -15,7 +15,8 @@ from dismec.data.matrices import check_X
 from dismec.errors import DataError
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
-from dismec.training import calibrating, delta, resume
+from dismec.training import delta, resume
+from dismec.training.calibrating import fit_calibration
 from dismec.training.job import Job, check_Y
 from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
@@ -154,7 +155,7 @@ class Trial(NamedTuple):
             job = job.with_delta(choice.delta, choice.effect)
             model = model.pruned(choice.delta)
         if job.params.calibrate:
-            curves = calibrating.fit(
+            curves = fit_calibration(
                 model,
                 split.X_judge,
                 split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not

@@ -25,13 +25,13 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.corpus import TextFormat
-from dismec.data.labels import propensities
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary
-from dismec.measure import metrics
+from dismec.measure.evaluation import Truth
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
+from dismec.model.scoring import empty_topk
 from dismec.model.shards import Shard, pack
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
@@ -383,8 +383,7 @@ class _TrialAt:
         self._rows = rows
         self._copies = copies
         self._parts: list[Solution] = []
-        self.top = np.full((rows.n_rows, depth), -1, np.int32)
-        self._scores = np.full((rows.n_rows, depth), -np.inf, np.float32)
+        self.top, self._scores = empty_topk(rows.n_rows, depth)
         self.nnz = 0
         self.pending = 0  # weights that have not been used yet
         self.seconds = 0.0
@@ -411,16 +410,7 @@ class _TrialAt:
 
 def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
     """As `Model.evaluate` has them."""
-    n_labels = max(len(counts), truth.shape[1])
-    wide = truth.copy()
-    wide.resize((truth.shape[0], n_labels))
-    known = np.zeros(n_labels, np.int64)
-    known[: len(counts)] = counts
-    depth = max(depths)
-    if top.shape[1] < depth:
-        top = np.pad(top, ((0, 0), (0, depth - top.shape[1])), constant_values=-1)
-    found = metrics.evaluate(wide, top, depths, propensities(known, n_rows))
-    return _shown(found)
+    return _shown(Truth.align(truth, counts, n_rows).metrics(top, depths))
 
 
 def _shown(found: Row) -> Row:

@@ -9,13 +9,23 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.matrices import check_X
+from dismec.data.matrices import check_X, csr_on
 from dismec.errors import DataError
 from dismec.model.calibration import Calibration
-from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
 
-__all__ = ["Rule", "assigned", "by_margin", "by_probability", "by_score", "ranked"]
+__all__ = [
+    "MACRO_F1",
+    "MICRO_F1",
+    "Rule",
+    "assigned",
+    "by_margin",
+    "by_probability",
+    "by_score",
+    "ranked",
+]
 
+MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # thresholds that the calibration has chosen for these
 _FIRST_PLACES = 16  # that are ranked at first: few rows have more labels
 
 # Labels and their scores → which of them are assigned, and with which values. It must take the
@@ -25,13 +35,13 @@ Rule = Callable[[Labels, Scores], tuple[npt.NDArray[np.bool_], Scores]]
 
 def by_score(threshold: Any) -> Rule:
     """Take the labels whose scores are at or above a threshold."""
-    least = _checked(threshold)
+    least = _checked_threshold(threshold)
     return lambda _, scores: (scores >= least, scores)
 
 
 def by_probability(threshold: Any, calibration: Calibration) -> Rule:
-    """Take the labels whose probabilities are, given their log odds for scores."""
-    least = _checked(threshold)
+    """Take the labels whose probabilities are at or above a threshold; scores are log odds."""
+    least = _checked_threshold(threshold)
     if not 0 <= least <= 1:
         raise DataError(f"threshold is {least:g}; a probability is between 0 and 1")
 
@@ -43,9 +53,9 @@ def by_probability(threshold: Any, calibration: Calibration) -> Rule:
 
 
 def by_margin(calibration: Calibration) -> Rule:
-    """Take the labels above their thresholds for macro-F1, given by how much for scores.
+    """Take the labels above their thresholds for macro-F1; scores are by how much, as log odds.
 
-    Their values are the probabilities.
+    The values are the probabilities.
     """
     least = calibration.logits(calibration.macro_thresholds)
     return lambda labels, z: (z >= 0, calibration.of_logits(z + least[labels]))
@@ -74,10 +84,8 @@ def assigned(
     none = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
     row, label, value = map(np.concatenate, zip(none, *found, strict=True))
     order = np.lexsort([label, row])
-    result: Any = sp.csr_array((n_rows, predictor.n_labels), dtype=np.float32)
-    result.indptr = np.searchsorted(row[order], np.arange(n_rows + 1)).astype(np.int32)
-    result.indices, result.data = label[order], value[order]
-    return result  # type: ignore[no-any-return]
+    indptr = np.searchsorted(row[order], np.arange(n_rows + 1))
+    return csr_on(value[order], label[order], indptr, (n_rows, predictor.n_labels))
 
 
 def ranked(sets: sp.csr_array) -> tuple[Labels, Scores]:
@@ -89,14 +97,12 @@ def ranked(sets: sp.csr_array) -> tuple[Labels, Scores]:
     row = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort([sets.indices, -sets.data, row])
     place = np.arange(len(order)) - np.repeat(sets.indptr[:-1], lengths)
-    shape = (len(lengths), int(lengths.max(initial=0)))
-    labels = np.full(shape, -1, np.int32)
-    values = np.full(shape, -np.inf, np.float32)
+    labels, values = empty_topk(len(lengths), int(lengths.max(initial=0)))
     labels[row, place], values[row, place] = sets.indices[order], sets.data[order]
     return labels, values
 
 
-def _checked(threshold: Any) -> float:
+def _checked_threshold(threshold: Any) -> float:
     if not isinstance(threshold, int | float | np.number) or np.isnan(threshold):
         raise DataError(f"threshold is {threshold!r}; expected a number")
     return float(threshold)

@@ -1,0 +1,65 @@
+"""A model directory → a `Model`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dismec.errors import ModelError
+from dismec.features.transform import Transform
+from dismec.model import weight_files
+from dismec.model.directory import read_manifest
+from dismec.model.manifest import Manifest
+from dismec.model.model import Model
+from dismec.model.parts import Parts, read_parts
+
+__all__ = ["open_model", "read_head"]
+
+
+def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:
+    """Open a model directory.
+
+    Nothing is read but what is needed to find the weights: they come from the files when they are
+    used, and processes that open the same model share them.
+
+    Parameters
+    ----------
+    path
+        The directory.
+    check
+        Whether to read every file and compare it with its SHA-256. By default only if the model is
+        small enough for this to take no time (64 MB); a larger one is opened at once, and damage
+        that can be noticed is noticed when its weights are used.
+
+    Raises
+    ------
+    ModelError
+        If there is no finished model, or one of its files is missing, cut off or altered.
+    """
+    directory = Path(path)
+    while True:
+        before = read_manifest(directory)
+        try:
+            manifest, transform, parts = read_head(directory, check=check)
+            shards = weight_files.read_shards(directory, manifest, parts.labels.counts, check=check)
+            return Model(manifest, transform, parts, shards)
+        except ModelError:
+            # Its labels may just have been changed, and files removed that it named before.
+            if read_manifest(directory) == before:
+                raise
+
+
+def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:
+    """All of a finished model but its weights; `check` and errors as of `open_model`."""
+    manifest = read_manifest(directory)
+    if not manifest.complete:
+        raise ModelError(
+            f"{directory}: training is not finished ({manifest.labels_done} of "
+            f"{manifest.n_labels} labels); run the same training again to go on"
+        )
+    parts = read_parts(directory, manifest, check=check)
+    try:
+        transform = Transform.from_dict(manifest.transform, parts.labels.idf)
+    except ModelError as error:
+        raise ModelError(f"{directory}: {error}") from None
+    return manifest, transform, parts

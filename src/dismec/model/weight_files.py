@@ -1,0 +1,247 @@
+"""Blocks and shards ⇄ files; blocks → shards when a training is through."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.cpu import kernels
+from dismec.data.files import whole_file
+from dismec.data.matrices import Rows, csr_on
+from dismec.errors import ModelError
+from dismec.model.checked_files import open_checked, write_hashed
+from dismec.model.directory import commit, tidy
+from dismec.model.format import ARRAYS, BLOCK, PADDING, PRECISIONS, QUICK_BYTES, SHARD
+from dismec.model.manifest import BlockReceipt, Manifest, ShardReceipt
+from dismec.model.shards import Shard, pack
+from dismec.solve.block import Block
+
+__all__ = [
+    "adopt_block",
+    "finish",
+    "next_shard",
+    "read_block",
+    "read_shard",
+    "read_shards",
+    "write_block",
+    "write_shard",
+]
+
+
+def write_block(directory: Path, block: Block) -> BlockReceipt:
+    """Write a block's file and return its receipt; the manifest does not name it yet."""
+    weights = block.weights
+    path = directory / f"{BLOCK}{block.number:06d}{ARRAYS}"
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "labels": block.labels.astype(np.int32),
+        "indptr": weights.indptr.astype(np.int64, copy=False),
+        "indices": weights.indices.astype(np.int32, copy=False),
+        "weights": weights.data.astype(np.float32, copy=False),
+    }
+    sha256 = write_hashed(path, arrays, number=str(block.number), n_columns=str(weights.shape[1]))
+    return BlockReceipt(
+        file=path.name,
+        number=block.number,
+        n_labels=len(block.labels),
+        nnz=int(weights.nnz),
+        bytes=path.stat().st_size,
+        sha256=sha256,
+        isa=kernels.isa,
+        stats=block.stats,
+    )
+
+
+def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
+    """Take in a block that `write_block` has written elsewhere: its folder, or what is in its file.
+
+    Raises
+    ------
+    ModelError
+        If the bytes are not those that were written.
+    """
+    target = directory / receipt.file
+    if isinstance(source, Path):
+        (source / receipt.file).replace(target)
+        return
+    if hashlib.sha256(source).hexdigest() != receipt.sha256:
+        raise ModelError(f"{target}: altered on its way here (SHA-256 differs)")
+    with whole_file(target) as file:
+        file.write(source)
+
+
+def write_shard(directory: Path, number: int, shard: Shard) -> ShardReceipt:
+    """Write a shard's file and return its receipt; the manifest does not name it yet."""
+    path = directory / f"{SHARD}{number:06d}{ARRAYS}"
+    sha256 = write_hashed(path, shard.arrays, precision=shard.precision)
+    return ShardReceipt(
+        file=path.name,
+        n_labels=len(shard.labels),
+        nnz=shard.nnz,
+        bytes=path.stat().st_size,
+        sha256=sha256,
+        precision=shard.precision,
+    )
+
+
+def next_shard(manifest: Manifest) -> int:
+    """A number for a shard that no file of the model has."""
+    numbers = (receipt.file.removeprefix(SHARD)[:6] for receipt in manifest.shards or ())
+    return 1 + max((int(n) for n in numbers if n.isdecimal()), default=-1)
+
+
+def finish(
+    directory: Path, manifest: Manifest, precision: str, counts: npt.NDArray[np.int64]
+) -> Manifest:
+    """Turn the blocks of a training that is through into the shards of a model.
+
+    `counts` are the training rows of each label. One shard and one block are in memory at a time.
+    """
+    shards = pack(_BlockFiles(directory, manifest, counts), manifest.n_features, precision)
+    done = manifest.finished(write_shard(directory, i, shard) for i, shard in enumerate(shards))
+    commit(directory, done)
+    tidy(directory, done)
+    return done
+
+
+class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
+    """The blocks of a training that is through, each opened when it is asked for."""
+
+    def __init__(self, directory: Path, manifest: Manifest, counts: npt.NDArray[np.int64]) -> None:
+        self._directory, self._manifest, self._counts = directory, manifest, counts
+
+    def __len__(self) -> int:
+        return len(self._manifest.blocks)
+
+    def __getitem__(self, number: Any) -> Any:
+        receipt = self._manifest.blocks[number]
+        block = read_block(self._directory, self._manifest, receipt, check=False)
+        return block.trained(self._counts)
+
+
+def read_block(
+    directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
+) -> Block:
+    """A block, memory-mapped and checked; without `check` only its sizes are.
+
+    Raises
+    ------
+    ModelError
+        If the file is missing, cut off, altered, or not what the manifest says.
+    """
+    path = directory / receipt.file
+    arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
+    if metadata.get("number") != str(receipt.number):
+        raise ModelError(f"{path}: not block {receipt.number}, as which the manifest names it")
+    shape = (receipt.n_labels, manifest.n_features + 1)
+    for name, dtype, size in (
+        ("labels", np.int32, shape[0]),
+        ("indptr", np.int64, shape[0] + 1),
+        ("indices", np.int32, receipt.nnz),
+        ("weights", np.float32, receipt.nnz),
+    ):
+        if name not in arrays:
+            raise ModelError(f"{path}: array {name!r} is missing")
+        if arrays[name].dtype != dtype or arrays[name].shape != (size,):
+            raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
+    labels, rows = arrays["labels"], Rows(arrays["indptr"], arrays["indices"], arrays["weights"])
+    matrix = csr_on(rows.data, rows.indices, rows.indptr, shape)
+    block = Block(receipt.number, labels.astype(np.int64), matrix, receipt.stats)
+    if not check:
+        return block
+    if shape[0] and not (labels[0] >= 0 and labels[-1] < manifest.n_labels):
+        raise ModelError(f"{path}: a label is out of range")
+    if (np.diff(labels) <= 0).any():
+        raise ModelError(f"{path}: the labels are not in order")
+    _check_entries(path, rows, shape[1])
+    return block
+
+
+def read_shards(
+    directory: Path, manifest: Manifest, counts: npt.NDArray[np.int64], *, check: bool | None = None
+) -> list[Shard]:
+    """The weights of a finished model, memory-mapped; `counts` are the training rows of each label.
+
+    With `check` every file is read and compared with its SHA-256, by default if that takes no time.
+    Otherwise only sizes are compared.
+
+    Raises
+    ------
+    ModelError
+        If a file is missing, cut off, altered, or not what the manifest says.
+    """
+    if manifest.shards is None:  # of format version 1
+        blocks = [
+            read_block(directory, manifest, r, check=check is not False) for r in manifest.blocks
+        ]
+        held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
+        if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
+            raise ModelError(f"{directory}: the blocks do not hold every label once")
+        trained = [block.trained(counts) for block in blocks]
+        return list(pack(trained, manifest.n_features, "float32"))
+    if check is None:
+        check = sum(receipt.bytes for receipt in manifest.shards) <= QUICK_BYTES
+    n_labels, n_features = manifest.n_labels, manifest.n_features
+    shards = [
+        read_shard(directory / r.file, r, n_labels, n_features, check=check)
+        for r in manifest.shards
+    ]
+    _check_held(directory, counts, shards)
+    return shards
+
+
+def read_shard(
+    path: Path, receipt: ShardReceipt, n_labels: int, n_features: int, *, check: bool = True
+) -> Shard:
+    """A shard of a model with so many labels and features; otherwise as `read_shards`."""
+    arrays, _ = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
+    try:
+        shard = Shard(**arrays)
+    except TypeError:
+        raise ModelError(f"{path}: the arrays are not those of a shard") from None
+    sizes_fit = (
+        shard.starts.shape in ((n_features + 1, 2), (n_features + 1, 4))
+        and shard.labels.shape == (receipt.n_labels,)
+        and shard.weights.dtype == PRECISIONS.get(receipt.precision)
+        and shard.weights.ndim == 1
+        and len(shard.weights) >= PADDING
+    )
+    if not sizes_fit:
+        raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
+    labels = shard.labels
+    if len(labels) and not 0 <= labels.min() <= labels.max() < n_labels:
+        raise ModelError(f"{path}: a label is out of range")
+    return shard
+
+
+def _check_held(directory: Path, counts: npt.NDArray[np.int64], shards: Sequence[Shard]) -> None:
+    """That every label with training rows is in one shard, and no other label in any."""
+    held = np.zeros(len(counts), np.int64)
+    for shard in shards:
+        held += np.bincount(shard.labels, minlength=len(counts))
+    if (held > 1).any():
+        raise ModelError(f"{directory}: a label is in its shards twice")
+    if not np.array_equal(held > 0, counts > 0):
+        raise ModelError(f"{directory}: the shards do not hold every label that had rows")
+
+
+def _check_entries(path: Path, rows: Rows, n_columns: int) -> None:
+    indptr, indices, weights = rows
+    if indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+        raise ModelError(f"{path}: the rows do not add up to {len(indices)} weights")
+    if len(indices) == 0:
+        return
+    if indices.min() < 0 or indices.max() >= n_columns:
+        raise ModelError(f"{path}: a feature is out of range")
+    ascending = np.diff(indices) > 0
+    starts = indptr[1:-1]
+    ascending[starts[(starts > 0) & (starts < len(indices))] - 1] = True
+    if not ascending.all():
+        raise ModelError(f"{path}: features of a label are not in order")
+    if not np.isfinite(weights).all():
+        raise ModelError(f"{path}: a weight is not a finite number")
