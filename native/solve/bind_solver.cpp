@@ -5,19 +5,25 @@
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <variant>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
 #include "bindings.hpp"
+#include "solve/l1.hpp"
+#include "solve/l2.hpp"
 #include "solve/solver.hpp"
 
 namespace dismec::bind {
 
 namespace {
 
+using solve::L1;
+using solve::L2;
 using solve::SolvedLabel;
+using solve::Solver;
 
 /// X with its transform and the rows of every label, checked once.
 class Problem {
@@ -79,9 +85,7 @@ class Worker {
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
-        solver_(problem.X, problem.summary, problem.positives,
-                {view(positive_costs_), view(negative_costs_)},
-                {C, tolerance, delta, l1 ? solve::Penalty::kL1 : solve::Penalty::kL2}) {
+        solver_(l1 ? solver_of<L1>(C, tolerance, delta) : solver_of<L2>(C, tolerance, delta)) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     for (const auto& costs : {positive_costs_, negative_costs_}) {
       check_costs(view(costs), problem.positives.n_rows());
@@ -93,7 +97,7 @@ class Worker {
     for (const float C : view(path)) {
       if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
     }
-    solver_.follow(view(path));
+    std::visit([&](auto& solver) { solver.follow(view(path)); }, solver_);
   }
 
   /// Labels that are done, where the weights of each end, and their statistics as columns, of which
@@ -110,7 +114,8 @@ class Worker {
       // Python sets the byte while this runs.
       const volatile std::uint8_t* flag = cancel_.data();
       const auto stop = [flag] { return *flag != 0; };
-      solved_ = solver_.solve(wanted, drain, stop);
+      solved_ =
+          std::visit([&](auto& solver) { return solver.solve(wanted, drain, stop); }, solver_);
     }
     std::vector<std::int64_t> ends{0};
     std::vector<std::int32_t> counts;
@@ -151,12 +156,22 @@ class Worker {
     return owned(std::move(values));
   }
 
+  using AnySolver = std::variant<Solver<L2>, Solver<L1>>;
+
+  template <typename Penalty>
+  AnySolver solver_of(float C, double tolerance, float delta) const {
+    const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
+    const solve::SolverOptions options{C, tolerance, delta};
+    return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
+                     problem_.positives, costs, options);
+  }
+
   const Problem& problem_;
   // The solver looks into them.
   Vector<double> positive_costs_;
   Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
-  solve::Solver solver_;
+  AnySolver solver_;
   std::vector<SolvedLabel> solved_;
 };
 

@@ -1,13 +1,15 @@
-// The minimum on one label's working set, by exact minimisation over small subspaces.
+// One label's working set, and how exact to be → its weights there under the L2 penalty, by steps
+// that are exact in small subspaces. The steps are numbered as in docs/solver.md.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <limits>
+#include <span>
 #include <vector>
 
+#include "solve/directions.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 #include "solve/working_set.hpp"
@@ -27,24 +29,8 @@ struct Goal {
   }
 };
 
-struct Minimum {
-  double gradient_norm = 0;  // L2
-  double gap = 0;            // L1: objective less a lower bound of the least one of all rows
-  double gap_here = 0;       // L1: less a lower bound of the least one of the sub-problem
-  double objective = 0;
-  double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
-  int steps = 0;
-  bool reached = false;     // the goal
-  double outside_loss = 0;  // L1: C·Σ slack² of the rows that stand in
-  bool stalled = false;     // L1: rounding leaves nothing to gain
-};
-
 namespace subspace_limits {
 inline constexpr int kSteps = 1000;
-inline constexpr int kRefinements = 12;
-inline constexpr int kTrials = 30;
-// The subspace is searched until what is left to gain is this share of what has been gained.
-inline constexpr double kPrecision = 1e-2;
 // The sub-problem is solved to this share of the goal; the rest is for rows outside.
 inline constexpr double kShare = 0.5;
 // A set is solved until the gradient is down to this share of what it was, even if that is still
@@ -54,145 +40,12 @@ inline constexpr double kReduction = 0.003;
 inline constexpr double kStalled = 1e-9;
 }  // namespace subspace_limits
 
-// What a step is made of: the gradient, earlier steps, and the bias by itself.
-inline constexpr int kHistory = 2;
-inline constexpr int kBias = 1 + kHistory;
-inline constexpr int kDirections = 2 + kHistory;
-using Coefficients = std::array<double, kDirections>;
-using Matrix = std::array<Coefficients, kDirections>;
-
-inline double inner(const Coefficients& a, const Coefficients& b) {
-  double sum = 0;
-  for (int k = 0; k < kDirections; ++k) sum += a[k] * b[k];
-  return sum;
-}
-
-/// A direction d and how it changes the slack of each row of a set.
-struct Direction {
-  std::vector<float> d;
-  std::vector<float> change;
-};
-
 /// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
 /// for the stand-in, and are filled up to whole vectors of lanes with rows that are never active.
 struct SubspaceScratch {
   std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
   std::array<Direction, kDirections> directions;
   std::vector<float> gathered, scaled, sums;
-};
-
-/// φ(a) = f_W(w + Σ_k a_k·d_k): convex, piecewise quadratic; a look costs as much as a few scores.
-struct Subspace {
-  std::int64_t n_rows;  // a multiple of kLanes
-  double C;
-  const float* slack;
-  std::array<const float*, kDirections> change;
-  Coefficients along_w;  // w·d_k
-  Matrix products;       // d_k·d_l
-
-  struct Look {
-    Coefficients gradient;
-    Matrix hessian;
-  };
-
-  Look at(const Coefficients& a) const {
-    std::array<Lanes, kDirections> step, slope;
-    std::array<std::array<Lanes, kDirections>, kDirections> curvature;
-    for (int k = 0; k < kDirections; ++k) {
-      step[k] = broadcast(static_cast<float>(a[k]));
-      slope[k] = broadcast(0);
-      curvature[k].fill(broadcast(0));
-    }
-    for (std::int64_t i = 0; i < n_rows; i += kLanes) {
-      std::array<Lanes, kDirections> moved;
-      Lanes left = load(slack + i);
-      for (int k = 0; k < kDirections; ++k) {
-        moved[k] = load(change[k] + i);
-        left = fused(step[k], moved[k], left);
-      }
-      for (int k = 0; k < kDirections; ++k) {
-        const Lanes active = where_positive(left, moved[k]);
-        slope[k] = fused(left, active, slope[k]);
-        for (int l = k; l < kDirections; ++l) {
-          curvature[k][l] = fused(active, moved[l], curvature[k][l]);
-        }
-      }
-    }
-    Look look;
-    for (int k = 0; k < kDirections; ++k) {
-      look.gradient[k] = along_w[k] + inner(products[k], a) + 2 * C * sum(slope[k]);
-      for (int l = k; l < kDirections; ++l) {
-        look.hessian[k][l] = look.hessian[l][k] = products[k][l] + 2 * C * sum(curvature[k][l]);
-      }
-    }
-    return look;
-  }
-
-  /// −hessian⁻¹·gradient, leaving out directions that the others before them make up.
-  static Coefficients newton_step(const Look& look) {
-    constexpr double kDependent = 1e-6;
-    Matrix left = look.hessian;
-    Coefficients right, step{};
-    std::array<bool, kDirections> used;
-    for (int k = 0; k < kDirections; ++k) right[k] = -look.gradient[k];
-    for (int k = 0; k < kDirections; ++k) {
-      used[k] = left[k][k] > kDependent * look.hessian[k][k];
-      if (!used[k]) continue;
-      for (int i = k + 1; i < kDirections; ++i) {
-        const double factor = left[i][k] / left[k][k];
-        for (int j = k; j < kDirections; ++j) left[i][j] -= factor * left[k][j];
-        right[i] -= factor * right[k];
-      }
-    }
-    for (int k = kDirections - 1; k >= 0; --k) {
-      if (!used[k]) continue;
-      double sum = right[k];
-      for (int j = k + 1; j < kDirections; ++j) sum -= left[k][j] * step[j];
-      step[k] = sum / left[k][k];
-    }
-    return step;
-  }
-
-  struct Found {
-    Coefficients a;
-    double gain;  // by how much φ is smaller there than at 0
-  };
-  /// By Newton's method; a step that leads up again is cut back to where the slope vanishes.
-  Found minimum() const {
-    using namespace subspace_limits;
-    Found found{};
-    Look look = at(found.a);
-    for (int refinement = 0; refinement < kRefinements; ++refinement) {
-      const Coefficients step = newton_step(look);
-      const double descent = -inner(look.gradient, step);
-      if (!(descent > 0)) break;
-      const auto reached = [&](double t) {
-        Coefficients a = found.a;
-        for (int k = 0; k < kDirections; ++k) a[k] += t * step[k];
-        return a;
-      };
-      if (descent <= kPrecision * found.gain) {  // so little that a look would tell nothing new
-        found.a = reached(1);
-        break;
-      }
-      double t = 1;
-      double low = 0;
-      double high = std::numeric_limits<double>::infinity();
-      for (int trial = 0; trial < kTrials; ++trial) {
-        look = at(reached(t));
-        const double slope = inner(look.gradient, step);
-        if (std::abs(slope) <= 0.1 * descent || (slope < 0 && std::isinf(high))) break;
-        (slope < 0 ? low : high) = t;
-        Coefficients bent;
-        for (int k = 0; k < kDirections; ++k) bent[k] = inner(look.hessian[k], step);
-        t -= slope / inner(bent, step);
-        if (!(t > low && t < high)) t = 0.5 * (low + high);
-      }
-      found.a = reached(t);
-      found.gain += 0.5 * std::min(t, 1.0) * descent;
-    }
-    return found;
-  }
 };
 
 /// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
@@ -203,6 +56,14 @@ struct Subspace {
 /// x)/n_out. Times √(b·n_out) it is a row like the others, of slack √(b·n_out)·(1 + w·mean).
 class SubspaceSolver {
  public:
+  struct Minimum {
+    double objective = 0;
+    double gradient_norm = 0;
+    double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
+    int steps = 0;
+    bool reached = false;  // the goal
+  };
+
   SubspaceSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
                  SubspaceScratch& scratch)
       : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch) {
@@ -228,6 +89,7 @@ class SubspaceSolver {
     double gain = 0;
     double far_enough = 0;
     for (;;) {
+      // Step 1: the gradient over the active rows.
       const double loss = find_gradient(gradient.d);
       result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_) / set_.cost.negative;
       result.objective = 0.5 * inner(set_.w, set_.w) + C_ * loss;
@@ -238,7 +100,9 @@ class SubspaceSolver {
       if (result.steps > 0 && gain <= kStalled * result.objective) break;
       if (result.steps >= kSteps || stop()) break;
       ++result.steps;
+      // Step 2: how every slack changes along it.
       find_change(gradient.d, gradient.change);
+      // Step 3: the minimum over the gradient, the last two steps and the bias.
       const auto found = subspace().minimum();
       gain = found.gain;
       move(found.a);
@@ -263,27 +127,17 @@ class SubspaceSolver {
     bias[m] = static_cast<float>(root_ * X_.bias);
   }
 
-  /// How the slacks change along d: −√cost_i·s_i·d·x_i.
+  /// Step 2. How the slacks change along d: −√cost_i·s_i·d·x_i.
   void find_change(const std::vector<float>& d, std::vector<float>& change) {
-    const float* scaled = d.data();
-    if (!factor_.empty()) {
-      s_.scaled = d;
-      for (std::size_t j = 0; j < factor_.size(); ++j) s_.scaled[j] *= factor_[j];
-      scaled = s_.scaled.data();
-    }
     const std::int64_t m = set_.size();
-    const float shift = X_.bias * d.back();
-    double sum = 0;
     change.assign(n_rows_, 0.0F);
-    for (std::int64_t i = 0; i < m; ++i) {
-      const float score = dot(set_.row(X_, i), scaled) + shift;
-      sum += score;
+    const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
       change[i] = -set_.signed_root(i) * score;
-    }
+    });
     change[m] = static_cast<float>(share_ * (inner(s_.sums, d) - sum));
   }
 
-  /// w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
+  /// Step 1. w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
   double find_gradient(std::vector<float>& out) {
     const std::size_t n = set_.w.size();
     const std::int64_t m = set_.size();
@@ -317,6 +171,7 @@ class SubspaceSolver {
     return loss;
   }
 
+  /// Step 3. All that it takes to minimise over the directions, without a look at X.
   Subspace subspace() const {
     Subspace space{n_rows_, C_, s_.slack.data(), {}, {}, {}};
     for (int k = 0; k < kDirections; ++k) {
@@ -336,7 +191,7 @@ class SubspaceSolver {
     return space;
   }
 
-  /// w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
+  /// The end of step 3. w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
   void move(const Coefficients& a) {
     auto& directions = s_.directions;
     const auto combine = [&](std::size_t n, auto part, float* sum) {

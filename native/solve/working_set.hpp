@@ -1,4 +1,5 @@
-// The rows that one label's sub-problem is solved on, and what is known of all others.
+// A label's positives, and the negatives that come in pass after pass → the rows that its
+// sub-problem is solved on.
 #pragma once
 
 #include <algorithm>
@@ -40,6 +41,14 @@ class ChunkPool {
   std::vector<std::byte*> free_;
 };
 
+/// What one thread's sets share.
+struct SetMemory {
+  ChunkPool pool;
+  std::vector<std::int32_t> local_of;  // global feature → local one; all −1 between uses
+
+  explicit SetMemory(std::int64_t n_features) : local_of(n_features, -1) {}
+};
+
 /// What the losses of a label's positive and negative rows are multiplied by.
 struct Cost {
   double positive = 1;
@@ -60,8 +69,6 @@ struct WorkingSet {
   float positive_root = 1;  // √cost
   float negative_root = 1;
   std::vector<float> w;
-  std::int64_t n_group = 0;       // some of the outside rows, which stand together (L1)
-  std::vector<float> group_sums;  // Σ x over these, for the entries of w
 
   bool compact = true;
   std::vector<std::int32_t> features;  // compact: local → global
@@ -91,6 +98,28 @@ struct WorkingSet {
   }
 };
 
+/// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
+/// memory.
+template <typename Take>
+double each_score(const WorkingSet& set, const Transformed& X, const std::vector<float>& d,
+                  std::vector<float>& scaled, const Take& take) {
+  const std::span<const float> factor = set.factor(X);
+  const float* along = d.data();
+  if (!factor.empty()) {
+    scaled = d;
+    for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
+    along = scaled.data();
+  }
+  const float shift = X.bias * d.back();
+  double sum = 0;
+  for (std::int64_t i = 0; i < set.size(); ++i) {
+    const float score = dot(set.row(X, i), along) + shift;
+    sum += score;
+    take(i, score);
+  }
+  return sum;
+}
+
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
 /// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
@@ -99,14 +128,14 @@ inline std::int64_t copy_bytes(bool narrow) {
 }
 
 /// Turns a compact set into one that reads X in place.
-inline void spread(WorkingSet& set, const Transformed& X, ChunkPool& pool) {
+inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   std::vector<float> w(X.n_features() + 1, 0.0F);
   for (std::size_t f = 0; f < set.features.size(); ++f) w[set.features[f]] = set.w[f];
   w.back() = set.w.back();
   set.w = std::move(w);
   set.features = {};
   set.copies = {};
-  pool.give_back(set.chunks);
+  memory.pool.give_back(set.chunks);
   set.bytes = 0;
   set.compact = false;
 }
@@ -130,9 +159,9 @@ void copy_row(const Transformed& X, const Row& x, float* value, Index* index, st
   }
 }
 
-/// Adds rows; `local_of` maps global features to local ones and is all −1 before and after.
+/// Adds rows.
 inline void append(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> added,
-                   std::vector<std::int32_t>& local_of, ChunkPool& pool) {
+                   SetMemory& memory) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
   set.n_outside = X.size() - set.size();
   if (!set.compact) return;
@@ -148,17 +177,17 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
   set.bytes += nnz * copy_bytes(narrow);
   if (set.bytes > kCompactBytes || longest > chunk) {
-    spread(set, X, pool);
+    spread(set, X, memory);
     return;
   }
   set.features.resize(most);
   std::int32_t* features = set.features.data();
-  std::int32_t* local = local_of.data();
+  std::int32_t* local = memory.local_of.data();
   for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
   for (const auto r : added) {
     const Row x = row_of(X, r);
     if (set.chunks.empty() || x.size > set.left || narrow != set.narrow) {
-      set.chunks.push_back(pool.take());
+      set.chunks.push_back(memory.pool.take());
       set.left = chunk;
       set.narrow = narrow;
     }
@@ -187,58 +216,28 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   set.w.back() = bias;
 }
 
-/// Brings rows outside together in a group of their own, in place of the one that there was.
-inline void set_group(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> rows,
-                      std::vector<std::int32_t>& local_of) {
-  set.n_group = std::ssize(rows);
-  if (rows.empty()) return;
-  set.group_sums.assign(set.w.size(), 0.0F);
-  float* sums = set.group_sums.data();
-  if (!set.compact) {
-    for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
-    for (std::size_t j = 0; j < X.idf.size(); ++j) sums[j] *= X.idf[j];
-  } else {
-    // Features that the set has not go to the place of the bias.
-    const auto last = static_cast<std::int32_t>(set.features.size());
-    for (std::int32_t f = 0; f < last; ++f) local_of[set.features[f]] = f;
-    for (const auto r : rows) {
-      const Row x = row_of(X, r);
-      for (std::int64_t k = 0; k < x.size; ++k) {
-        const std::int32_t f = local_of[x.index[k]];
-        sums[f < 0 ? last : f] += x.scale * x.value[k];
-      }
-    }
-    for (std::int32_t f = 0; f < last; ++f) {
-      local_of[set.features[f]] = -1;
-      if (!X.idf.empty()) sums[f] *= X.idf[set.features[f]];
-    }
-  }
-  set.group_sums.back() = X.bias * static_cast<float>(set.n_group);
-}
-
 /// Empties a set, and gives back the memory that only a large one needs.
-inline void end(WorkingSet& set, ChunkPool& pool) {
+inline void end(WorkingSet& set, SetMemory& memory) {
   constexpr std::size_t kUsual = 2048;
-  pool.give_back(set.chunks);
+  memory.pool.give_back(set.chunks);
   if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
 /// The set of a label's positives, at the solution that holds where there is no positive at all.
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
-                  const Cost& cost, std::vector<std::int32_t>& local_of, ChunkPool& pool) {
+                  const Cost& cost, SetMemory& memory) {
   set.rows.clear();
   set.n_positive = std::ssize(positives);
   set.cost = cost;
   set.positive_root = static_cast<float>(std::sqrt(cost.positive));
   set.negative_root = static_cast<float>(std::sqrt(cost.negative));
-  set.n_group = 0;
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
   set.compact = true;
   set.features.clear();
   set.copies.clear();
   set.left = 0;
   set.bytes = 0;
-  append(set, X, positives, local_of, pool);
+  append(set, X, positives, memory);
 }
 
 }  // namespace dismec::solve
