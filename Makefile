@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-NATIVE := $(wildcard native/*)
+NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 
 SANITIZED := .venv-sanitize/bin
 
@@ -19,12 +19,12 @@ lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror native/*.cpp native/*.hpp
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 format: .venv/tools
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i native/*.cpp native/*.hpp
+	$(BIN)/clang-format -i $(NATIVE)
 
 # The native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself knows
 # nothing of them, so that their libraries have to be there before it starts.

@@ -1,5 +1,5 @@
 // The extension module. Each bind_*.cpp checks what Python hands in, releases the GIL and calls the
-// plain C++ header of the same name.
+// plain headers of its room.
 
 #include "bindings.hpp"
 
@@ -34,10 +34,10 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
-  bind_packing(m);
-  bind_solver(m);
-  bind_topk(m);
-  bind_text(m);
-  bind_transform(m);
-  bind_vocabulary(m);
+  dismec::bind::packing(m);
+  dismec::bind::shards(m);
+  dismec::bind::solver(m);
+  dismec::bind::transform(m);
+  dismec::bind::vocabulary(m);
+  dismec::bind::xmc_text(m);
 }

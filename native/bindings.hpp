@@ -1,4 +1,5 @@
-// What the bind_*.cpp files share: array types and the functions that add to the module.
+// Arrays from Python → spans, vectors → arrays for Python: what the bind_*.cpp files share, and the
+// functions in them that add to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,6 +9,10 @@
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "csr.hpp"
+
+namespace dismec::bind {
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -25,6 +30,11 @@ std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
 
+inline Csr view(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+                const Vector<float>& values, std::int64_t n_columns) {
+  return {view(indptr), view(indices), view(values), n_columns};
+}
+
 /// A vector as a NumPy array that owns it, of T where the vector's elements are made of T.
 template <typename T, typename Element>
 nb::object owned(std::vector<Element>&& vector, std::size_t columns = 0) {
@@ -35,10 +45,28 @@ nb::object owned(std::vector<Element>&& vector, std::size_t columns = 0) {
   const std::size_t shape[2] = {columns ? size / columns : size, columns};
   return nb::ndarray<nb::numpy, T>(data, columns ? 2 : 1, shape, owner).cast();
 }
+template <typename T>
+nb::object owned(std::vector<T>&& vector) {
+  return owned<T, T>(std::move(vector));
+}
 
-void bind_packing(nb::module_& m);
-void bind_solver(nb::module_& m);
-void bind_topk(nb::module_& m);
-void bind_text(nb::module_& m);
-void bind_transform(nb::module_& m);
-void bind_vocabulary(nb::module_& m);
+inline nb::tuple owned(OwnedCsr&& rows) {
+  return nb::make_tuple(owned(std::move(rows.indptr)), owned(std::move(rows.indices)),
+                        owned(std::move(rows.values)));
+}
+
+/// Raises ValueError(number, reason): which of many is bad, and why.
+[[noreturn]] inline void raise_at(std::int64_t number, const char* reason) {
+  const nb::tuple where = nb::make_tuple(number, reason);
+  PyErr_SetObject(PyExc_ValueError, where.ptr());
+  throw nb::python_error();
+}
+
+void packing(nb::module_& m);
+void shards(nb::module_& m);
+void solver(nb::module_& m);
+void transform(nb::module_& m);
+void vocabulary(nb::module_& m);
+void xmc_text(nb::module_& m);
+
+}  // namespace dismec::bind

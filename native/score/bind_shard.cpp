@@ -1,0 +1,171 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "bindings.hpp"
+#include "score/explain.hpp"
+#include "score/packing.hpp"
+#include "score/topk.hpp"
+
+namespace dismec::bind {
+
+namespace {
+
+/// A writable, contiguous 2-d array from Python.
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Codes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<T> span_of(const Matrix<T>& matrix) {
+  return {matrix.data(), matrix.size()};
+}
+
+// -- shards --------------------------------------------------------------------------------------
+
+/// A shard and the labels that its classifiers stand for, on the memory of Python's arrays.
+class Handle {
+ public:
+  /// Calls `use` with the shard as the type of its weights.
+  template <typename Use>
+  auto visit(Use&& use) const {
+    if (weights_.dtype() == nb::dtype<float>()) return use(shard<float>());
+    if (weights_.dtype() == nb::dtype<std::uint8_t>()) return use(shard<score::Mini>());
+    if (weights_.dtype() == nb::dlpack::dtype{2, 16, 1}) return use(shard<score::Half>());
+    throw std::invalid_argument("weights must be float32, float16 or uint8");
+  }
+
+  Handle(Vector<std::int32_t> labels, Vector<std::int32_t> label_starts, Vector<float> scales,
+         Vector<float> bias, Starts starts, Vector<std::uint16_t> places, Codes weights)
+      : labels_(std::move(labels)),
+        label_starts_(std::move(label_starts)),
+        scales_(std::move(scales)),
+        bias_(std::move(bias)),
+        starts_(std::move(starts)),
+        places_(std::move(places)),
+        weights_(std::move(weights)) {
+    if (scales_.size() != bias_.size() || std::ssize(view(scales_)) > score::kShardRows)
+      throw std::invalid_argument("scales and bias must have an entry for each classifier");
+    if (starts_.shape(0) < 1 || (starts_.shape(1) != 2 && starts_.shape(1) != 4))
+      throw std::invalid_argument("starts must be two or four for each feature, and the ends");
+    score::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
+    visit([](const auto&) {});  // refuses weights of another type
+  }
+
+  score::Labels labels() const { return {view(label_starts_), view(labels_)}; }
+  std::int64_t n_features() const { return static_cast<std::int64_t>(starts_.shape(0)) - 1; }
+
+ private:
+  template <typename Code>
+  score::Shard<Code> shard() const {
+    const auto* starts = reinterpret_cast<const score::Start*>(starts_.data());
+    return {view(scales_),
+            view(bias_),
+            {starts, starts_.size() / 2},
+            view(places_),
+            {static_cast<const Code*>(weights_.data()), weights_.size()},
+            starts_.shape(1) == 4};
+  }
+
+  Vector<std::int32_t> labels_, label_starts_;
+  Vector<float> scales_, bias_;
+  Starts starts_;
+  Vector<std::uint16_t> places_;
+  Codes weights_;
+};
+
+// -- unpacking -----------------------------------------------------------------------------------
+
+nb::tuple unpack(const Handle& handle) {
+  OwnedCsr rows;
+  {
+    nb::gil_scoped_release release;
+    rows = handle.visit([](const auto& shard) { return score::unpack(shard); });
+  }
+  return owned(std::move(rows));
+}
+
+// -- scoring -------------------------------------------------------------------------------------
+
+void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
+                const Vector<std::int32_t>& indices, const Vector<float>& data,
+                const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+                std::int64_t lookup) {
+  const Csr rows = view(indptr, indices, data, handle.n_features() + 1);
+  const std::size_t k = labels.shape(1);
+  if (k < 1) throw std::invalid_argument("k must be at least 1");
+  if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
+      scores.shape(0) != labels.shape(0))
+    throw std::invalid_argument("labels and scores must be rows x k");
+  if (lookup < 0 || lookup > score::kShardRows) throw std::invalid_argument("lookup out of range");
+  nb::gil_scoped_release release;
+  check_rows(rows);
+  handle.visit([&](const auto& shard) {
+    score::merge_topk(shard, handle.labels(), rows, k, lookup, span_of(labels), span_of(scores));
+  });
+}
+
+void dense_scores(const Handle& handle, const Vector<std::int64_t>& indptr,
+                  const Vector<std::int32_t>& indices, const Vector<float>& data,
+                  const Matrix<float>& out) {
+  const Csr rows = view(indptr, indices, data, handle.n_features() + 1);
+  const auto n_labels = static_cast<std::int64_t>(out.shape(1));
+  if (out.shape(0) + 1 != indptr.size())
+    throw std::invalid_argument("out must have as many rows as indptr names");
+  const auto all = handle.labels().labels;
+  if (!all.empty() && *std::max_element(all.begin(), all.end()) >= n_labels)
+    throw std::invalid_argument("labels of the shard out of range");
+  nb::gil_scoped_release release;
+  check_rows(rows);
+  handle.visit([&](const auto& shard) {
+    score::dense_scores(shard, handle.labels(), rows, n_labels, span_of(out));
+  });
+}
+
+nb::tuple explain(const Handle& handle, std::int64_t classifier, const Vector<std::int64_t>& indptr,
+                  const Vector<std::int32_t>& indices, const Vector<float>& data) {
+  const Csr rows = view(indptr, indices, data, handle.n_features() + 1);
+  if (indptr.size() != 2) throw std::invalid_argument("one row is explained at a time");
+  std::vector<float> weights(data.size());
+  float score = 0;
+  {
+    nb::gil_scoped_release release;
+    check_rows(rows);
+    score = handle.visit([&](const auto& shard) {
+      if (classifier < 0 || classifier >= shard.n_rows())
+        throw std::invalid_argument("classifier out of range");
+      return score::explain(shard, rows, classifier, std::span(weights));
+    });
+  }
+  return nb::make_tuple(score, owned(std::move(weights)));
+}
+
+}  // namespace
+
+void shards(nb::module_& m) {
+  nb::class_<Handle>(m, "Shard")
+      .def(nb::init<Vector<std::int32_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
+                    Starts, Vector<std::uint16_t>, Codes>(),
+           "labels"_a.noconvert(), "label_starts"_a.noconvert(), "scales"_a.noconvert(),
+           "bias"_a.noconvert(), "starts"_a.noconvert(), "places"_a.noconvert(),
+           "weights"_a.noconvert());
+  m.attr("shard_rows") = score::kShardRows;
+  m.attr("split_rows") = score::kSplitRows;
+  m.def("unpack", &unpack, "shard"_a);
+  m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
+        "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = score::kLookup);
+  m.def("explain", &explain, "shard"_a, "classifier"_a, "indptr"_a, "indices"_a, "data"_a);
+  m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
+        "out"_a.noconvert());
+}
+
+}  // namespace dismec::bind

@@ -1,0 +1,257 @@
+// A row × a split shard → its k best labels, exactly, without reading most of the shard.
+//
+// A value times a weight lifts a sum only where their signs agree. Adding just those parts of the
+// row's features bounds every score from above. Few weights of trained models are positive, and few
+// classifiers have a bound above the k-th best score: only these are scored, by looking them up in
+// all parts.
+//
+// Why the bounds need no slack: they are added in the order of the scores, and rounding is
+// monotone. x ≤ y implies fl(x + t) ≤ fl(y + t), and fl(x + t) ≤ x for t ≤ 0; so a bound that is
+// not below the sum before a term is not below it after, whether both take the term or only the sum
+// takes one that is not above 0. Scaling by any number above 0 and adding the bias are monotone
+// too. Nor does overflow break it: all terms of a bound are at least 0, so if it is finite, then so
+// was every term above 0, and the sum can at worst be −inf; and if it is infinite, or not a number
+// with the bias, the classifier is looked up.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "score/ranking.hpp"
+#include "score/sums.hpp"
+
+namespace dismec::score {
+
+// Measured on generated models of 50,000 and 500,000 labels, k from 5 to 100.
+
+/// Classifiers that are looked up together: most of that is waiting for memory.
+inline constexpr std::size_t kAtOnce = 8;
+/// How long it takes to look up a classifier in a part, in times of adding a weight or a word.
+inline constexpr std::int64_t kLookup = 8;
+/// Classifiers that are looked up for a place that is still empty, about.
+inline constexpr std::int64_t kTries = 2;
+/// Entries of a list that are looked at together.
+inline constexpr std::int64_t kWindow = 32;
+
+/// Sixteen classifiers by the bound of the best that has not been looked up.
+struct Group {
+  Place best;          // not after any of them: its label is the first one of the group
+  std::int32_t start;  // the first of them
+  std::uint32_t open;  // a bit for each that has not been looked up
+};
+
+/// The order of the queue, a heap with the highest in front.
+inline constexpr auto lower = [](const Group& a, const Group& b) { return before(b.best, a.best); };
+
+/// A term of the score of one of the classifiers that are looked up.
+template <typename Code>
+struct Found {
+  const Code* weight;
+  float value;
+  std::uint32_t candidate;
+};
+
+/// Memory that is used for one row after another.
+template <typename Code>
+struct Scratch {
+  std::vector<Group> rest, queue;
+  std::vector<Found<Code>> found;
+};
+
+/// Where the window of a list begins in which a classifier is if they are spread evenly. `share` is
+/// how many entries the list has for a classifier.
+inline std::int64_t guess(std::int64_t count, float share, std::int64_t row) {
+  const auto at = static_cast<std::int64_t>(static_cast<float>(row) * share);
+  return std::clamp<std::int64_t>(at - kWindow / 2, 0, std::max<std::int64_t>(count - kWindow, 0));
+}
+
+/// Where a classifier's weight is in a list of places; its length or more if it has none.
+inline std::int64_t find_listed(const std::uint16_t* places, std::int64_t count, float share,
+                                std::int64_t row) {
+  std::int64_t begin = guess(count, share, row);
+  while (begin > 0 && places[begin] > row) begin = std::max<std::int64_t>(begin - kWindow, 0);
+  while (begin + kWindow < count && places[begin + kWindow - 1] < row) begin += kWindow;
+  const std::int64_t end = std::min(begin + kWindow, count);
+  const auto place = static_cast<std::uint16_t>(row);
+  std::uint16_t lower = 0;
+  for (std::int64_t i = begin; i < end; ++i) lower += places[i] < place ? 1 : 0;
+  const std::int64_t at = begin + lower;
+  return at < end && places[at] == place ? at : count;
+}
+
+/// The same for words of bits and their ranks.
+inline std::int64_t find_dense(const std::uint16_t* words, std::int64_t count, std::int64_t n_words,
+                               std::int64_t row) {
+  const std::int64_t word = row / kGroup;
+  const unsigned bit = 1U << (row % kGroup);
+  if ((words[word] & bit) == 0) return count;
+  std::int64_t at = words[n_words + word / kRankWords];
+  for (std::int64_t i = word / kRankWords * kRankWords; i < word; ++i)
+    at += std::popcount(words[i]);
+  return at + std::popcount(words[word] & (bit - 1));
+}
+
+/// The sums of some classifiers, added as a scan adds them. Hardly anything of what is read here is
+/// in a cache, so that places, and weights, are asked for some time before they are used.
+template <typename Code>
+inline void look_up(const Shard<Code>& shard, std::span<const Term<Code>> terms,
+                    std::span<const std::int64_t> candidates, float* sums,
+                    std::vector<Found<Code>>& found) {
+  const std::int64_t n_words = shard.n_words();
+  const float share = 1.0f / static_cast<float>(shard.n_rows());
+  for (const auto& [list, value, lifts] : terms) {
+    const std::int64_t count = std::ssize(list.weights);
+    for (const std::int64_t row : candidates) {
+      if (list.dense) {
+        __builtin_prefetch(list.places + row / kGroup);
+        __builtin_prefetch(list.places + n_words + row / kGroup / kRankWords);
+      } else {
+        const std::int64_t at = guess(count, share * static_cast<float>(count), row);
+        __builtin_prefetch(list.places + at);
+        __builtin_prefetch(list.places + at + kWindow - 1);
+      }
+    }
+  }
+  found.clear();
+  for (const auto& [list, value, lifts] : terms) {
+    const std::int64_t count = std::ssize(list.weights);
+    if (count == 0) continue;
+    for (std::size_t j = 0; j < candidates.size(); ++j) {
+      const std::int64_t at =
+          list.dense
+              ? find_dense(list.places, count, n_words, candidates[j])
+              : find_listed(list.places, count, share * static_cast<float>(count), candidates[j]);
+      if (at >= count) continue;
+      __builtin_prefetch(&list.weights[at]);
+      found.push_back({&list.weights[at], value, static_cast<std::uint32_t>(j)});
+    }
+  }
+  std::fill_n(sums, candidates.size(), 0.0f);
+  for (const auto& [weight, value, j] : found) sums[j] += value * decode(*weight);
+}
+
+/// The groups that have a bound which ranks before `worst`.
+template <typename Code>
+inline void find_groups(const Shard<Code>& shard, const Labels& of, float bias, const float* sums,
+                        const Place& worst, std::vector<Group>& groups) {
+  groups.clear();
+  for (std::int64_t start = 0; start < shard.n_rows(); start += kGroup) {
+    const float highest = highest_score(shard, bias, sums, start);
+    if (highest < worst.score) continue;  // before the label is read
+    const Place best{highest, of.first(start)};
+    if (!before(best, worst)) continue;
+    const std::int64_t size = std::min(kGroup, shard.n_rows() - start);
+    groups.push_back({best, static_cast<std::int32_t>(start), (1U << size) - 1});
+  }
+}
+
+/// Moves the groups with the highest bounds from `rest` to the queue, and drops those that do not
+/// rank before `worst`. As long as places are empty, all groups do: to order all would take longer
+/// than the rest together.
+inline void fill_queue(std::vector<Group>& rest, const Place& worst, std::vector<Group>& queue) {
+  const auto may_enter = [&](const Group& group) { return before(group.best, worst); };
+  rest.erase(std::partition(rest.begin(), rest.end(), may_enter), rest.end());
+  float least = -HUGE_VALF;
+  std::array<float, 64> sample;
+  if (rest.size() > 4 * sample.size()) {
+    for (std::size_t i = 0; i < sample.size(); ++i)
+      sample[i] = rest[i * rest.size() / sample.size()].best.score;
+    std::nth_element(sample.begin(), sample.begin() + 2, sample.end(), std::greater<>());
+    least = sample[2];
+  }
+  const auto later = [&](const Group& group) { return group.best.score < least; };
+  const auto first = std::partition(rest.begin(), rest.end(), later);
+  queue.assign(first, rest.end());
+  rest.erase(first, rest.end());
+  std::make_heap(queue.begin(), queue.end(), lower);
+}
+
+/// Takes the classifier with the highest bound from the queue; −1 if none ranks before `worst`.
+template <typename Code>
+inline std::int64_t take_best(const Shard<Code>& shard, const Labels& of, float bias,
+                              const float* sums, const Place& worst, Scratch<Code>& scratch) {
+  auto& queue = scratch.queue;
+  if (queue.empty() || !before(queue.front().best, worst)) fill_queue(scratch.rest, worst, queue);
+  if (queue.empty()) return -1;
+  std::pop_heap(queue.begin(), queue.end(), lower);
+  Group& group = queue.back();
+  Place best, second;
+  int best_bit = 0;
+  for (std::uint32_t open = group.open; open != 0; open &= open - 1) {
+    const int bit = std::countr_zero(open);
+    const std::int64_t row = group.start + bit;
+    const Place place{at_most(score_of(shard, bias, sums[row], row)), of.first(row)};
+    if (before(place, best)) {
+      second = best;
+      best = place;
+      best_bit = bit;
+    } else if (before(place, second)) {
+      second = place;
+    }
+  }
+  const std::int64_t row = group.start + best_bit;
+  group.best = second;
+  group.open &= ~(1U << best_bit);
+  if (group.open == 0) {
+    queue.pop_back();
+  } else {
+    std::push_heap(queue.begin(), queue.end(), lower);
+  }
+  return row;
+}
+
+/// How many classifiers can be looked up in the time that is saved by not reading all parts.
+template <typename Code>
+inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term<Code>> terms,
+                                  std::int64_t lookup) {
+  if (lookup == 0 || terms.empty()) return std::numeric_limits<std::int64_t>::max();
+  std::int64_t saved = 0;
+  for (const auto& term : terms)
+    if (!term.lifts) saved += std::min(std::ssize(term.list.weights), shard.n_words());
+  return saved / (lookup * std::ssize(terms));
+}
+
+/// Lets the labels of a split shard compete for the places of one row, as adding all terms and then
+/// `enter` does. Where that takes less time, gives up and returns false; the places may have
+/// changed by then. The sums are 0 before and after. `lookup` is kLookup, or 0 to never give up.
+template <typename Code>
+inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
+                            std::span<const Term<Code>> terms, float bias, std::int64_t lookup,
+                            float* sums, std::span<Place> heap, Scratch<Code>& scratch) {
+  std::int64_t left = lookups_worth(shard, terms, lookup);
+  const std::int64_t empty = heap.front().label == Place::empty ? std::ssize(heap) : 0;
+  if (left <= kTries * empty) return false;
+  // Nothing may fail for want of memory while the sums are not 0.
+  scratch.rest.reserve(shard.n_words());
+  scratch.queue.reserve(shard.n_words());
+  scratch.found.reserve(terms.size() * kAtOnce);
+
+  for (const auto& term : terms)
+    if (term.lifts) add_term(term, shard.n_words(), sums);
+  find_groups(shard, of, bias, sums, heap.front(), scratch.rest);
+  scratch.queue.clear();
+  std::array<std::int64_t, kAtOnce> candidates;
+  std::array<float, kAtOnce> exact;
+  std::size_t size = kAtOnce;
+  for (; size == kAtOnce && left > 0; left -= kAtOnce) {
+    for (size = 0; size < kAtOnce; ++size) {
+      candidates[size] = take_best(shard, of, bias, sums, heap.front(), scratch);
+      if (candidates[size] < 0) break;
+    }
+    look_up(shard, terms, std::span<const std::int64_t>(candidates.data(), size), exact.data(),
+            scratch.found);
+    for (std::size_t j = 0; j < size; ++j)
+      compete(of, candidates[j], score_of(shard, bias, exact[j], candidates[j]), heap);
+  }
+  std::fill_n(sums, shard.n_words() * kGroup, 0.0f);
+  return size < kAtOnce;
+}
+
+}  // namespace dismec::score

@@ -1,0 +1,205 @@
+#include <nanobind/stl/optional.h>
+
+#include <atomic>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+#include "bindings.hpp"
+#include "solve/l1.hpp"
+#include "solve/l2.hpp"
+#include "solve/solver.hpp"
+
+namespace dismec::bind {
+
+namespace {
+
+using solve::L1;
+using solve::L2;
+using solve::SolvedLabel;
+using solve::Solver;
+
+/// X with its transform and the rows of every label, checked once.
+class Problem {
+ public:
+  Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
+          Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
+          float bias, Vector<std::int64_t> label_indptr, Vector<std::int32_t> label_rows)
+      : indptr_(std::move(indptr)),
+        indices_(std::move(indices)),
+        values_(std::move(values)),
+        scale_(std::move(scale)),
+        idf_(std::move(idf)),
+        label_indptr_(std::move(label_indptr)),
+        label_rows_(std::move(label_rows)) {
+    X = {view(indptr_, indices_, values_, n_features), view(scale_), {}, bias};
+    if (idf_) X.idf = view(*idf_);
+    positives = {view(label_indptr_), view(label_rows_), {}, X.size()};
+    const nb::gil_scoped_release release;
+    check_rows(X.x);
+    if (std::ssize(X.scale) != X.size() || n_features < 0 || n_features >= INT32_MAX ||
+        X.size() >= INT32_MAX || (idf_ && std::ssize(X.idf) != n_features)) {
+      throw std::invalid_argument("X: array sizes do not fit each other");
+    }
+    check_entries(positives);
+    summary = solve::summarise(X);
+  }
+
+  solve::Transformed X;
+  Csr positives;  // by label
+  solve::Summary summary;
+
+ private:
+  // The arrays are kept alive here; X and positives look into them.
+  Vector<std::int64_t> indptr_;
+  Vector<std::int32_t> indices_;
+  Vector<float> values_;
+  Vector<float> scale_;
+  std::optional<Vector<float>> idf_;
+  Vector<std::int64_t> label_indptr_;
+  Vector<std::int32_t> label_rows_;
+};
+
+void check_costs(std::span<const double> costs, std::int64_t n_labels) {
+  if (std::ssize(costs) != n_labels)
+    throw std::invalid_argument("costs: one number a label expected");
+  // Their roots and what they make of C have to be numbers of single precision.
+  for (const double cost : costs) {
+    if (!(cost >= 1e-30 && cost <= 1e30)) throw std::invalid_argument("costs: out of range");
+  }
+}
+
+/// One thread's solver. `cancel` is one byte that another thread may set; answers are then
+/// incomplete.
+class Worker {
+ public:
+  Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
+         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel)
+      : problem_(problem),
+        positive_costs_(std::move(positive_costs)),
+        negative_costs_(std::move(negative_costs)),
+        cancel_(std::move(cancel)),
+        solver_(l1 ? solver_of<L1>(C, tolerance, delta) : solver_of<L2>(C, tolerance, delta)) {
+    if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+    for (const auto& costs : {positive_costs_, negative_costs_}) {
+      check_costs(view(costs), problem.positives.n_rows());
+    }
+  }
+  Worker(const Worker&) = delete;
+
+  void follow(const Vector<float>& path) {
+    for (const float C : view(path)) {
+      if (!(C > 0 && std::isfinite(C))) throw std::invalid_argument("path: C out of range");
+    }
+    std::visit([&](auto& solver) { solver.follow(view(path)); }, solver_);
+  }
+
+  /// Labels that are done, where the weights of each end, and their statistics as columns, of which
+  /// the last has kBins entries per label. The weights themselves are for `take`.
+  nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
+    const auto wanted = view(labels);
+    {
+      const nb::gil_scoped_release release;
+      for (const auto label : wanted) {
+        if (label < 0 || label >= problem_.positives.n_rows()) {
+          throw std::invalid_argument("labels: id out of range");
+        }
+      }
+      // Python sets the byte while this runs.
+      const volatile std::uint8_t* flag = cancel_.data();
+      const auto stop = [flag] { return *flag != 0; };
+      solved_ =
+          std::visit([&](auto& solver) { return solver.solve(wanted, drain, stop); }, solver_);
+    }
+    std::vector<std::int64_t> ends{0};
+    std::vector<std::int32_t> counts;
+    for (const SolvedLabel& label : solved_) {
+      ends.push_back(ends.back() + std::ssize(label.features));
+      counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
+    }
+    return nb::make_tuple(column(&SolvedLabel::label), owned(std::move(ends)),
+                          column(&SolvedLabel::objective), column(&SolvedLabel::gradient),
+                          column(&SolvedLabel::passes), column(&SolvedLabel::steps),
+                          column(&SolvedLabel::set_size), column(&SolvedLabel::place),
+                          column(&SolvedLabel::seconds), owned(std::move(counts)));
+  }
+
+  /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
+  void take(Writable<std::int32_t> features, Writable<float> weights) {
+    std::size_t nnz = 0;
+    for (const auto& label : solved_) nnz += label.features.size();
+    if (features.size() != nnz || weights.size() != nnz) {
+      throw std::invalid_argument("take: the arrays do not have the size of the weights");
+    }
+    const nb::gil_scoped_release release;
+    std::int32_t* feature = features.data();
+    float* weight = weights.data();
+    for (auto& label : solved_) {
+      feature = std::copy(label.features.begin(), label.features.end(), feature);
+      weight = std::copy(label.weights.begin(), label.weights.end(), weight);
+      label = SolvedLabel{};
+    }
+    solved_.clear();
+  }
+
+ private:
+  template <typename T>
+  nb::object column(T SolvedLabel::* field) const {
+    std::vector<T> values;
+    for (const SolvedLabel& label : solved_) values.push_back(label.*field);
+    return owned(std::move(values));
+  }
+
+  using AnySolver = std::variant<Solver<L2>, Solver<L1>>;
+
+  template <typename Penalty>
+  AnySolver solver_of(float C, double tolerance, float delta) const {
+    const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
+    const solve::SolverOptions options{C, tolerance, delta};
+    return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
+                     problem_.positives, costs, options);
+  }
+
+  const Problem& problem_;
+  // The solver looks into them.
+  Vector<double> positive_costs_;
+  Vector<double> negative_costs_;
+  Vector<std::uint8_t> cancel_;
+  AnySolver solver_;
+  std::vector<SolvedLabel> solved_;
+};
+
+/// Gives back to the system what threads have freed and the C library keeps for them.
+void release_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+}
+
+}  // namespace
+
+void solver(nb::module_& m) {
+  m.def("release_memory", &release_memory);
+  nb::class_<Problem>(m, "Problem")
+      .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
+                    std::optional<Vector<float>>, std::int64_t, float, Vector<std::int64_t>,
+                    Vector<std::int32_t>>(),
+           "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
+           "label_indptr"_a, "label_rows"_a);
+  nb::class_<Worker>(m, "Worker")
+      .def(nb::init<const Problem&, float, double, float, bool, Vector<double>, Vector<double>,
+                    Vector<std::uint8_t>>(),
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "positive_costs"_a,
+           "negative_costs"_a, "cancel"_a, nb::keep_alive<1, 2>())
+      .def("follow", &Worker::follow, "path"_a)
+      .def("solve", &Worker::solve, "labels"_a, "drain"_a)
+      .def("take", &Worker::take, "features"_a, "weights"_a);
+}
+
+}  // namespace dismec::bind

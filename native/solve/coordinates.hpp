@@ -1,0 +1,305 @@
+// One label's working set, and how exact to be → its weights there under the L1 penalty: features
+// are chosen, swept (sweeps.hpp) and chosen again, until the gap is small.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "solve/group.hpp"
+#include "solve/rows.hpp"
+#include "solve/sweeps.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+namespace coordinate_limits {
+// So many features that break the optimality condition come in at a time, or as many as have
+// weights.
+inline constexpr std::int64_t kGrowth = 64;
+// Chosen features are swept until what they break the condition by is this share of what all did.
+inline constexpr double kSweepReduction = 0.1;
+inline constexpr double kLeastReduction = 1e-4;
+// The sub-problem is solved to this share of the goal; the rest is for rows outside.
+inline constexpr double kShare = 0.5;
+// Or until the gap is this share of what it was: more rows are about to come in.
+inline constexpr double kReduction = 0.01;
+// With a gain of less than this share of the goal it is the rounding that keeps the gap open.
+inline constexpr double kStalled = 1e-3;
+}  // namespace coordinate_limits
+
+/// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
+/// for each stand-in.
+struct CoordinateScratch {
+  std::vector<double> slack;  // 1 − s_i·w·x_i
+  std::vector<float> gradient, scaled, sums;
+  std::vector<std::int32_t> chosen;    // features
+  std::vector<std::int32_t> place_of;  // in `chosen`, −1 for others
+  Columns columns;                     // of the chosen
+  /// An entry on its way to its column.
+  struct Found {
+    std::int32_t place;
+    Entry entry;
+  };
+  std::vector<Found> found;
+  std::vector<std::int64_t> next;
+  SweepScratch sweeps;
+};
+
+/// Minimises f_W(w) = ‖w‖₁ + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
+/// from set.w, where `mean` is that of the n_out rows outside. A group of these stands apart: it
+/// has a mean of its own, and the rest has another.
+class CoordinateSolver {
+ public:
+  struct Minimum {
+    double objective = 0;
+    double gap = 0;           // objective less a lower bound of the least one of all rows
+    double gap_here = 0;      // less a lower bound of the least one of the sub-problem
+    double outside_loss = 0;  // C·Σ slack² of the rows that stand in
+    int steps = 0;            // sweeps
+    bool reached = false;     // the goal
+    bool stalled = false;     // rounding leaves nothing to gain
+  };
+
+  CoordinateSolver(WorkingSet& set, const Group& group, const Transformed& X,
+                   const Summary& summary, float C, CoordinateScratch& scratch)
+      : set_(set),
+        group_sums_(group.sums),
+        X_(X),
+        summary_(summary),
+        C_(C),
+        factor_(set.factor(X)),
+        s_(scratch) {
+    const auto stand_in = [](std::int64_t n) {
+      const double root = std::sqrt(static_cast<double>(n));
+      return StandIn{root, n > 0 ? 1 / root : 0.0};
+    };
+    rest_ = stand_in(set.n_outside - group.size);
+    group_ = stand_in(group.size);
+    s_.sums.resize(set.w.size());
+    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+      s_.sums[f] = static_cast<float>(summary.sums[set.feature(f)]) - group.sums[f];
+    }
+    s_.sums.back() = static_cast<float>(summary.sums.back()) - group.sums.back();
+    s_.place_of.assign(set.w.size(), -1);
+  }
+
+  /// Until the gap is down to the goal, a share of the objective, or so much smaller than it was
+  /// that it is time to look at the other rows again.
+  template <typename Stop>
+  Minimum minimise(double goal, const Stop& stop) {
+    using namespace coordinate_limits;
+    Minimum result;
+    double far_enough = 0;
+    double reduction = kSweepReduction;
+    double before = std::numeric_limits<double>::infinity();
+    find_slack();
+    for (;;) {
+      find_gradient();
+      measure(result);
+      if (result.steps == 0) far_enough = kReduction * result.gap_here;
+      result.reached = result.gap_here <= kShare * goal * result.objective;
+      if (result.reached || result.gap_here <= far_enough) break;
+      if (before - result.objective <= kStalled * goal * result.objective) {
+        result.stalled = reduction < kLeastReduction;
+        reduction *= kSweepReduction;
+      }
+      if (result.stalled || result.steps >= sweep_limits::kSweeps || stop()) break;
+      before = result.objective;
+      const double limit = reduction * choose();
+      gather_entries();
+      Sweeps(s_.columns, s_.slack, C_, s_.sweeps).descend(limit, result.steps, stop);
+      for (std::size_t c = 0; c < s_.chosen.size(); ++c) {
+        set_.w[s_.chosen[c]] = static_cast<float>(s_.columns.w[c]);
+        s_.place_of[s_.chosen[c]] = -1;
+      }
+    }
+    return result;
+  }
+
+ private:
+  /// A row for n others: √n times their mean, so that its squared slack counts n times.
+  struct StandIn {
+    double root;   // √n
+    double share;  // 1/√n
+  };
+
+  std::int64_t n_rows() const { return set_.size() + 2; }
+  std::int64_t rest() const { return set_.size(); }
+  std::int64_t group() const { return set_.size() + 1; }
+  double active(std::int64_t row) const { return std::max(0.0, s_.slack[row]); }
+
+  void find_slack() {
+    s_.slack.resize(n_rows());
+    const double sum = each_score(set_, X_, set_.w, s_.scaled, [&](std::int64_t i, float score) {
+      s_.slack[i] = 1 - set_.signed_root(i) * score;
+    });
+    s_.slack[rest()] = rest_.root + rest_.share * (inner(s_.sums, set_.w) - sum);
+    s_.slack[group()] = group_.root + group_.share * inner(group_sums_, set_.w);
+  }
+
+  /// 2C·X_Iᵀ(X_I w − s_I) over the active rows I.
+  void find_gradient() {
+    const std::size_t n = set_.w.size();
+    const std::int64_t m = set_.size();
+    const auto twoC = static_cast<float>(2 * C_);
+    const auto of_rest = static_cast<float>(twoC * active(rest()) * rest_.share);
+    const auto of_group = static_cast<float>(twoC * active(group()) * group_.share);
+    s_.gradient.assign(n, 0.0F);
+    double total = 0;
+    for (std::int64_t i = 0; i < m; ++i) {
+      const auto slack = static_cast<float>(active(i));
+      const float t = -twoC * set_.signed_root(i) * slack - of_rest;
+      if (t == 0) continue;
+      add_scaled(t, set_.row(X_, i), s_.gradient.data());
+      total += t;
+    }
+    for (std::size_t j = 0; j < factor_.size(); ++j) s_.gradient[j] *= factor_[j];
+    s_.gradient.back() = static_cast<float>(total * X_.bias);
+    const auto add = [&](float t, const std::vector<float>& sums) {
+      if (t == 0) return;
+      for (std::size_t j = 0; j < n; ++j) s_.gradient[j] = fused(t, sums[j], s_.gradient[j]);
+    };
+    add(of_rest, s_.sums);
+    add(of_group, group_sums_);
+  }
+
+  /// Objective and gap. The dual problem is
+  ///     max_α Σ_i α_i − α_i²/4C  where α ≥ 0 and |Σ_i α_i·s_i·x_ij| ≤ 1 for every feature j,
+  /// and α_i = 2C·slack_i, divided by the largest of these sums, is one of its points. Rows outside
+  /// have the slack of their mean.
+  void measure(Minimum& result) const {
+    double loss = 0;
+    double slacks = rest_.root * active(rest()) + group_.root * active(group());
+    for (std::int64_t i = 0; i < set_.size(); ++i) slacks += active(i);
+    for (std::int64_t i = 0; i < n_rows(); ++i) loss += active(i) * active(i);
+    double norm = 0;
+    for (const float w : set_.w) norm += std::abs(w);
+    double largest = 1;
+    for (const float g : s_.gradient) largest = std::max(largest, std::abs(double{g}));
+    result.objective = norm + C_ * loss;
+    const auto gap = [&](double divisor) {
+      return result.objective - C_ * (2 * slacks - loss / divisor) / divisor;
+    };
+    result.gap_here = gap(largest);
+    // Features that the set has not: not for this sub-problem to mend.
+    const double outside = std::max(active(rest()) * rest_.share, active(group()) * group_.share);
+    if (outside > 0 && set_.compact) {
+      largest = std::max(largest, 2 * C_ * outside * largest_sum_elsewhere());
+    }
+    result.gap = gap(largest);
+    result.outside_loss =
+        C_ * (active(rest()) * active(rest()) + active(group()) * active(group()));
+  }
+
+  /// max_j Σ_i |x_ij| over the features that no row of the set has.
+  double largest_sum_elsewhere() const {
+    s_.scaled = summary_.magnitudes;
+    for (const auto j : set_.features) s_.scaled[j] = 0;
+    return s_.scaled.empty() ? 0 : *std::max_element(s_.scaled.begin(), s_.scaled.end());
+  }
+
+  /// Chooses the features that have weights, and those of the others that break the optimality
+  /// condition most; returns by how much all features break it.
+  double choose() {
+    using namespace coordinate_limits;
+    auto& chosen = s_.chosen;
+    chosen.clear();
+    double broken = 0;
+    const auto last = static_cast<std::int32_t>(set_.w.size()) - 1;
+    for (std::int32_t f = 0; f < last; ++f) {
+      broken += breach(set_.w[f], s_.gradient[f]);
+      if (set_.w[f] != 0) chosen.push_back(f);
+    }
+    const std::int64_t n_weights = std::ssize(chosen);
+    for (std::int32_t f = 0; f < last; ++f) {
+      if (set_.w[f] == 0 && std::abs(s_.gradient[f]) > 1) chosen.push_back(f);
+    }
+    const std::int64_t most = n_weights + std::max(kGrowth, n_weights);
+    if (std::ssize(chosen) > most) {
+      const auto steeper = [&](std::int32_t a, std::int32_t b) {
+        const float left = std::abs(s_.gradient[a]);
+        const float right = std::abs(s_.gradient[b]);
+        return left > right || (left == right && a < b);
+      };
+      std::nth_element(chosen.begin() + n_weights, chosen.begin() + most, chosen.end(), steeper);
+      chosen.resize(most);
+    }
+    std::sort(chosen.begin(), chosen.end());
+    if (X_.bias != 0) {
+      broken += breach(set_.w.back(), s_.gradient.back());
+      chosen.push_back(last);
+    }
+    return broken;
+  }
+
+  /// Copies the columns of the chosen features, with the stand-ins as their last rows.
+  void gather_entries() {
+    const auto n = static_cast<std::int32_t>(s_.chosen.size());
+    const std::int64_t m = set_.size();
+    Columns& columns = s_.columns;
+    columns.has_bias = X_.bias != 0;
+    for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
+    // Row by row first, then put in order of the features; the bias is the last of them.
+    s_.found.clear();
+    columns.starts.assign(n + 1, 0);
+    const auto take = [&](std::int32_t place, std::int64_t i, float value) {
+      s_.found.push_back({place, {static_cast<std::int32_t>(i), value}});
+      ++columns.starts[place + 1];
+    };
+    const std::int32_t* place_of = s_.place_of.data();
+    const auto take_row = [&](std::int64_t i, const Row& x, const auto* index) {
+      const float scale = x.scale * set_.signed_root(i);
+      for (std::int64_t k = 0; k < x.size; ++k) {
+        const std::int32_t place = place_of[index[k]];
+        if (place < 0) continue;
+        take(place, i, scale * x.value[k] * (factor_.empty() ? 1.0F : factor_[index[k]]));
+      }
+    };
+    for (std::int64_t i = 0; i < m; ++i) {
+      const Row x = set_.row(X_, i);
+      x.narrow ? take_row(i, x, x.narrow) : take_row(i, x, x.index);
+      if (columns.has_bias) take(n - 1, i, set_.signed_root(i) * X_.bias);
+    }
+    for (std::int32_t c = 0; c < n; ++c)
+      columns.starts[c + 1] += columns.starts[c] + 2;  // the stand-ins
+    columns.entries.resize(columns.starts[n]);
+    s_.next.assign(columns.starts.begin(), columns.starts.end() - 1);
+    for (const auto& found : s_.found) columns.entries[s_.next[found.place]++] = found.entry;
+    columns.w.resize(n);
+    columns.squares.resize(n);
+    for (std::int32_t c = 0; c < n; ++c) {
+      double sum = 0;
+      double squares = 0;
+      for (std::int64_t k = columns.starts[c]; k < s_.next[c]; ++k) {
+        const double x = columns.entries[k].value;
+        sum += set_.signed_root(columns.entries[k].row) * x;
+        squares += x * x;
+      }
+      const std::int32_t f = s_.chosen[c];
+      const double of_rest = rest_.share * (s_.sums[f] - sum);
+      const double of_group = group_.share * group_sums_[f];
+      columns.entries[s_.next[c]] = {static_cast<std::int32_t>(rest()),
+                                     static_cast<float>(-of_rest)};
+      columns.entries[s_.next[c] + 1] = {static_cast<std::int32_t>(group()),
+                                         static_cast<float>(-of_group)};
+      columns.squares[c] = squares + of_rest * of_rest + of_group * of_group;
+      columns.w[c] = set_.w[s_.chosen[c]];
+    }
+  }
+
+  WorkingSet& set_;
+  const std::vector<float>& group_sums_;
+  const Transformed& X_;
+  const Summary& summary_;
+  double C_;
+  std::span<const float> factor_;
+  CoordinateScratch& s_;
+  StandIn rest_;
+  StandIn group_;
+};
+
+}  // namespace dismec::solve

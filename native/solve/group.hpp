@@ -1,0 +1,49 @@
+// Rows outside a working set → their sum: what the L1 penalty's second stand-in is made of.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "solve/rows.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+/// Some of the rows outside a set, which stand together apart from the rest.
+struct Group {
+  std::int64_t size = 0;
+  std::vector<float> sums;  // Σ x over these, for the entries of set.w
+};
+
+/// Makes these rows the group, in place of those that it had.
+inline void assign(Group& group, std::span<const std::int32_t> rows, const WorkingSet& set,
+                   const Transformed& X, SetMemory& memory) {
+  group.size = std::ssize(rows);
+  group.sums.assign(set.w.size(), 0.0F);
+  if (rows.empty()) return;
+  float* sums = group.sums.data();
+  std::vector<std::int32_t>& local_of = memory.local_of;
+  if (!set.compact) {
+    for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
+    for (std::size_t j = 0; j < X.idf.size(); ++j) sums[j] *= X.idf[j];
+  } else {
+    // Features that the set has not go to the place of the bias.
+    const auto last = static_cast<std::int32_t>(set.features.size());
+    for (std::int32_t f = 0; f < last; ++f) local_of[set.features[f]] = f;
+    for (const auto r : rows) {
+      const Row x = row_of(X, r);
+      for (std::int64_t k = 0; k < x.size; ++k) {
+        const std::int32_t f = local_of[x.index[k]];
+        sums[f < 0 ? last : f] += x.scale * x.value[k];
+      }
+    }
+    for (std::int32_t f = 0; f < last; ++f) {
+      local_of[set.features[f]] = -1;
+      if (!X.idf.empty()) sums[f] *= X.idf[set.features[f]];
+    }
+  }
+  group.sums.back() = X.bias * static_cast<float>(group.size);
+}
+
+}  // namespace dismec::solve

@@ -1,0 +1,44 @@
+// A size → a table of zeros that is quick to read all over.
+#pragma once
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace dismec::solve {
+
+/// Numbers, at first 0, in huge pages where the system has them and there are enough to fill some:
+/// else most of what a look-up costs is to find its page.
+template <typename T>
+class HugeArray {
+ public:
+  explicit HugeArray(std::int64_t size) {
+    constexpr std::size_t kPage = std::size_t{1} << 21;
+    const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T);
+    const std::size_t unit = wanted >= 4 * kPage ? kPage : 64;
+    const std::size_t bytes = (wanted / unit + 1) * unit;
+    data_.reset(static_cast<T*>(std::aligned_alloc(unit, bytes)));
+    if (data_ == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    if (unit == kPage) madvise(data_.get(), bytes, MADV_HUGEPAGE);
+#endif
+    std::memset(data_.get(), 0, wanted);
+  }
+
+  T& operator[](std::int64_t i) { return data_.get()[i]; }
+  T* data() { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data_;
+};
+
+}  // namespace dismec::solve

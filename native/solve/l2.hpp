@@ -1,0 +1,119 @@
+// The penalty ½‖w‖²: a label's working set and what a pass has found → whether it is solved, and if
+// not, a better one. docs/solver.md says why the result is the optimum over all rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "solve/full_pass.hpp"
+#include "solve/penalty.hpp"
+#include "solve/rows.hpp"
+#include "solve/subspace.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+class L2 {
+ public:
+  static constexpr std::int32_t kMostSteps = std::numeric_limits<std::int32_t>::max();
+
+  struct State {
+    Goal goal;
+    SubspaceSolver::Minimum minimum;
+  };
+
+  L2(const Transformed& X, const Summary& summary, double tolerance)
+      : X_(X), summary_(summary), tolerance_(tolerance) {}
+
+  void begin(State& state, const WorkingSet& set, float C, bool on_path) {
+    state.goal = goal_of(set, C);
+    state.goal.trial = on_path;
+  }
+
+  template <typename Stop>
+  std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
+    state.minimum = SubspaceSolver(set, X_, summary_, C, scratch_).minimise(state.goal, stop);
+    return state.minimum.steps;
+  }
+
+  std::int64_t wanted(const State&, const WorkingSet& set) const { return room(set); }
+
+  /// Whether the gradient over all rows is small enough, or rounding leaves nothing to gain.
+  Verdict judge(const State& state, const WorkingSet& set, float C, FullPass& pass,
+                int slot) const {
+    const SubspaceSolver::Minimum& minimum = state.minimum;
+    // With more violators than can be taken in the label is not done, and which are worst is known
+    // well enough.
+    const bool more = pass.more(slot);
+    if (!more) pass.rescore(slot, set);
+    const std::vector<Violator>& violators = pass.violators(slot);
+    double violation = 0;
+    double loss = 0;
+    for (const Violator& v : violators) {
+      const double slack = std::max(0.0, 1.0 + v.score);
+      violation += slack;
+      loss += slack * slack;
+    }
+    violation *= set.cost.negative;
+    loss *= set.cost.negative;
+    // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
+    // their stand-in, which counts in the other only.
+    const double stand_in =
+        minimum.mean_slack * static_cast<double>(set.n_outside) * set.cost.negative;
+    const double bound =
+        minimum.gradient_norm + 2.0 * C * summary_.longest * (violation + stand_in);
+    const double stand_in_loss = minimum.mean_slack * stand_in;
+    Verdict verdict;
+    verdict.objective = minimum.objective + C * (loss - stand_in_loss);
+    const double allowed = state.goal.gradient_allowed(verdict.objective);
+    verdict.gradient = bound == 0 ? 0.0 : bound / allowed;
+    // A step is impossible where rounding leaves nothing to gain.
+    const bool stuck = violators.empty() && minimum.steps == 0;
+    verdict.done = (verdict.gradient <= 1 && minimum.reached && !more) || stuck;
+    return verdict;
+  }
+
+  void grow(State&, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
+    take_worst(set, X_, pass.violators(slot), memory);
+  }
+
+  void follow(State& state, float ratio) const { state.goal.liblinear *= ratio; }
+
+ private:
+  /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
+  /// ∇f(0) = 2C·(b·Σ_all x − (a + b)·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the
+  /// positives.
+  Goal goal_of(const WorkingSet& set, float C) {
+    const auto factor = set.factor(X_);
+    const auto pos = static_cast<double>(set.size());
+    const auto neg = static_cast<double>(set.n_outside);
+    std::vector<float>& sums = scratch_.gathered;
+    sums.assign(set.w.size(), 0.0F);
+    for (std::int64_t i = 0; i < set.size(); ++i) add_scaled(1, set.row(X_, i), sums.data());
+    const double b = set.cost.negative;
+    const double both = set.cost.positive + b;
+    double squared = b * b * summary_.sums_squared;
+    const auto count = [&](double all, double positive) {
+      squared += both * positive * (both * positive - 2 * b * all);
+    };
+    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+      count(summary_.sums[set.feature(f)], sums[f] * (factor.empty() ? 1.0 : factor[f]));
+    }
+    count(summary_.sums.back(), pos * X_.bias);
+    const double at_zero = 2 * C * std::sqrt(std::max(squared, 0.0));
+    const double rarer = std::max(std::min(pos, neg), 1.0);
+    return {tolerance_ * rarer / (pos + neg) * at_zero, 0.1 * tolerance_};
+  }
+
+  const Transformed& X_;
+  const Summary& summary_;
+  double tolerance_;
+  SubspaceScratch scratch_;
+};
+
+static_assert(Penalty<L2>);
+
+}  // namespace dismec::solve

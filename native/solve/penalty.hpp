@@ -1,0 +1,58 @@
+// What the solver asks of a penalty, and what penalties share.
+//
+// A penalty is one type (l2.hpp, l1.hpp) that holds all that is specific to it. Its `State` is what
+// it knows of one label on its way; the numbers are those of a round in docs/solver.md.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <vector>
+
+#include "solve/full_pass.hpp"
+#include "solve/rows.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+/// What is known of a label after a pass.
+struct Verdict {
+  double objective = 0;  // over all rows
+  double gradient = 0;   // as SolvedLabel has it
+  bool done = false;     // solved, or rounding leaves nothing to gain
+};
+
+/// How many violators a working set may take in: at least this many, or as many as it has rows.
+inline constexpr std::int64_t kGrowth = 256;
+inline std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.size()); }
+
+/// Takes the worst violators into the set, as many as it has room for.
+inline void take_worst(WorkingSet& set, const Transformed& X, std::vector<Violator>& violators,
+                       SetMemory& memory) {
+  keep_worst(violators, room(set));
+  std::vector<std::int32_t> added;
+  for (const Violator& v : violators) added.push_back(v.row);
+  std::sort(added.begin(), added.end());
+  append(set, X, added, memory);
+}
+
+template <typename P>
+concept Penalty = requires(P penalty, typename P::State state, WorkingSet set, float C,
+                           FullPass pass, int slot, SetMemory memory, bool (*stop)()) {
+  // A label has given up after so many steps.
+  { P::kMostSteps } -> std::convertible_to<std::int32_t>;
+  // The set holds the positives; on a path of several C the goal is less strict.
+  penalty.begin(state, set, C, /*on_path=*/true);
+  // 1. Moves set.w to the minimum of f_W, or so far that it is time for a pass; returns the steps.
+  { penalty.minimise(state, set, C, stop) } -> std::same_as<std::int32_t>;
+  // 2. How many violators the pass should report at least.
+  { penalty.wanted(state, set) } -> std::same_as<std::int64_t>;
+  // 3. Whether w is good enough over all rows.
+  { penalty.judge(state, set, C, pass, slot) } -> std::same_as<Verdict>;
+  // 4. Takes violators into the set.
+  penalty.grow(state, set, pass, slot, memory);
+  // On a path, C has become so many times as large.
+  penalty.follow(state, /*ratio=*/C);
+};
+
+}  // namespace dismec::solve

@@ -1,0 +1,154 @@
+// X as it is stored and its transform → rows as classifiers see them, read in place, their products
+// with dense vectors, and what is known of all rows together.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "csr.hpp"
+#include "solve/lanes.hpp"
+
+namespace dismec::solve {
+
+/// Dense vectors are walked in steps of so many floats.
+inline constexpr std::int64_t kStride = 4 * kLanes;
+
+/// Row i is scale_i · (x_i ∘ idf), followed by the bias feature at index n_features.
+struct Transformed {
+  Csr x;
+  std::span<const float> scale;
+  std::span<const float> idf;  // empty: all ones
+  float bias = 1.0F;
+
+  std::int64_t size() const { return x.n_rows(); }
+  std::int64_t n_features() const { return x.n_columns; }
+};
+
+/// One row without the bias: scale · value[k] at place index[k], or narrow[k] if there is that.
+struct Row {
+  const float* value;
+  const std::int32_t* index;
+  const std::uint16_t* narrow;
+  std::int32_t size;
+  float scale;
+};
+
+inline Row row_of(const Transformed& X, std::int64_t i) {
+  const std::int64_t begin = X.x.indptr[i];
+  return {X.x.values.data() + begin, X.x.indices.data() + begin, nullptr,
+          static_cast<std::int32_t>(X.x.nnz(i)), X.scale[i]};
+}
+
+/// a · b of two dense vectors, n a multiple of kStride, in chains that the CPU can overlap.
+inline float inner(const float* a, const float* b, std::int64_t n) {
+  Lanes sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
+  for (std::int64_t k = 0; k < n; k += kStride) {
+    for (int q = 0; q < 4; ++q) {
+      sums[q] = fused(load(a + k + q * kLanes), load(b + k + q * kLanes), sums[q]);
+    }
+  }
+  return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+/// a · b of two dense vectors of one size; single precision only within short stretches.
+inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
+  constexpr std::int64_t kStretch = 16 * kStride;
+  const auto n = static_cast<std::int64_t>(a.size());
+  const std::int64_t whole = n / kStride * kStride;
+  double sum = 0;
+  for (std::int64_t k = 0; k < whole; k += kStretch) {
+    sum += inner(a.data() + k, b.data() + k, std::min(kStretch, whole - k));
+  }
+  for (std::int64_t k = whole; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
+  return sum;
+}
+
+/// Σ_k value[k] · w[index[k]], in chains that the CPU can overlap.
+template <typename Index>
+float dot(const float* value, const Index* index, std::int64_t size, const float* w) {
+  float a = 0;
+  float b = 0;
+  float c = 0;
+  float d = 0;
+  std::int64_t k = 0;
+  for (; k + 4 <= size; k += 4) {
+    a = fused(value[k], w[index[k]], a);
+    b = fused(value[k + 1], w[index[k + 1]], b);
+    c = fused(value[k + 2], w[index[k + 2]], c);
+    d = fused(value[k + 3], w[index[k + 3]], d);
+  }
+  for (; k < size; ++k) a = fused(value[k], w[index[k]], a);
+  return (a + b) + (c + d);
+}
+
+/// w[index[k]] += t · value[k], four at a time, loads before stores: a row's features are distinct,
+/// which only we know.
+template <typename Index>
+void add_scaled(float t, const float* value, const Index* index, std::int64_t size, float* w) {
+  std::int64_t k = 0;
+  for (; k + 4 <= size; k += 4) {
+    float* a = w + index[k];
+    float* b = w + index[k + 1];
+    float* c = w + index[k + 2];
+    float* d = w + index[k + 3];
+    const float va = fused(t, value[k], *a);
+    const float vb = fused(t, value[k + 1], *b);
+    const float vc = fused(t, value[k + 2], *c);
+    const float vd = fused(t, value[k + 3], *d);
+    *a = va;
+    *b = vb;
+    *c = vc;
+    *d = vd;
+  }
+  for (; k < size; ++k) w[index[k]] = fused(t, value[k], w[index[k]]);
+}
+
+/// x · w
+inline float dot(const Row& x, const float* w) {
+  return x.scale *
+         (x.narrow ? dot(x.value, x.narrow, x.size, w) : dot(x.value, x.index, x.size, w));
+}
+
+/// w += t · x
+inline void add_scaled(float t, const Row& x, float* w) {
+  t *= x.scale;
+  x.narrow ? add_scaled(t, x.value, x.narrow, x.size, w)
+           : add_scaled(t, x.value, x.index, x.size, w);
+}
+
+/// What the solver needs to know of all rows together.
+struct Summary {
+  std::vector<double> sums;       // Σ_i x_i, bias last
+  std::vector<float> magnitudes;  // Σ_i |x_i|, no bias
+  double sums_squared = 0;        // ‖Σ_i x_i‖²
+  double longest = 0;             // max ‖x_i‖
+};
+
+inline Summary summarise(const Transformed& X) {
+  Summary summary;
+  summary.sums.assign(X.n_features() + 1, 0.0);
+  summary.magnitudes.assign(X.n_features(), 0.0F);
+  double longest_squared = 0;
+  for (std::int64_t i = 0; i < X.size(); ++i) {
+    const Row x = row_of(X, i);
+    double squared = 0;
+    for (std::int64_t k = 0; k < x.size; ++k) {
+      const double idf = X.idf.empty() ? 1.0 : X.idf[x.index[k]];
+      const double v = static_cast<double>(x.scale) * x.value[k] * idf;
+      summary.sums[x.index[k]] += v;
+      summary.magnitudes[x.index[k]] += static_cast<float>(std::abs(v));
+      squared += v * v;
+    }
+    longest_squared = std::max(longest_squared, squared);
+  }
+  const double bias = X.bias;
+  summary.sums[X.n_features()] = bias * static_cast<double>(X.size());
+  for (const double s : summary.sums) summary.sums_squared += s * s;
+  summary.longest = std::sqrt(longest_squared + bias * bias);
+  return summary;
+}
+
+}  // namespace dismec::solve

@@ -1,0 +1,246 @@
+// Labels, their positives and costs → pruned weights: for each label
+//     min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)²
+// where a positive row costs a and a negative one b; or with ‖w‖₁ in place of ½‖w‖².
+//
+// A label is solved in rounds on a working set, which are numbered as in docs/solver.md. What
+// depends on the penalty is in l2.hpp and l1.hpp.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "csr.hpp"
+#include "solve/full_pass.hpp"
+#include "solve/penalty.hpp"
+#include "solve/rows.hpp"
+#include "solve/solved_label.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+struct SolverOptions {
+  float C = 1.0F;
+  double tolerance = 0.01;  // LIBLINEAR's ε
+  float delta = 0.01F;      // weights below are dropped
+};
+
+/// What the losses of positive and negative rows are multiplied by, one number per label.
+struct Costs {
+  std::span<const double> positive, negative;
+  Cost of(std::int64_t label) const { return {positive[label], negative[label]}; }
+};
+
+namespace solver_limits {
+inline constexpr int kPasses = 1000;
+// Labels are begun while the working sets of a thread are expected to take less than this.
+inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
+}  // namespace solver_limits
+
+/// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
+/// depends on nothing but X, its positives, its costs and the options.
+template <Penalty P>
+class Solver {
+ public:
+  /// Row l of `positives` are the rows of X that have label l.
+  Solver(const Transformed& X, const Summary& summary, const Csr& positives, const Costs& costs,
+         const SolverOptions& options)
+      : X_(X),
+        positives_(positives),
+        costs_(costs),
+        options_(options),
+        penalty_(X, summary, options.tolerance),
+        pass_(X, summary),
+        memory_(X.n_features()) {}
+
+  /// Solves every label at these C one after the other instead of at the one C of the options, each
+  /// from the solution at the first or at the last before it, whichever C is nearer. They are above
+  /// 0; to be called before the first label. It is enough here that the gap is certain, or that it
+  /// is nearly so and LIBLINEAR's rule holds.
+  void follow(std::span<const float> path) { path_.assign(path.begin(), path.end()); }
+
+  /// Takes labels in and returns what is done, in the order in which it was. Labels that are still
+  /// on their way when no more wait stay for the next call, unless `drain` is set: so that slots do
+  /// not run empty between calls. `stop()` is asked often; once it is true results are incomplete.
+  template <typename Stop>
+  std::vector<SolvedLabel> solve(std::span<const std::int64_t> labels, bool drain,
+                                 const Stop& stop) {
+    std::vector<SolvedLabel> solved;
+    for (;;) {
+      labels = labels.subspan(fill_slots(labels, solved));
+      if (running_ == 0 || stop() || (labels.empty() && !drain)) return solved;
+
+      // Round, 1: each label is minimised on its working set.
+      each_running([&](int slot, Task& task) {
+        task.out.seconds += timed([&] { minimise(slot, task, stop); });
+      });
+
+      // Round, 2: all rows are scored, for all labels at once.
+      const double share = timed([&] { pass_.run(stop); }) / running_;
+
+      each_running([&](int slot, Task& task) {
+        task.out.seconds += share;
+        // Round, 3: a label whose bound over all rows is small enough is done.
+        if (judge(slot, task)) {
+          collect(task.set, X_.n_features(), options_.delta, order_, task.out);
+          solved.push_back(std::move(task.out));
+          if (!advance(slot, task, solved.back().place + 1)) close(slot, task);
+          return;
+        }
+        // Round, 4: the others take in the worst of the rows inside their margin.
+        grow(slot, task);
+      });
+    }
+  }
+
+ private:
+  /// One label on its way through the rounds.
+  struct Task {
+    std::int64_t label = -1;  // −1: the slot is idle
+    float C = 0;
+    WorkingSet set;
+    typename P::State state;
+    std::int64_t bytes = 0;  // counted for the set
+    SolvedLabel out;
+    // On a path of several C the weights at the first, for the features that the set then had.
+    std::vector<float> first = {};
+    bool first_compact = true;
+  };
+
+  template <typename Work>
+  void each_running(const Work& work) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (tasks_[slot].label >= 0) work(slot, tasks_[slot]);
+    }
+  }
+
+  /// Gives labels to idle slots while there is memory for them; returns how many.
+  std::int64_t fill_slots(std::span<const std::int64_t> labels, std::vector<SolvedLabel>& solved) {
+    std::int64_t next = 0;
+    for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
+      if (tasks_[slot].label >= 0) continue;
+      const auto positives = positives_.columns(labels[next]);
+      if (running_ > 0 && bytes_ + expected_bytes(positives) > solver_limits::kBytes) break;
+      if (positives.empty()) {
+        solved.push_back(SolvedLabel{.label = labels[next]});
+        --slot;  // it is still free
+      } else {
+        start(slot, tasks_[slot], labels[next], positives);
+      }
+      ++next;
+    }
+    return next;
+  }
+
+  void start(int slot, Task& task, std::int64_t label, std::span<const std::int32_t> positives) {
+    task.label = label;
+    task.C = path_.empty() ? options_.C : path_.front();
+    ++running_;
+    count_bytes(task, expected_bytes(positives));
+    task.out = SolvedLabel{.label = label};
+    begin(task.set, X_, positives, costs_.of(label), memory_);
+    penalty_.begin(task.state, task.set, task.C, !path_.empty());
+    pass_.join(slot, positives);
+  }
+
+  template <typename Stop>
+  void minimise(int slot, Task& task, const Stop& stop) {
+    task.out.steps += penalty_.minimise(task.state, task.set, task.C, stop);
+    pass_.set_weights(slot, task.set, penalty_.wanted(task.state, task.set));
+  }
+
+  /// Whether the label is done, or given up.
+  bool judge(int slot, Task& task) {
+    const Verdict verdict = penalty_.judge(task.state, task.set, task.C, pass_, slot);
+    task.out.objective = verdict.objective;
+    task.out.gradient = verdict.gradient;
+    ++task.out.passes;
+    return verdict.done || task.out.passes >= solver_limits::kPasses ||
+           task.out.steps >= P::kMostSteps;
+  }
+
+  void grow(int slot, Task& task) {
+    const std::int64_t before = task.set.size();
+    penalty_.grow(task.state, task.set, pass_, slot, memory_);
+    count_bytes(task, std::max(task.bytes, task.set.bytes));
+    pass_.join(slot, std::span<const std::int32_t>(task.set.rows).subspan(before));
+  }
+
+  /// Goes on with the label at the C of that place on the path, if there is one.
+  bool advance(int slot, Task& task, std::int32_t place) {
+    if (place >= std::ssize(path_)) return false;
+    grow(slot, task);
+    const auto distance = [&](float C) { return std::abs(std::log(path_[place] / C)); };
+    if (place == 1) {
+      task.first = task.set.w;
+      task.first_compact = task.set.compact;
+    } else if (distance(path_[0]) < distance(task.C) && task.first_compact == task.set.compact) {
+      // New features come after those that a set has.
+      std::vector<float>& w = task.set.w;
+      std::fill(std::copy(task.first.begin(), task.first.end() - 1, w.begin()), w.end(), 0.0F);
+      w.back() = task.first.back();
+    }
+    penalty_.follow(task.state, path_[place] / task.C);
+    task.C = path_[place];
+    task.out = SolvedLabel{.label = task.label, .place = place};
+    return true;
+  }
+
+  /// Makes the slot idle.
+  void close(int slot, Task& task) {
+    WorkingSet& set = task.set;
+    pass_.close(slot, set);
+    const auto plain = static_cast<double>(plain_bytes(set.n_positive));
+    if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes) / plain - usual_);
+    end(set, memory_);
+    task.state = {};
+    task.label = -1;
+    task.first = {};
+    --running_;
+    count_bytes(task, 0);
+  }
+
+  void count_bytes(Task& task, std::int64_t bytes) {
+    bytes_ += bytes - task.bytes;
+    task.bytes = bytes;
+  }
+
+  /// What a label's working set will take, judging by those before: the negatives that come in may
+  /// be longer or fewer than others.
+  std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
+    const double bytes = usual_ * static_cast<double>(plain_bytes(std::ssize(positives)));
+    return std::min(static_cast<std::int64_t>(bytes), kCompactBytes);
+  }
+  std::int64_t plain_bytes(std::int64_t n_positive) const {
+    const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
+    return (6 * n_positive + 2 * kGrowth) * nnz * copy_bytes(true);
+  }
+
+  template <typename Work>
+  static double timed(const Work& work) {
+    const auto begin = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+
+  const Transformed& X_;
+  Csr positives_;
+  Costs costs_;
+  SolverOptions options_;
+  std::vector<float> path_;
+  P penalty_;
+  FullPass pass_;
+  SetMemory memory_;
+  std::array<Task, kSlots> tasks_;
+  int running_ = 0;         // tasks
+  std::int64_t bytes_ = 0;  // of all of them
+  double usual_ = 1.5;      // bytes of a set, in plain_bytes
+  std::vector<Weight> order_;
+};
+
+}  // namespace dismec::solve

@@ -1,0 +1,235 @@
+// One label's working set, and how exact to be → its weights there under the L2 penalty, by steps
+// that are exact in small subspaces. The steps are numbered as in docs/solver.md.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "solve/directions.hpp"
+#include "solve/lanes.hpp"
+#include "solve/rows.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+/// How small ‖∇f(w)‖ must become.
+struct Goal {
+  double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
+  double gap = 0;        // f(w) − min f, as a share of f(w)
+  bool trial = false;    // LIBLINEAR's rule between a gap of this and of nine times as much
+
+  /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
+  double gradient_allowed(double objective) const {
+    const double certain = std::sqrt(2 * gap * objective);
+    return trial ? std::clamp(liblinear, certain, 3 * certain) : std::min(liblinear, certain);
+  }
+};
+
+namespace subspace_limits {
+inline constexpr int kSteps = 1000;
+// The sub-problem is solved to this share of the goal; the rest is for rows outside.
+inline constexpr double kShare = 0.5;
+// A set is solved until the gradient is down to this share of what it was, even if that is still
+// above the tolerance: more rows are about to come in and change it again.
+inline constexpr double kReduction = 0.003;
+// Below this the gain drowns in the rounding of single precision.
+inline constexpr double kStalled = 1e-9;
+}  // namespace subspace_limits
+
+/// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
+/// for the stand-in, and are filled up to whole vectors of lanes with rows that are never active.
+struct SubspaceScratch {
+  std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
+  std::array<Direction, kDirections> directions;
+  std::vector<float> gathered, scaled, sums;
+};
+
+/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
+///                   + C·b·n_out·max(0, 1 + w·mean)²
+/// from set.w, where `mean` is that of the n_out rows outside and b the cost of negatives.
+///
+/// Times √cost_i a row has cost 1. The mean is never formed, because mean = (Σ_all x − Σ_W
+/// x)/n_out. Times √(b·n_out) it is a row like the others, of slack √(b·n_out)·(1 + w·mean).
+class SubspaceSolver {
+ public:
+  struct Minimum {
+    double objective = 0;
+    double gradient_norm = 0;
+    double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
+    int steps = 0;
+    bool reached = false;  // the goal
+  };
+
+  SubspaceSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
+                 SubspaceScratch& scratch)
+      : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch) {
+    const double root_b = std::sqrt(set.cost.negative);
+    const double root_n = std::sqrt(static_cast<double>(set.n_outside));
+    root_ = root_b * root_n;
+    share_ = set.n_outside > 0 ? root_b / root_n : 0.0;
+    s_.sums.resize(set.w.size());
+    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+      s_.sums[f] = static_cast<float>(summary.sums[set.feature(f)]);
+    }
+    s_.sums.back() = static_cast<float>(summary.sums.back());
+  }
+
+  /// Until the goal is reached, or the gradient has become so much smaller that it is time to look
+  /// at the other rows again.
+  template <typename Stop>
+  Minimum minimise(const Goal& goal, const Stop& stop) {
+    using namespace subspace_limits;
+    Direction& gradient = s_.directions[0];
+    begin();
+    Minimum result;
+    double gain = 0;
+    double far_enough = 0;
+    for (;;) {
+      // Step 1: the gradient over the active rows.
+      const double loss = find_gradient(gradient.d);
+      result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_) / set_.cost.negative;
+      result.objective = 0.5 * inner(set_.w, set_.w) + C_ * loss;
+      result.gradient_norm = std::sqrt(inner(gradient.d, gradient.d));
+      if (result.steps == 0) far_enough = kReduction * result.gradient_norm;
+      result.reached = result.gradient_norm <= kShare * goal.gradient_allowed(result.objective);
+      if (result.reached || result.gradient_norm <= far_enough) break;
+      if (result.steps > 0 && gain <= kStalled * result.objective) break;
+      if (result.steps >= kSteps || stop()) break;
+      ++result.steps;
+      // Step 2: how every slack changes along it.
+      find_change(gradient.d, gradient.change);
+      // Step 3: the minimum over the gradient, the last two steps and the bias.
+      const auto found = subspace().minimum();
+      gain = found.gain;
+      move(found.a);
+    }
+    return result;
+  }
+
+ private:
+  void begin() {
+    const std::int64_t m = set_.size();
+    n_rows_ = (m + 1 + kLanes - 1) / kLanes * kLanes;
+    find_change(set_.w, s_.slack);
+    for (std::int64_t i = 0; i < m; ++i) s_.slack[i] += set_.root(i);
+    s_.slack[m] += static_cast<float>(root_);
+    for (int k = 1; k <= kHistory; ++k) {
+      s_.directions[k].d.assign(set_.w.size(), 0.0F);
+      s_.directions[k].change.assign(n_rows_, 0.0F);
+    }
+    auto& bias = s_.directions[kBias].change;
+    bias.assign(n_rows_, 0.0F);
+    for (std::int64_t i = 0; i < m; ++i) bias[i] = -set_.signed_root(i) * X_.bias;
+    bias[m] = static_cast<float>(root_ * X_.bias);
+  }
+
+  /// Step 2. How the slacks change along d: −√cost_i·s_i·d·x_i.
+  void find_change(const std::vector<float>& d, std::vector<float>& change) {
+    const std::int64_t m = set_.size();
+    change.assign(n_rows_, 0.0F);
+    const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
+      change[i] = -set_.signed_root(i) * score;
+    });
+    change[m] = static_cast<float>(share_ * (inner(s_.sums, d) - sum));
+  }
+
+  /// Step 1. w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
+  double find_gradient(std::vector<float>& out) {
+    const std::size_t n = set_.w.size();
+    const std::int64_t m = set_.size();
+    const float twoC = 2 * C_;
+    const float stand_in = std::max(0.0F, s_.slack[m]);
+    const auto of_outside = static_cast<float>(twoC * stand_in * share_);
+    auto& gathered = factor_.empty() ? out : s_.gathered;
+    if (factor_.empty()) {
+      out = set_.w;
+    } else {
+      gathered.assign(n, 0.0F);
+    }
+    double loss = static_cast<double>(stand_in) * stand_in;
+    double total = 0;
+    for (std::int64_t i = 0; i < m; ++i) {
+      const float slack = std::max(0.0F, s_.slack[i]);
+      const float t = -twoC * set_.signed_root(i) * slack - of_outside;
+      if (t == 0) continue;
+      loss += static_cast<double>(slack) * slack;
+      add_scaled(t, set_.row(X_, i), gathered.data());
+      total += t;
+    }
+    if (!factor_.empty()) {
+      out = set_.w;
+      for (std::size_t j = 0; j + 1 < n; ++j) out[j] += gathered[j] * factor_[j];
+    }
+    out[n - 1] += static_cast<float>(total * X_.bias);
+    if (of_outside > 0) {
+      for (std::size_t j = 0; j < n; ++j) out[j] = fused(of_outside, s_.sums[j], out[j]);
+    }
+    return loss;
+  }
+
+  /// Step 3. All that it takes to minimise over the directions, without a look at X.
+  Subspace subspace() const {
+    Subspace space{n_rows_, C_, s_.slack.data(), {}, {}, {}};
+    for (int k = 0; k < kDirections; ++k) {
+      const auto& d = s_.directions[k].d;
+      space.change[k] = s_.directions[k].change.data();
+      if (k == kBias) {
+        space.along_w[k] = set_.w.back();
+        space.products[k][k] = 1;
+        continue;
+      }
+      space.along_w[k] = inner(set_.w, d);
+      space.products[k][kBias] = space.products[kBias][k] = d.back();
+      for (int l = 0; l <= k; ++l) {
+        space.products[k][l] = space.products[l][k] = inner(d, s_.directions[l].d);
+      }
+    }
+    return space;
+  }
+
+  /// The end of step 3. w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
+  void move(const Coefficients& a) {
+    auto& directions = s_.directions;
+    const auto combine = [&](std::size_t n, auto part, float* sum) {
+      for (std::size_t j = 0; j < n; ++j) {
+        float step = 0;
+        for (int k = 0; k < kBias; ++k) {
+          step = fused(static_cast<float>(a[k]), part(k)[j], step);
+        }
+        part(kHistory)[j] = step;
+        sum[j] += step;
+      }
+    };
+    std::array<float*, kBias> d, change;
+    for (int k = 0; k < kBias; ++k) {
+      d[k] = directions[k].d.data();
+      change[k] = directions[k].change.data();
+    }
+    combine(set_.w.size(), [&](int k) { return d[k]; }, set_.w.data());
+    combine(n_rows_, [&](int k) { return change[k]; }, s_.slack.data());
+    const auto shift = static_cast<float>(a[kBias]);
+    directions[kHistory].d.back() += shift;
+    set_.w.back() += shift;
+    for (std::int64_t i = 0; i < n_rows_; ++i) {
+      const float moved = shift * directions[kBias].change[i];
+      directions[kHistory].change[i] += moved;
+      s_.slack[i] += moved;
+    }
+    std::rotate(directions.begin() + 1, directions.begin() + kHistory, directions.begin() + kBias);
+  }
+
+  WorkingSet& set_;
+  const Transformed& X_;
+  float C_;
+  std::span<const float> factor_;
+  SubspaceScratch& s_;
+  std::int64_t n_rows_ = 0;
+  double root_ = 0;   // √(b·n_out)
+  double share_ = 0;  // √(b/n_out)
+};
+
+}  // namespace dismec::solve

@@ -1,0 +1,124 @@
+"""Write unicode.hpp: what is known of characters, from the Unicode data of this Python.
+
+    python native/text/make_unicode.py > native/text/unicode.hpp
+
+The tables are part of the sources, so that a model makes the same features of a text wherever it
+runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Iterator
+from itertools import pairwise
+
+# How the names of characters begin that are written without spaces between words.
+SPACELESS = (
+    "CJK UNIFIED IDEOGRAPH",
+    "CJK COMPATIBILITY IDEOGRAPH",
+    "IDEOGRAPHIC",
+    "HIRAGANA",
+    "HENTAIGANA",
+    "KATAKANA",
+    "HALFWIDTH KATAKANA",
+    "THAI",
+    "LAO",
+    "KHMER",
+    "MYANMAR",
+)
+
+
+def kind(code: int) -> str | None:
+    """What a character is to a word."""
+    character = chr(code)
+    category = unicodedata.category(character)
+    if category in ("Mn", "Mc"):
+        return "Mark"
+    if not character.isalnum() and character != "_":
+        return None
+    name = unicodedata.name(character, "")
+    return "Spaceless" if name.startswith(SPACELESS) and category != "Nd" else "Letter"
+
+
+def lower(code: int) -> int:
+    """The lower case of a character as one character."""
+    if code == 0x130:  # İ: the dot that Python adds is for terms.hpp to write
+        return ord("i")
+    if code == 0x3C2:  # ς: which sigma it is depends on the letters around it
+        return 0x3C3
+    (result,) = chr(code).lower()
+    return ord(result)
+
+
+def ranges(wanted: str) -> Iterator[tuple[int, ...]]:
+    """First and last character of each run of a kind."""
+    codes = [code for code in range(0x110000) if kind(code) == wanted]
+    breaks = [i for i, (a, b) in enumerate(pairwise(codes), 1) if b != a + 1]
+    for begin, end in pairwise([0, *breaks, len(codes)]):
+        yield codes[begin], codes[end - 1]
+
+
+def lower_ranges() -> Iterator[tuple[int, ...]]:
+    """First, last, step and what to add: capitals in a row, or every second character."""
+    runs: list[list[int]] = []
+    for code in range(0x80, 0x110000):
+        add = lower(code) - code
+        if add == 0:
+            continue
+        if kind(code) != "Letter":
+            assert kind(code) is None, f"U+{code:04X}: terms.hpp looks for capitals among letters"
+            continue
+        if runs and add == runs[-1][3]:
+            first, last, step, _ = runs[-1]
+            if code - last == step or (first == last and code - last <= 2):
+                runs[-1][1:3] = code, code - last
+                continue
+        runs.append([code, code, 1, add])
+    yield from map(tuple, runs)
+
+
+def table(kind_of_row: str, name: str, rows: Iterator[tuple[int, ...]]) -> None:
+    """Print rows as an array, as many as fit on a line."""
+    print(f"\ninline constexpr {kind_of_row} k{name}[] = {{")
+    line = "   "
+    for row in rows:
+        numbers = [f"0x{n:X}" for n in row[:2]] + [str(n) for n in row[2:]]
+        item = " {" + ", ".join(numbers) + "},"
+        if len(line) + len(item) > 100:
+            print(line)
+            line = "   "
+        line += item
+    print(line + "\n};")
+
+
+def main() -> None:
+    """Print the header."""
+    print(
+        f"""\
+// Made by make_unicode.py from Unicode {unicodedata.unidata_version}: do not edit.
+// clang-format off
+#pragma once
+
+namespace dismec::text::unicode {{
+
+inline constexpr char kVersion[] = "{unicodedata.unidata_version}";
+
+struct Range {{
+  char32_t first, last;
+}};
+
+/// Characters first, first + step, … last, and what is added to one to make it lower case.
+struct Capitals {{
+  char32_t first, last;
+  int step, add;
+}};"""
+    )
+    for name in ("Letter", "Mark", "Spaceless"):
+        table("Range", f"{name}s" if name != "Spaceless" else name, ranges(name))
+    table("Capitals", "Capitals", lower_ranges())
+    print("\n}  // namespace dismec::text::unicode")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
