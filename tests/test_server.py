@@ -239,6 +239,35 @@ def test_rows_of_numbers_are_explained_too(files, server):
     assert {term["feature"] for term in why["terms"]} <= {feature for feature, _ in row}
 
 
+def test_text_is_a_name_first_and_then_an_id_over_http_and_on_the_command_line(files, tmp_path):
+    X, Y = random_problem()
+    names = [f"tag {i}" for i in range(Y.shape[1])]
+    names[3] = "12"
+    train(X, Y, tmp_path / "numbered", names=names)
+    row = {"features": [[1, 1.0], [5, 2.0]]}
+    for model, found in (
+        (tmp_path / "numbered", {"12": 3, "13": 13, "tag 5": 5, "0": 0}),
+        (files / "other", {"12": 12, "13": 13, "007": 7}),
+    ):
+        refused = ["40", "-1", "1.0", "tag", "", "9" * 5000]
+        command = [sys.executable, "-m", "dismec", "explain", model, "1:1 5:2", "--json"]
+        given = [option for label in found for option in ("--label", label)]
+        out = subprocess.run([*command, *given], capture_output=True, check=True).stdout
+        said = [json.loads(line) for line in out.splitlines()]
+        assert [one["label"] for one in said] == list(found.values())
+        with serving(tmp_path, model) as server:
+            assert [explain(server, **row, label=label) for label in found] == said
+            assert explain(server, **row, label=12)["label"] == 12
+            for label in refused:
+                status, _, answer = server.ask(
+                    "POST", "/explain", json.dumps({**row, "label": label})
+                )
+                assert (status, answer["error"][:22]) == (400, "the model has no label")
+                assert len(answer["error"]) < 100
+        out = subprocess.run([*command, "--label", "40"], capture_output=True, text=True)
+        assert (out.returncode, out.stderr) == (2, "dismec: the model has no label '40'\n")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

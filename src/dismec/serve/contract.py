@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Set
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,19 +93,17 @@ class Contract:
         kinds = [self.schemas[kind["$ref"].rpartition("/")[2]] for kind in schema["oneOf"]]
         return {kind["required"][0]: kind for kind in kinds}
 
-    def _checked_object(
-        self, schema: Schema, given: dict[str, Any], row: int | None = None
-    ) -> dict[str, Any]:
-        _check_keys(given, schema["properties"].keys(), row)
+    def _checked_object(self, schema: Schema, given: dict[str, Any]) -> dict[str, Any]:
+        _check_keys(given, schema["properties"])
         required = schema["required"]  # none is nullable: what is missing is refused as null is
         return {
-            key: self._checked(key, value, given.get(key), row or 0)
+            key: self._checked(key, value, given.get(key))
             if key in given or key in required
             else value.get("default")
             for key, value in schema["properties"].items()
         }
 
-    def _checked(self, key: str, schema: Schema, value: Any, row: int) -> Any:
+    def _checked(self, key: str, schema: Schema, value: Any, row: int = 0) -> Any:
         if schema.get("type") != "array":
             if not _allows(schema, value):
                 wanted = _expected(schema)
@@ -120,17 +118,20 @@ class Contract:
         kinds = self._alternatives(schema["items"])
         first = value[0] if value and isinstance(value[0], dict) else {}
         kind = next((key for key in kinds if key in first), [*kinds][-1])  # that of all rows
+        properties = kinds[kind]["properties"]
         for number, item in enumerate(value):
             if not isinstance(item, dict) or kind not in item:
                 raise DataError(f'row {number} is not an object with "{kind}"')
-        return [self._checked_object(kinds[kind], item, row) for row, item in enumerate(value)]
+            _check_keys(item, properties, number)
+            self._checked(kind, properties[kind], item[kind], number)  # the only key of a row
+        return value
 
 
-def _check_keys(given: dict[str, Any], known: Set[str], row: int | None = None) -> None:
-    if not given.keys() <= known:
-        key = next(key for key in given if key not in known)
-        where = "the request" if row is None else f"row {row}"
-        raise DataError(f"{where} has an unknown key {reprlib.repr(key)}")
+def _check_keys(given: dict[str, Any], known: Collection[str], row: int | None = None) -> None:
+    for key in given:
+        if key not in known:
+            where = "the request" if row is None else f"row {row}"
+            raise DataError(f"{where} has an unknown key {reprlib.repr(key)}")
 
 
 def _named(key: str, row: int) -> str:
