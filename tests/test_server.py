@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 
 from conftest import LABELS, random_problem
 from dismec import DataError, TrainingParams, open_model, train
-from dismec.serve.api import Limits, parse_query, parse_question
+from dismec.serve.contract import Contract, Limits
+from dismec.serve.queries import parse
 from servers import TIMEOUT, exchange, received, serving, wait_until
+
+CONTRACT = Contract(Limits())
 
 
 def features(X, i):
@@ -37,6 +40,11 @@ def files(tmp_path_factory):
     train(X, Y, directory / "named", names=[f"tag {i} é" for i in range(Y.shape[1])])
     train(X, Y, directory / "other", TrainingParams(C=0.1))
     return directory
+
+
+@pytest.fixture(scope="module")
+def named(files):
+    return open_model(files / "named")
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +239,35 @@ def test_rows_of_numbers_are_explained_too(files, server):
     assert {term["feature"] for term in why["terms"]} <= {feature for feature, _ in row}
 
 
+def test_text_is_a_name_first_and_then_an_id_over_http_and_on_the_command_line(files, tmp_path):
+    X, Y = random_problem()
+    names = [f"tag {i}" for i in range(Y.shape[1])]
+    names[3] = "12"
+    train(X, Y, tmp_path / "numbered", names=names)
+    row = {"features": [[1, 1.0], [5, 2.0]]}
+    for model, found in (
+        (tmp_path / "numbered", {"12": 3, "13": 13, "tag 5": 5, "0": 0}),
+        (files / "other", {"12": 12, "13": 13, "007": 7}),
+    ):
+        refused = ["40", "-1", "1.0", "tag", "", "9" * 5000]
+        command = [sys.executable, "-m", "dismec", "explain", model, "1:1 5:2", "--json"]
+        given = [option for label in found for option in ("--label", label)]
+        out = subprocess.run([*command, *given], capture_output=True, check=True).stdout
+        said = [json.loads(line) for line in out.splitlines()]
+        assert [one["label"] for one in said] == list(found.values())
+        with serving(tmp_path, model) as server:
+            assert [explain(server, **row, label=label) for label in found] == said
+            assert explain(server, **row, label=12)["label"] == 12
+            for label in refused:
+                status, _, answer = server.ask(
+                    "POST", "/explain", json.dumps({**row, "label": label})
+                )
+                assert (status, answer["error"][:22]) == (400, "the model has no label")
+                assert len(answer["error"]) < 100
+        out = subprocess.run([*command, "--label", "40"], capture_output=True, text=True)
+        assert (out.returncode, out.stderr) == (2, "dismec: the model has no label '40'\n")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -242,7 +279,7 @@ def test_rows_of_numbers_are_explained_too(files, server):
         ('{"text": "apple", "label": true}', "id or name"),
         ('{"text": "apple", "label": -1}', "outside 0 … 5"),
         ('{"text": "apple", "label": 6}', "outside 0 … 5"),
-        ('{"text": "apple", "label": "frui"}', "there is no label 'frui'"),
+        ('{"text": "apple", "label": "frui"}', "the model has no label 'frui'"),
         ('{"text": "apple", "label": 1, "k": 1}', "unknown key 'k'"),
         ('{"text": "apple", "label": 1, "limit": 0}', "expected 1 to 1000"),
         ('{"text": 1, "label": 1}', "expected a string"),
@@ -311,11 +348,11 @@ anything = st.recursive(
 
 @settings(deadline=None)
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
-def test_any_body_is_a_query_or_has_a_reason(body):
+def test_any_body_is_a_query_or_has_a_reason(named, body):
     with suppress(DataError):
-        assert parse_query(body, 80, Limits()).X.shape[1] == 80
+        assert parse("/predict", body, named, CONTRACT)[0].shape[1] == 80
     with suppress(DataError):
-        assert parse_question(body, 80).X.shape == (1, 80)
+        assert parse("/explain", body, named, CONTRACT)[0].shape == (1, 80)
 
 
 numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
@@ -323,7 +360,7 @@ numbers = st.floats(-1e38, 1e38) | st.integers(-(10**20), 10**20)
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.integers(0, 79), numbers), max_size=3), st.randoms())
-def test_order_and_spelling_of_a_request_do_not_change_its_rows(rows, random):
+def test_order_and_spelling_of_a_request_do_not_change_its_rows(named, rows, random):
     lists = [list(row.items()) for row in rows]
     expected = np.zeros((len(rows), 80), np.float32)
     for i, row in enumerate(rows):
@@ -335,23 +372,23 @@ def test_order_and_spelling_of_a_request_do_not_change_its_rows(rows, random):
     escaped = ordered.replace("features", "feat\\u0075res", 1)
     compact = ordered.replace(" ", "").replace("e+", "E")
     for text in (ordered, shuffled, escaped, compact):
-        X = parse_query(text.encode(), 80, Limits()).X
+        X, _ = parse("/predict", text.encode(), named, CONTRACT)
         np.testing.assert_array_equal(X.toarray(), expected)
 
 
 @pytest.mark.parametrize("number", ["+1", "01", "-01", ".5", "1.", "1.e3", "-", "1e", "0x1", "1_0"])
-def test_numbers_that_json_does_not_have_are_refused(number):
+def test_numbers_that_json_does_not_have_are_refused(named, number):
     for pair in (f"[1, {number}]", f"[{number}, 1]"):
         body = f'{{"features": [{pair}]}}'.encode()
         with pytest.raises(DataError, match="not JSON"):
-            parse_query(body, 80, Limits())
+            parse("/predict", body, named, CONTRACT)
 
 
 @pytest.mark.parametrize("end", range(len('{"features": [[1, 2.5e1], [3, 4]]}')))
-def test_every_request_that_is_cut_off_is_refused(end):
+def test_every_request_that_is_cut_off_is_refused(named, end):
     body = b'{"features": [[1, 2.5e1], [3, 4]]}'[:end]
     with pytest.raises(DataError, match="not JSON"):
-        parse_query(body, 80, Limits())
+        parse("/predict", body, named, CONTRACT)
 
 
 def test_unknown_paths_and_methods_are_refused_in_json(server):

@@ -42,7 +42,8 @@ def serve(
     import logging
 
     try:
-        from dismec.serve import server
+        from dismec.serve.application import serve as serve_model
+        from dismec.serve.contract import Limits
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dismec"):
             raise
@@ -52,12 +53,12 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     if cluster is not None:
         hush_dask()
-    server.serve(
+    serve_model(
         model,
         host=host,
         port=port,
         threads=threads,
-        limits=server.Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
         cluster=cluster,
         ready=lambda address: click.echo(f"serving {model} on {address}"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -83,21 +85,26 @@ class TopkModel(ABC):
         return dict(self.manifest.params)
 
     def find_label(self, label: str | int) -> int:
-        """The number of a label, given by that or by its name; of equal names, the first.
+        """The id of a label, given by its id or as text.
+
+        A text is a name (of equal names, that of the first label), and if no label has it and it
+        is a number, an id.
 
         Raises
         ------
         DataError
             If the model has no such label.
         """
-        number = -1
-        if isinstance(label, str) and self.names is not None:
-            number = self.label_numbers.get(label, -1)
-        if number < 0 and str(label).isdecimal():
-            number = int(label)
-        if not 0 <= number < self.n_labels:
-            raise DataError(f"the model has no label {label!r}")
-        return number
+        if not isinstance(label, str):
+            if not 0 <= label < self.n_labels:
+                shown = reprlib.repr(label)
+                raise DataError(f"label {shown} is outside 0 … {self.n_labels - 1}")
+            return label
+        if label in self.label_numbers:
+            return self.label_numbers[label]
+        if not re.fullmatch(r"\d{1,20}", label) or int(label) >= self.n_labels:
+            raise DataError(f"the model has no label {reprlib.repr(label)}")
+        return int(label)
 
     @cached_property
     def label_numbers(self) -> dict[str, int]:

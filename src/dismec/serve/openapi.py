@@ -1,4 +1,4 @@
-"""What the server's interface is, for programs (OpenAPI) and for people."""
+"""The contract → what the interface is, for programs (OpenAPI) and for people."""
 
 from __future__ import annotations
 
@@ -6,194 +6,50 @@ import html
 import json
 from typing import Any
 
-from dismec.serve.api import DEFAULT_K, DEFAULT_TERMS, HIGHLIGHTED, HIGHLIGHTS, MOST_TERMS, Limits
+from dismec.serve.contract import Contract, Schema, ref
 
 __all__ = ["docs_page", "openapi"]
 
 
-_NUMBER = {"type": "number"}
-_EXPLANATION: dict[str, Any] = {
-    "label": {"type": "integer"},
-    "name": {"type": "string", "description": "Only if the label has one."},
-    "score": {"type": "number", "description": "The bias and all contributions, added up."},
-    "probability": {"type": "number", "description": "Only if the model is calibrated."},
-    "bias": {"type": "number", "description": "The score of a row without features."},
-    "terms": {
-        "type": "array",
-        "description": "Those that weigh most first, for or against.",
-        "items": {
-            "type": "object",
-            "properties": {
-                "feature": {"type": "integer"},
-                "term": {"type": "string", "description": "Only if the model takes texts."},
-                "value": {"type": "number", "description": "After the model's transform."},
-                "weight": _NUMBER,
-                "contribution": {"type": "number", "description": "value × weight"},
-            },
-        },
-    },
-    "highlights": {
-        "type": "array",
-        "description": (
-            "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
-            f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
-            f"text has {HIGHLIGHTED} characters or fewer."
-        ),
-        "items": {"type": "array", "items": _NUMBER, "minItems": 3, "maxItems": 3},
-    },
-}
-
-
-def openapi(version: str, limits: Limits, guarded: bool) -> dict[str, Any]:
+def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
     """The OpenAPI description; `guarded` says that a token is asked for."""
-    features = {
-        "type": "array",
-        "description": "Pairs [feature id, value]; ids from 0, each once, in any order.",
-        "items": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-        "example": [[3, 0.5], [17, 1.0]],
-    }
-    text = {"type": "string", "description": "Only if the model takes texts."}
-    options = {
-        "k": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": limits.k,
-            "default": DEFAULT_K,
-            "description": "Labels a row.",
-        },
-        "threshold": {
-            "type": "number",
-            "nullable": True,
-            "description": "Leave out labels that rank below this score or probability.",
-        },
-        "rank": {
-            "type": "string",
-            "enum": ["score", "probability"],
-            "default": "score",
-            "description": "What orders the labels; probability only if the model is calibrated.",
-        },
-    }
-    question = {
-        "label": {
-            "oneOf": [{"type": "integer"}, {"type": "string"}],
-            "description": "Its id, or its name; the first one if several have it.",
-        },
-        "limit": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MOST_TERMS,
-            "default": DEFAULT_TERMS,
-            "description": "Terms that are named: those that weigh most.",
-        },
-    }
-    best = {
-        "labels": {"type": "array", "items": {"type": "integer"}, "description": "Best first."},
-        "scores": {
-            "type": "array",
-            "items": {"type": "number"},
-            "description": "Only if they rank.",
-        },
-        "probabilities": {
-            "type": "array",
-            "items": {"type": "number"},
-            "description": "Only if the model is calibrated.",
-        },
-        "names": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Only if the model has names.",
-        },
-    }
-    schemas = {
-        "Row": _object({"features": features}, "features"),
-        "TextRow": _object({"text": text}, "text"),
-        "OneRow": _object({"features": features, **options}, "features"),
-        "OneText": _object({"text": text, **options}, "text"),
-        "ManyRows": _object(
-            {
-                "rows": {
-                    "description": "All of one kind.",
-                    "type": "array",
-                    "maxItems": limits.rows,
-                    "items": _either("Row", "TextRow"),
-                },
-                **options,
-            },
-            "rows",
-        ),
-        "Best": _object(best, "labels"),
-        "BestOfRows": _object({"rows": {"type": "array", "items": _ref("Best")}}, "rows"),
-        "RowAndLabel": _object({"features": features, **question}, "features", "label"),
-        "TextAndLabel": _object({"text": text, **question}, "text", "label"),
-        "Explanation": _object(_EXPLANATION, "label", "score", "bias", "terms"),
-        "Example": _object({"text": {"type": "string"}}, "text"),
-        "Model": _object(
-            {
-                "name": {"type": "string", "description": "Name of its directory."},
-                "labels": {"type": "integer"},
-                "features": {"type": "integer"},
-                "names": {"type": "boolean", "description": "Whether labels have names."},
-                "text": {"type": "boolean", "description": "Whether it takes texts."},
-                "calibrated": {"type": "boolean", "description": "Whether it gives probabilities."},
-                "explanations": {"type": "boolean", "description": "Whether it explains them."},
-                "weights": {"type": "integer"},
-                "params": {"type": "object", "description": "Parameters of the training."},
-                "training_rows": {"type": "integer"},
-                "training_data": {"type": "string", "nullable": True, "description": "SHA-256."},
-                "trained_by": {"type": "string", "description": "Version of dismec."},
-                "version": {"type": "string", "description": "Version of the server."},
-                "limits": {"type": "object", "description": "Most bytes, rows and k of a request."},
-            }
-        ),
-        "Health": _object({"status": {"type": "string", "enum": ["ok"]}}, "status"),
-        "Error": _object({"error": {"type": "string", "description": "One line."}}, "error"),
-    }
     refused = {
         "400": "The request is malformed.",
         "408": "The body did not arrive in time.",
-        "413": f"The body has more than {limits.body} bytes.",
+        "413": f"The body has more than {contract.limits.body} bytes.",
         "503": "The queue is full, or as for /health; try again after Retry-After seconds.",
     }
     unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
-    predict = _operation(
-        "The best labels of one row or of many.",
-        _either("Best", "BestOfRows"),
-        {**refused, **locked},
-    )
-    predict["requestBody"] = _body("OneRow", "OneText", "ManyRows")
-    elsewhere = {"501": "The weights are on a cluster."}
-    explain = _operation(
-        "What carried the score of a label.",
-        _ref("Explanation"),
-        {**refused, **elsewhere, **locked},
-    )
-    explain["requestBody"] = _body("RowAndLabel", "TextAndLabel")
-    example = _operation(
-        "A text of words that speak for some labels, other ones each time.",
-        _ref("Example"),
-        {"400": "The model takes no texts.", "503": refused["503"], **elsewhere, **locked},
-    )
-    paths: dict[str, Any] = {
-        "/predict": {"post": predict},
-        "/explain": {"post": explain},
-        "/example": {"get": example},
-        "/model": {"get": _operation("What is served.", _ref("Model"), locked)},
-        "/metrics": {"get": _operation("Counters as Prometheus text.", None, locked)},
-        "/health": {"get": _operation("Whether the server answers.", _ref("Health"), unready)},
-    }
+    elsewhere = {"501": "The weights are on a cluster.", **locked}
+    no_texts = {"400": "The model takes no texts.", "503": refused["503"], **elsewhere}
+    failed = {"500": "The model could not be opened; the old one stays.", **locked}
+    a_text = "A text of words that speak for some labels, other ones each time."
+    operations = [
+        ("/predict", "post", "The best labels of one row or of many.", refused | locked),
+        ("/explain", "post", "What carried the score of a label.", refused | elsewhere),
+        ("/example", "get", a_text, no_texts),
+        ("/model", "get", "What is served.", locked),
+        ("/metrics", "get", "Counters as Prometheus text.", locked),
+        ("/health", "get", "Whether the server answers.", unready),
+    ]
+    components: dict[str, Any] = {"schemas": contract.schemas}
     if guarded:
-        failed = {"500": "The model could not be opened; the old one stays.", **locked}
-        paths["/reload"] = {
-            "post": _operation("Open the model directory anew.", _ref("Model"), failed)
-        }
-    for path, methods in paths.items():
-        if guarded and path != "/health":
-            for operation in methods.values():
-                operation["security"] = [{"token": []}]
-    components: dict[str, Any] = {"schemas": schemas}
-    if guarded:
+        operations.append(("/reload", "post", "Open the model directory anew.", failed))
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    paths: dict[str, Any] = {}
+    for path, method, summary, errors in operations:
+        answer = contract.answers[path]
+        content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
+        responses = {"200": {"description": "Done.", "content": content}}
+        for status, reason in sorted(errors.items()):
+            responses[status] = {"description": reason, "content": _json(ref("Error"))}
+        operation: dict[str, Any] = {"summary": summary, "responses": responses}
+        if path in contract.bodies:
+            operation["requestBody"] = {"required": True, "content": _json(contract.bodies[path])}
+        if guarded and path != "/health":
+            operation["security"] = [{"token": []}]
+        paths[path] = {method: operation}
     return {
         "openapi": "3.0.3",
         "info": {
@@ -206,43 +62,8 @@ def openapi(version: str, limits: Limits, guarded: bool) -> dict[str, Any]:
     }
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
-        schema |= {"required": list(required), "additionalProperties": False}
-    return schema
-
-
-def _ref(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _either(*names: str) -> dict[str, Any]:
-    return {"oneOf": [_ref(name) for name in names]}
-
-
-def _body(*names: str) -> dict[str, Any]:
-    return {"required": True, "content": _json(_either(*names))}
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
+def _json(schema: Schema) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
-
-
-def _operation(
-    summary: str, schema: dict[str, Any] | None, errors: dict[str, str]
-) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}} if schema is None else _json(schema)
-    return {
-        "summary": summary,
-        "responses": {
-            "200": {"description": "Done.", "content": content},
-            **{
-                status: {"description": reason, "content": _json(_ref("Error"))}
-                for status, reason in sorted(errors.items())
-            },
-        },
-    }
 
 
 def docs_page(description: dict[str, Any]) -> str:

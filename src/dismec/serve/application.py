@@ -1,4 +1,4 @@
-"""HTTP: a model directory → predictions over the network. The one importer of the web framework."""
+"""HTTP: requests → a `Service` → responses. The one importer of the web framework."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import scipy.sparse as sp
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,21 +26,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec.cpu import thread_count
+<<<<<<< ours
 from dismec.errors import DataError, DismecError, NotReady
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.topk_model import TopkModel
 from dismec.serve import api, prometheus
 from dismec.serve.api import Limits
+=======
+from dismec.errors import DataError, NotReady
+from dismec.serve import prometheus
+from dismec.serve.contract import Limits
+>>>>>>> theirs
 from dismec.serve.openapi import docs_page, openapi
 from dismec.serve.page import page
+from dismec.serve.service import NoExplanations, Service
 
-__all__ = ["Limits", "serve"]
+__all__ = ["serve"]
 
 _BODY_SECONDS = 30  # for a body to arrive: a slow sender holds a place in the queue
 _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
 _CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
+_STATUSES = {DataError: 400, NoExplanations: 501, NotReady: 503}  # of what a `Service` raises
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -99,9 +105,10 @@ def serve(
     with _bind(host, port) as listener:
         if threads is None and cluster is not None:
             threads = _CLUSTER_THREADS
-        service = _Service(Path(path), cluster, thread_count(threads), limits or Limits(), token)
+        service = Service(Path(path), cluster, limits or Limits())
+        endpoints = _Endpoints(service, thread_count(threads), token)
         config = uvicorn.Config(
-            _application(service),
+            _application(endpoints),
             http=_Connection,
             lifespan="off",
             ws="none",
@@ -112,13 +119,13 @@ def serve(
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
-        server = _Server(config, service, ready)
+        server = _Server(config, endpoints, ready)
         # uvicorn raises the signal that ended it once more for whoever had its handler before.
         signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
         try:
             server.run(sockets=[listener])
         finally:
-            service.close()
+            service.model.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -155,111 +162,75 @@ class _Server(uvicorn.Server):
     """uvicorn's, which says when it is ready and listens to SIGHUP."""
 
     def __init__(
-        self, config: uvicorn.Config, service: _Service, ready: Callable[[str], None]
+        self, config: uvicorn.Config, endpoints: _Endpoints, ready: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self._service = service
+        self._endpoints = endpoints
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, self._service.reload_in_background
+            signal.SIGHUP, self._endpoints.reload_in_background
         )
         await super().startup(sockets)
         if not self.started or not sockets:
             return
         host, port = sockets[0].getsockname()[:2]
-        if not ipaddress.ip_address(host).is_loopback and not self._service.guarded:
+        if not ipaddress.ip_address(host).is_loopback and not self._endpoints.guarded:
             _log.warning("other machines can reach this server, and DISMEC_TOKEN is not set")
         self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
 
-class _Service:
-    """The model that is served, and what the routes do."""
+class _Endpoints:
+    """What is done for each path, in the event loop's thread."""
 
-    def __init__(
-        self, path: Path, cluster: str | None, threads: int, limits: Limits, token: str | None
-    ) -> None:
-        self.limits = limits
+    def __init__(self, service: Service, threads: int, token: str | None) -> None:
         self.metrics = prometheus.Metrics()
-        self.version = version("dismec")
         self.guarded = token is not None
         self._token = (token or "").encode(errors="surrogateescape")
-        self._path = path
-        self._name = path.absolute().name
-        self._cluster = cluster
-        self._model = _open(path, cluster)
+        self._service = service
+        self._limits = service.contract.limits
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
-        self._places = threads + limits.queue
-        self._description = openapi(self.version, limits, self.guarded)
-
-    def close(self) -> None:
-        self._model.close()
+        self._places = threads + self._limits.queue
+        self._description = openapi(service.contract, service.version, self.guarded)
 
     async def predict(self, request: Request) -> Response:
-        answer, rows = await self._work(request, self._predict)
+        answer, rows = await self._work(request, self._service.predict)
         self.metrics.rows += rows
-        return _json(answer)
+        return Response(answer, media_type="application/json")
 
     async def explain(self, request: Request) -> Response:
-        return _json(await self._work(request, self._explain))
+        answer = await self._work(request, self._service.explain)
+        return Response(answer, media_type="application/json")
 
     async def example(self, request: Request) -> Response:
-        return JSONResponse({"text": await self._work(request, self._example)})
+        return JSONResponse({"text": await self._work(request, self._service.example)})
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
         """What `task` makes of the request's body, in a thread of the pool."""
         self._authorise(request)
         self._check_ready()
-        if int(request.headers.get("content-length", 0)) > self.limits.body:
+        if int(request.headers.get("content-length", 0)) > self._limits.body:
             raise self._too_large()
         # A place is taken before the body is read: what is held in memory is bounded by places.
         if self.metrics.pending >= self._places:
-            raise HTTPException(503, "the queue is full", {"Retry-After": "1"})
+            raise NotReady("the queue is full")
         self.metrics.pending += 1
         try:
             body = await self._read(request)
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._pool, task, body)
-        except DataError as error:
-            raise HTTPException(400, str(error)) from None
-        except NotReady as error:
-            raise _not_ready(str(error)) from None
         finally:
             self.metrics.pending -= 1
-
-    def _predict(self, body: bytes) -> tuple[bytes, int]:
-        model = self._model  # one for the whole request, whatever is loaded meanwhile
-        query = api.parse_query(
-            body,
-            model.n_features,
-            self.limits,
-            model.vocabulary,
-            calibrated=api.is_calibrated(model),
-        )
-        return api.answer(model, query), query.X.shape[0]
-
-    def _explain(self, body: bytes) -> bytes:
-        model = self._local_model()
-        question = api.parse_question(body, model.n_features, model.vocabulary)
-        return api.explain(model, question)
-
-    def _example(self, _: bytes) -> str:
-        return api.example(self._local_model())
-
-    def _local_model(self) -> Model:
-        if not isinstance(self._model, Model):
-            raise HTTPException(501, "explanations need the weights, and a cluster holds them")
-        return self._model
 
     async def _read(self, request: Request) -> bytes:
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for chunk in request.stream():
-                    if len(body) + len(chunk) > self.limits.body:
+                    if len(body) + len(chunk) > self._limits.body:
                         raise self._too_large()
                     body += chunk
         except TimeoutError:
@@ -270,24 +241,24 @@ class _Service:
         return bytes(body)
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body has more than {self.limits.body} bytes")
+        return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
     def _check_ready(self) -> None:
-        reason = self._model.not_ready
+        reason = self._service.model.not_ready
         if reason is not None:
-            raise _not_ready(reason)
+            raise NotReady(reason)
 
     async def health(self, _: Request) -> Response:
         self._check_ready()
         return JSONResponse({"status": "ok"})
 
     async def page(self, _: Request) -> Response:
-        text, headers = page(self._model, self._name)
+        text, headers = page(self._service.model, self._service.name)
         return HTMLResponse(text, headers=headers)
 
     async def model(self, request: Request) -> Response:
         self._authorise(request)
-        return JSONResponse(self._describe())
+        return JSONResponse(self._service.describe())
 
     async def show_metrics(self, request: Request) -> Response:
         self._authorise(request)
@@ -303,30 +274,19 @@ class _Service:
         self._authorise(request)
         if not await self._reload():
             raise HTTPException(500, "the model could not be opened; the old one stays")
-        return JSONResponse(self._describe())
-
-    def _describe(self) -> dict[str, Any]:
-        return api.describe(self._model, self._name, self.limits, self.version)
+        return JSONResponse(self._service.describe())
 
     def reload_in_background(self) -> None:
-        """Open the model anew without waiting for it; for the event loop's thread."""
+        """Open the model anew without waiting for it."""
         task = asyncio.create_task(self._reload())
         self._reloads.add(task)  # the loop itself keeps no reference
         task.add_done_callback(self._reloads.discard)
 
     async def _reload(self) -> bool:
-        """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
         async with self._reloading:
-            try:
-                self._model = await asyncio.to_thread(_open, self._path, self._cluster)
-            except (DismecError, OSError, MemoryError) as error:
-                self.metrics.reloads["failed"] += 1
-                reason = " ".join(str(error).split()) or "out of memory"
-                _log.error("not reloaded, the old model stays: %s", reason)
-                return False
-        self.metrics.reloads["ok"] += 1
-        _log.info("reloaded %s: %d labels", self._path, self._model.n_labels)
-        return True
+            done = await asyncio.to_thread(self._service.reload)
+        self.metrics.reloads["ok" if done else "failed"] += 1
+        return done
 
     def _authorise(self, request: Request) -> None:
         if not self.guarded:
@@ -338,50 +298,31 @@ class _Service:
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
-def _json(answer: bytes) -> Response:
-    return Response(answer, media_type="application/json")
-
-
-def _not_ready(reason: str) -> HTTPException:
-    return HTTPException(503, reason, {"Retry-After": "1"})
-
-
-def _open(path: Path, cluster: str | None) -> TopkModel:
-    """The model, ready to predict: nobody waits for its weights to be laid out."""
-    directory = path.resolve()  # one throughout, if a link is moved meanwhile
-    model: TopkModel
-    if cluster is None:
-        model = open_model(directory, check=True)
-    else:
-        from dismec.cluster.serving import serve_on_cluster
-
-        model = serve_on_cluster(cluster, directory)
-    model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
-    return model
-
-
-def _application(service: _Service) -> ASGIApp:
+def _application(endpoints: _Endpoints) -> ASGIApp:
     routes = [
-        Route("/", service.page),
-        Route("/predict", service.predict, methods=["POST"]),
-        Route("/explain", service.explain, methods=["POST"]),
-        Route("/example", service.example),
-        Route("/health", service.health),
-        Route("/model", service.model),
-        Route("/metrics", service.show_metrics),
-        Route("/openapi.json", service.openapi),
-        Route("/docs", service.docs),
+        Route("/", endpoints.page),
+        Route("/predict", endpoints.predict, methods=["POST"]),
+        Route("/explain", endpoints.explain, methods=["POST"]),
+        Route("/example", endpoints.example),
+        Route("/health", endpoints.health),
+        Route("/model", endpoints.model),
+        Route("/metrics", endpoints.show_metrics),
+        Route("/openapi.json", endpoints.openapi),
+        Route("/docs", endpoints.docs),
     ]
-    if service.guarded:
-        routes.append(Route("/reload", service.reload, methods=["POST"]))
-    handlers = {HTTPException: _refuse, Exception: _fail}
+    if endpoints.guarded:
+        routes.append(Route("/reload", endpoints.reload, methods=["POST"]))
+    handlers = dict.fromkeys((HTTPException, *_STATUSES), _refuse) | {Exception: _fail}
     application = Starlette(routes=routes, exception_handlers=handlers)
     application.router.redirect_slashes = False
-    return _measured(application, {route.path for route in routes}, service.metrics)
+    return _measured(application, {route.path for route in routes}, endpoints.metrics)
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+        headers = {"Retry-After": "1"} if status == 503 else None
+        error = HTTPException(status, str(error), headers)
     reason = json.dumps({"error": " ".join(error.detail.split())}, ensure_ascii=False)
     return Response(reason, error.status_code, headers=error.headers, media_type="application/json")
 

@@ -1,0 +1,284 @@
+"""What the requests and answers of the HTTP interface hold, stated once: request → checked request.
+
+The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and
+`dismec.serve.openapi` publishes it.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dismec.errors import DataError
+
+__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits", "Schema", "ref"]
+
+HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
+HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
+LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
+
+Schema = dict[str, Any]
+_TYPES = {"integer": (int,), "number": (int, float), "string": (str,)}  # a bool is none of them
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all of them together, may ask of the server."""
+
+    body: int = 10_000_000  # bytes of a body
+    rows: int = 1000  # rows per request
+    k: int = 100  # labels per row
+    queue: int = 100  # requests that may wait while every worker is busy
+
+
+class Contract:
+    """What may be asked of a server, and what it answers.
+
+    Attributes
+    ----------
+    limits
+        The bounds that are chosen at start.
+    schemas
+        The OpenAPI schemas of all requests and answers, by name.
+    bodies, answers
+        The schemas of a request's body and of the answer, by path.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.schemas = _schemas(limits)
+        self.bodies = {
+            "/predict": _either("OneRow", "OneText", "ManyRows")
+            | {"title": 'either "features" or "text" (a row), or "rows" (many)'},
+            "/explain": _either("RowAndLabel", "TextAndLabel")
+            | {"title": 'either "features" or "text"'},
+        }
+        self.answers = {
+            "/predict": _either("Best", "BestOfRows"),
+            "/explain": ref("Explanation"),
+            "/example": ref("Example"),
+            "/model": ref("Model"),
+            "/metrics": _STRING,
+            "/health": ref("Health"),
+            "/reload": ref("Model"),
+        }
+        self._kinds = {path: self._alternatives(body) for path, body in self.bodies.items()}
+
+    def check(self, path: str, request: Any) -> dict[str, Any]:
+        """The request, with the defaults of what it leaves out.
+
+        Pairs of features are passed on as they are: `dismec.serve.queries` reads and checks them.
+
+        Raises
+        ------
+        DataError
+            With a reason of one line, if it is not among the requests that `path` takes.
+        """
+        if not isinstance(request, dict):
+            raise DataError("the body is not a JSON object")
+        kinds = self._kinds[path]
+        _check_keys(request, {key for kind in kinds.values() for key in kind["properties"]})
+        given = [key for key in kinds if key in request]
+        if len(given) != 1:
+            raise DataError(f"the request needs {self.bodies[path]['title']}")
+        return self._checked_object(kinds[given[0]], request)
+
+    def _alternatives(self, schema: Schema) -> dict[str, Schema]:
+        """The objects that a schema leaves the choice of, by the key that only one of them has."""
+        kinds = [self.schemas[kind["$ref"].rpartition("/")[2]] for kind in schema["oneOf"]]
+        return {kind["required"][0]: kind for kind in kinds}
+
+    def _checked_object(self, schema: Schema, given: dict[str, Any]) -> dict[str, Any]:
+        _check_keys(given, schema["properties"])
+        required = schema["required"]  # none is nullable: what is missing is refused as null is
+        return {
+            key: self._checked(key, value, given.get(key))
+            if key in given or key in required
+            else value.get("default")
+            for key, value in schema["properties"].items()
+        }
+
+    def _checked(self, key: str, schema: Schema, value: Any, row: int = 0) -> Any:
+        if schema.get("type") != "array":
+            if not _allows(schema, value):
+                wanted = _expected(schema)
+                raise DataError(f"{_named(key, row)} is {reprlib.repr(value)}; expected {wanted}")
+            return value
+        if not isinstance(value, list):
+            raise DataError(f"{_named(key, row)} is not {schema.get('title', 'a list')}")
+        if len(value) > schema.get("maxItems", math.inf):
+            raise DataError(f"{len(value)} {key}; at most {schema['maxItems']} a request")
+        if schema.get("format") == "pairs":
+            return value
+        kinds = self._alternatives(schema["items"])
+        first = value[0] if value and isinstance(value[0], dict) else {}
+        kind = next((key for key in kinds if key in first), [*kinds][-1])  # that of all rows
+        properties = kinds[kind]["properties"]
+        for number, item in enumerate(value):
+            if not isinstance(item, dict) or kind not in item:
+                raise DataError(f'row {number} is not an object with "{kind}"')
+            _check_keys(item, properties, number)
+            self._checked(kind, properties[kind], item[kind], number)  # the only key of a row
+        return value
+
+
+def _check_keys(given: dict[str, Any], known: Collection[str], row: int | None = None) -> None:
+    for key in given:
+        if key not in known:
+            where = "the request" if row is None else f"row {row}"
+            raise DataError(f"{where} has an unknown key {reprlib.repr(key)}")
+
+
+def _named(key: str, row: int) -> str:
+    return f'row {row}: "{key}"' if key in ("features", "text") else f'"{key}"'
+
+
+def _allows(schema: Schema, value: Any) -> bool:
+    if "oneOf" in schema:
+        return any(_allows(one, value) for one in schema["oneOf"])
+    if type(value) not in _TYPES[schema["type"]]:
+        return value is None and "nullable" in schema
+    if "enum" in schema:
+        return value in schema["enum"]
+    return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
+
+
+def _expected(schema: Schema) -> str:
+    if "enum" in schema:
+        return " or ".join(f'"{value}"' for value in schema["enum"])
+    if schema.get("type") == "integer":
+        return f"{schema['minimum']} to {schema['maximum']}"
+    return str(schema.get("title") or f"a {schema['type']}")
+
+
+def _of(kind: str, description: str | None = None, **more: Any) -> Schema:
+    """The schema of a JSON type; its `title` is what an error calls it."""
+    return {"type": kind, **more} | ({} if description is None else {"description": description})
+
+
+def _count(description: str, most: int, default: int) -> Schema:
+    return _of("integer", description, minimum=1, maximum=most, default=default)
+
+
+def _object(properties: dict[str, Schema], *required: str) -> Schema:
+    if not required:
+        return _of("object", properties=properties)
+    return _of("object", properties=properties, required=list(required), additionalProperties=False)
+
+
+def ref(name: str) -> Schema:
+    """The schema of this name, wherever it is used."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _either(*names: str) -> Schema:
+    return {"oneOf": [ref(name) for name in names]}
+
+
+_INTEGER, _NUMBER, _STRING = _of("integer"), _of("number"), _of("string")
+_FLOAT32 = _of("number", minimum=-LARGEST, maximum=LARGEST)
+_ROW = {
+    "features": _of(
+        "array",
+        "Pairs [feature id, value]; ids from 0, each once, in any order.",
+        title="a list of pairs [id, value]",
+        format="pairs",
+        items=_of("array", items=_FLOAT32, minItems=2, maxItems=2),
+        example=[[3, 0.5], [17, 1.0]],
+    )
+}
+_TEXT_ROW = {"text": _of("string", "Only if the model takes texts.")}
+_QUESTION = {
+    "label": {
+        "title": "the id or name of a label",
+        "oneOf": [_INTEGER, _STRING],
+        "description": (
+            "Its id, or its name; the first one if several have it. A number as a string is an id "
+            "if no label has it as its name."
+        ),
+    },
+    "limit": _count("Terms that are named: those that weigh most.", most=1000, default=20),
+}
+_TERM = {
+    "feature": _INTEGER,
+    "term": _of("string", "Only if the model takes texts."),
+    "value": _of("number", "After the model's transform."),
+    "weight": _NUMBER,
+    "contribution": _of("number", "value × weight"),
+}
+_EXPLANATION = {
+    "label": _INTEGER,
+    "name": _of("string", "Only if the label has one."),
+    "score": _of("number", "The bias and all contributions, added up."),
+    "probability": _of("number", "Only if the model is calibrated."),
+    "bias": _of("number", "The score of a row without features."),
+    "terms": _of("array", "Those that weigh most first, for or against.", items=_object(_TERM)),
+    "highlights": _of(
+        "array",
+        "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
+        f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
+        f"text has {HIGHLIGHTED} characters or fewer.",
+        items=_of("array", items=_NUMBER, minItems=3, maxItems=3),
+    ),
+}
+_BEST = {
+    "labels": _of("array", "Best first.", items=_INTEGER),
+    "scores": _of("array", "Only if they rank.", items=_NUMBER),
+    "probabilities": _of("array", "Only if the model is calibrated.", items=_NUMBER),
+    "names": _of("array", "Only if the model has names.", items=_STRING),
+}
+_MODEL = {
+    "name": _of("string", "Name of its directory."),
+    "labels": _INTEGER,
+    "features": _INTEGER,
+    "names": _of("boolean", "Whether labels have names."),
+    "text": _of("boolean", "Whether it takes texts."),
+    "calibrated": _of("boolean", "Whether it gives probabilities."),
+    "explanations": _of("boolean", "Whether it explains them."),
+    "weights": _INTEGER,
+    "params": _of("object", "Parameters of the training."),
+    "training_rows": _INTEGER,
+    "training_data": _of("string", "SHA-256.", nullable=True),
+    "trained_by": _of("string", "Version of dismec."),
+    "version": _of("string", "Version of the server."),
+    "limits": _of("object", "Most bytes, rows and k of a request."),
+}
+
+
+def _schemas(limits: Limits) -> dict[str, Schema]:
+    options = {
+        "k": _count("Labels a row.", most=limits.k, default=5),
+        "threshold": {
+            **_FLOAT32,
+            "nullable": True,
+            "description": "Leave out labels that rank below this score or probability.",
+        },
+        "rank": _of(
+            "string",
+            "What orders the labels; probability only if the model is calibrated.",
+            enum=["score", "probability"],
+            default="score",
+        ),
+    }
+    rows = _of("array", "All of one kind.", maxItems=limits.rows, items=_either("TextRow", "Row"))
+    return {
+        "Row": _object(_ROW, "features"),
+        "TextRow": _object(_TEXT_ROW, "text"),
+        "OneRow": _object(_ROW | options, "features"),
+        "OneText": _object(_TEXT_ROW | options, "text"),
+        "ManyRows": _object(options | {"rows": rows}, "rows"),
+        "Best": _object(_BEST, "labels"),
+        "BestOfRows": _object({"rows": _of("array", items=ref("Best"))}, "rows"),
+        "RowAndLabel": _object(_QUESTION | _ROW, "features", "label"),
+        "TextAndLabel": _object(_QUESTION | _TEXT_ROW, "text", "label"),
+        "Explanation": _object(_EXPLANATION, "label", "score", "bias", "terms"),
+        "Example": _object({"text": _STRING}, "text"),
+        "Model": _object(_MODEL),
+        "Health": _object({"status": _of("string", enum=["ok"])}, "status"),
+        "Error": _object({"error": _of("string", "One line.")}, "error"),
+    }

@@ -1,0 +1,134 @@
+"""The body of a request → rows, and what is asked for them."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.cpu import kernels
+from dismec.errors import DataError
+from dismec.features.vocabulary import Vocabulary
+from dismec.model.topk_model import TopkModel
+from dismec.serve.contract import LARGEST, Contract
+
+__all__ = ["parse", "text_vocabulary"]
+
+_FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
+_Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values of a row
+
+
+def parse(
+    path: str, body: bytes, model: TopkModel, contract: Contract
+) -> tuple[sp.csr_array, dict[str, Any]]:
+    """The rows of a request as CSR, and the request as `Contract.check` returns it.
+
+    Its "features" may be empty lists there: they are in the rows.
+
+    Raises
+    ------
+    DataError
+        With a reason of one line, for what `path` does not take or the model does not do.
+    """
+    body, X = _lift_rows(body, model.n_features, contract.limits.rows)
+    request = contract.check(path, _read_json(body))
+    if request.get("rank") == "probability":
+        if not model.capabilities.probabilities:
+            raise DataError(
+                '"rank" is "probability", and the model gives none: it is not calibrated'
+            )
+        least = request["threshold"]
+        if least is not None and not 0 <= least <= 1:
+            raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
+    return _read_rows(request.get("rows", [request]), model) if X is None else X, request
+
+
+def text_vocabulary(model: TopkModel) -> Vocabulary:
+    """What turns texts into rows for the model; `DataError` if it takes none."""
+    if model.vocabulary is None:
+        raise DataError("the model takes features, not texts: it was not trained on texts")
+    return model.vocabulary
+
+
+def _read_json(body: bytes) -> Any:
+    def refuse(constant: str) -> Any:
+        raise DataError(f"{constant} is not JSON")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            raise DataError("an object has the same key twice")
+        return entries
+
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=refuse, object_pairs_hook=once)
+    except DataError:
+        raise
+    except UnicodeDecodeError:
+        raise DataError("the body is not UTF-8") from None
+    except RecursionError:
+        raise DataError("the body is nested too deeply") from None
+    except ValueError as error:  # bad JSON, or a number with thousands of digits
+        raise DataError(f"the body is not JSON: {error}") from None
+
+
+def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_array | None]:
+    """The body with its lists of features blanked out, and these as rows.
+
+    They are nearly all of its text, and native code reads them many times faster. Where there are
+    more than `limit`, or one is not as it should be, the body comes back as it is, without rows.
+    """
+    if b"\\" in body:  # a key may be written with escapes, and is not found here
+        return body, None
+    rest: list[bytes] = []
+    rows: list[_Pairs] = []
+    end = 0
+    while key := _FEATURES_KEY.search(body, end):
+        pairs = kernels.parse_pairs(body, key.end(), n_features) if len(rows) < limit else None
+        if pairs is None:
+            return body, None
+        rest += body[end : key.end()], b"[]".ljust(pairs[2] - key.end())
+        rows.append(pairs[:2])
+        end = pairs[2]
+    return b"".join([*rest, body[end:]]), _stacked(rows, n_features) if rows else None
+
+
+def _read_rows(rows: list[dict[str, Any]], model: TopkModel) -> sp.csr_array:
+    """Checked rows, which are all of one kind, as CSR."""
+    if rows and "text" in rows[0]:
+        return text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
+    read = [_pairs(row["features"], model.n_features, f"row {n}") for n, row in enumerate(rows)]
+    return _stacked(read, model.n_features)
+
+
+def _stacked(rows: list[_Pairs], n_features: int) -> sp.csr_array:
+    indptr = np.cumsum([0, *(len(ids) for ids, _ in rows)], dtype=np.int32)
+    ids = np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in rows)])
+    values = np.concatenate([np.empty(0, np.float32), *(values for _, values in rows)])
+    return sp.csr_array((values, ids, indptr), shape=(len(rows), n_features))
+
+
+def _pairs(features: list[Any], n_features: int, where: str) -> _Pairs:
+    for pair in features:
+        if type(pair) is not list or len(pair) != 2:
+            raise DataError(f"{where}: {reprlib.repr(pair)} is not a pair [id, value]")
+        feature, value = pair
+        if type(feature) is not int:
+            raise DataError(f"{where}: feature id {reprlib.repr(feature)} is not an integer")
+        if not 0 <= feature < n_features:
+            shown = reprlib.repr(feature)
+            raise DataError(f"{where}: feature {shown} is outside 0 … {n_features - 1}")
+        if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
+            shown = reprlib.repr(value)
+            raise DataError(f"{where}, feature {feature}: {shown} is not a finite float32")
+    ids = [feature for feature, _ in features]
+    if len(set(ids)) < len(ids):
+        twice, _ = Counter(ids).most_common(1)[0]
+        raise DataError(f"{where}: feature {twice} is there twice")
+    return np.array(ids, np.int32), np.array([value for _, value in features], np.float32)
