@@ -20,7 +20,7 @@ from dismec.model.shards import Shard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Predictor", "best_labels"]
+__all__ = ["Predictor", "best_labels", "empty_topk"]
 
 # Rows that a thread transforms and scores at a time: enough to make the calls per shard cheap, few
 # enough that their transformed copy stays in the cache and the threads finish together.
@@ -165,6 +165,11 @@ class Predictor:
             found[labels, 0] = number
             found[labels, 1] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         return found
+
+
+def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:
+    """Places that nothing has been ranked into yet: labels −1, scores −inf."""
+    return np.full((n_rows, k), -1, np.int32), np.full((n_rows, k), -np.inf, np.float32)
 
 
 def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:
