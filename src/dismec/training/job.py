@@ -138,19 +138,15 @@ class Job:
         progress: Progress | None,
     ) -> Generator[BlockReceipt, None, None]:
         """Solve the labels that are not `held` on a cluster."""
-        from dismec.cluster.training import (
-            BLOCKS_A_THREAD,
-            Training,
-            check_workers,
-            solve_on_cluster,
-        )
+        from dismec.cluster.pool import check_workers
+        from dismec.cluster.training import BLOCKS_A_THREAD, ClusterJob, solve_on_cluster
 
         n_threads = sum(info.threads for info in check_workers(cluster).values())
         blocks = self.blocks(held, first, BLOCKS_A_THREAD * n_threads)
         data = Path(source) if source else store.data_file(directory, self.manifest.data)
         if blocks and not data.exists():
             save_data(Dataset(self.X, self.Y), data)
-        training = Training(
+        job = ClusterJob(
             directory,
             data,
             self.manifest.data,
@@ -159,7 +155,7 @@ class Job:
             costs(self.problem.groups, self.problem.label_counts),
         )
         count = self._counter(blocks, progress)
-        return solve_on_cluster(cluster, training, blocks, count)
+        return solve_on_cluster(cluster, job, blocks, count)
 
     def _counter(self, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:
         total = self.problem.n_labels
