@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 
 import data
 import dismec
-from dismec.cluster.connection import Cluster, describe
+from dismec.cluster.connection import Cluster, describe_worker
 from dismec.cluster.training import Report
 from dismec.cpu import available_cpus
 from machine import print_heading
@@ -54,7 +54,7 @@ def task_seconds(client: Client, n_tasks: int = 200) -> float:
         worker = next(iter(cluster.wait_for_workers()))
         begin = time.perf_counter()
         for _ in range(n_tasks):
-            cluster.wait([cluster.submit(worker, describe)], 60)[0].result()
+            cluster.wait([cluster.submit(worker, describe_worker)], 60)[0].result()
         return (time.perf_counter() - begin) / n_tasks
 
 

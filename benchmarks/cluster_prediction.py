@@ -1,7 +1,7 @@
 """Prediction on two workers of one thread each, against two threads of one process.
 
 A batch: all test rows, k = 5, best of several runs that take turns. Served: the latency of one row
-a request, one at a time and from eight connections. Both once with the model in one shard, which
+per request, one at a time and from eight connections. Both once with the model in one shard, which
 both workers hold, and once cut into shards of 500 classifiers, half of which each worker holds.
 Exits with 1 if an answer differs from that of one machine.
 """
@@ -126,7 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=data.SETS, default="eurlex-4k")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5, help="a number of connections")
+    parser.add_argument("--seconds", type=float, default=5, help="per number of connections")
     args = parser.parse_args()
     print_heading("distributed")
     train, test = data.load(args.set), data.load(args.set, "test")
@@ -137,7 +137,7 @@ def main() -> int:
         with mock.patch.object(kernels, "shard_rows", SMALL_SHARD):
             dismec.train(train.X, train.Y, folder / "cut")
         with running_cluster(folder) as file:
-            print(f"{args.set}, {X.shape[0]} rows in a batch, ms a row; MB of rows and answers\n")
+            print(f"{args.set}, {X.shape[0]} rows in a batch, ms per row; MB of rows and answers\n")
             print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}", end=" ")
             print(f"{'rows sent':>9} {'answers back':>12}")
             same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]

@@ -19,10 +19,11 @@ import scipy.sparse as sp
 from clusters import Processes, wait_until
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
-from dismec.cluster import prediction_worker as cluster_scorer
+from dismec.cluster import prediction_worker
+from dismec.cluster.batches import merge
 from dismec.cluster.connection import Cluster
 from dismec.cluster.placement import Place, plan
-from dismec.cluster.prediction import ClusterModel, ClusterPredictor, merge
+from dismec.cluster.prediction import ClusterModel, ClusterPredictor
 from dismec.cluster.serving import serve_on_cluster
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
@@ -93,7 +94,7 @@ def assert_same(found, expected):
 
 
 def holders(predictor):
-    return sorted(len(member.held) for member in predictor._members.values())
+    return sorted(len(member.held) for member in predictor._pool.members.values())
 
 
 # -- without processes -----------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_workers_that_do_not_see_the_model_are_sent_it_once(tmp_path, model, loc
         for _ in range(n_workers):
             blind(processes, model.parent)
         with (
-            mock.patch("dismec.cluster.prediction._PIECE", 1000),
+            mock.patch("dismec.cluster.shipping._PIECE", 1000),
             predicting(processes, n_workers, model) as predictor,
         ):
             for k in (5, 160):
@@ -184,8 +185,7 @@ def test_workers_that_do_not_see_the_model_are_sent_it_once(tmp_path, model, loc
             assert holders(predictor) == [SHARDS // n_workers] * n_workers
             size = sum(path.stat().st_size for path in model.glob("shard-*"))
             assert predictor.traffic.weights == size
-        left = [path for path in (tmp_path / "dask").rglob("tmp*") if path.is_file()]
-        assert left == []
+        assert list((tmp_path / "dask").rglob("dismec-*")) == []
 
 
 def test_fewer_shards_than_workers_keep_all_of_them_busy(tmp_path, shared, X):
@@ -206,7 +206,7 @@ def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model,
             predicting(shared, 2, model) as predictor,
         ):
             assert_same(predictor.topk(X, 5), local(5))
-            members = predictor._members.values()
+            members = predictor._pool.members.values()
             assert [member.call is not None for member in members] == [reachable] * 2
 
 
@@ -241,7 +241,7 @@ def test_wrong_rows_are_refused_and_good_ones_answered_after(shared, model, loca
 def long_predict(predictor, X, seconds):
     """Predict again and again for a while; the answers."""
     end = time.monotonic() + seconds
-    with mock.patch("dismec.cluster.prediction._MOST_ROWS", 64):
+    with mock.patch("dismec.cluster.batches._MOST_ROWS", 64):
         while time.monotonic() < end:
             yield predictor.topk(X, 5)
 
@@ -325,12 +325,12 @@ def sessions(cluster, worker):
 
 def test_sessions_of_clients_that_have_died_end():
     with (
-        mock.patch.object(cluster_scorer, "_LOOK_SECONDS", 0.01),
-        mock.patch.object(cluster_scorer, "LEASE_SECONDS", 0.1),
-        mock.patch.dict(cluster_scorer._sessions, clear=True) as sessions,
+        mock.patch.object(prediction_worker, "_EXPIRY_SECONDS", 0.01),
+        mock.patch.object(prediction_worker, "LEASE_SECONDS", 0.1),
+        mock.patch.dict(prediction_worker._sessions, clear=True) as sessions,
     ):
-        sessions["dead"] = cluster_scorer._Session(time.monotonic())
-        cluster_scorer._expire()
+        sessions["dead"] = prediction_worker._Session(time.monotonic())
+        prediction_worker._expire()
         assert not sessions
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
+from concurrent import futures
 from operator import add, truediv
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from distributed import Client
 
 from clusters import Processes, wait_until, with_version
-from dismec.cluster.connection import Cluster, WorkerInfo, describe, scratch_directory
+from dismec.cluster.connection import Cluster, WorkerInfo, describe_worker, scratch_directory
+from dismec.cluster.task import Task
 from dismec.errors import ClusterError, WorkerLost
 
 pytestmark = pytest.mark.cluster
@@ -45,7 +49,7 @@ def only(workers):
 
 
 def test_workers_say_what_they_are(cluster):
-    version, isa = describe()
+    version, isa = describe_worker()
     assert list(cluster.workers().values()) == [WorkerInfo("127.0.0.1", 2, version, isa)]
 
 
@@ -68,12 +72,20 @@ def test_what_a_task_raises_is_raised_here(cluster):
     assert "Traceback" in caught.value.__notes__[0]
 
 
-def test_waiting_ends_with_the_timeout(cluster):
-    task = cluster.submit(only(cluster.workers()), time.sleep, 1.0)
+def test_waiting_ends_with_the_timeout_and_the_task_goes_on(cluster, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    task = cluster.submit(only(cluster.workers()), Path.read_bytes, pipe)  # until it is written to
+    rescue = threading.Timer(60, pipe.write_bytes, [b"too late"])
+    rescue.start()
     begin = time.monotonic()
-    assert cluster.wait([task], 0.2) == []
-    assert time.monotonic() - begin < 0.9
-    assert finish(cluster, task) is None
+    try:
+        assert cluster.wait([task], 0.2) == []
+        assert time.monotonic() - begin >= 0.2
+    finally:
+        rescue.cancel()
+    pipe.write_bytes(b"now")
+    assert finish(cluster, task) == b"now"
 
 
 def test_a_client_of_the_caller_stays_open(processes):
@@ -143,9 +155,9 @@ def test_the_scheduler_needs_no_dismec(tmp_path):
     with Processes(tmp_path) as processes:
         processes.scheduler(env=with_version(tmp_path, ""))
         processes.worker()
-        with Cluster.connect(processes.file, patience=10) as cluster:
+        with Cluster.connect(processes.file) as cluster:
             worker = only(cluster.wait_for_workers())
-            assert finish(cluster, cluster.submit(worker, describe)) == describe()
+            assert finish(cluster, cluster.submit(worker, describe_worker)) == describe_worker()
 
 
 def test_no_scheduler_is_said_after_a_while():
@@ -195,12 +207,33 @@ def test_a_scheduler_that_comes_back_is_waited_for(tmp_path, same_port):
             assert finish(cluster, cluster.submit(worker, add, 2, 3)) == 5
 
 
+def test_a_worker_that_stays_paused_counts_as_gone():
+    client = mock.Mock(status="running")
+    cluster = Cluster(client, None, 1.0)
+    answer = Task("tcp://a:1", None, futures.Future())
+    answer.future.set_result(describe_worker())
+    there = {"tcp://a:1": 2}
+    with (
+        mock.patch("dismec.cluster.connection._LOOK_SECONDS", 0.0),
+        mock.patch.object(cluster, "submit", return_value=answer),
+    ):
+        client.sync.return_value = there, there
+        assert cluster.wait_for_workers().keys() == there.keys()
+        client.sync.return_value = there, {}
+        assert cluster.workers().keys() == there.keys()
+        with mock.patch("dismec.cluster.connection._PAUSED_SECONDS", 0.0):
+            assert cluster.workers() == {}
+        assert cluster.workers() == {}  # it is asked what it is once more
+        assert cluster.workers().keys() == there.keys()
+
+
 def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
     with Processes(tmp_path) as processes:
         scheduler = processes.scheduler()
         processes.worker()
         with Cluster.connect(processes.file, patience=2) as cluster:
-            task = cluster.submit(only(cluster.wait_for_workers()), time.sleep, 60)
+            wait_until(cluster.workers)
+            task = cluster.submit(only(cluster.workers()), time.sleep, 60)
             processes.kill(scheduler)
             with pytest.raises(WorkerLost):
                 finish(cluster, task)

@@ -1,9 +1,8 @@
 """A Dask cluster: who is there, and tasks that run on one worker and no other.
 
 Dask moves a task whose worker dies to another one, or lets it wait for ever if it may not move.
-What dismec runs on a worker rests on what that process holds already, rows or weights, so that it
-is for the caller to say where a task goes next: here a task belongs to one worker and is lost with
-it.
+What dismec runs on a worker needs what that process already holds, rows or weights, so the caller
+has to say where a task goes next: here a task belongs to one worker and is lost with it.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import logging
 import os
 import pickle
 import time
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from concurrent import futures
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
+from dismec.cluster.task import Task, outcome, packed
 from dismec.cpu import kernels
 from dismec.errors import ClusterError, WorkerLost
 
@@ -37,8 +36,8 @@ except ImportError:
 
 __all__ = [
     "Cluster",
-    "Task",
     "WorkerInfo",
+    "describe_worker",
     "listen",
     "memory_limit",
     "private_directory",
@@ -48,71 +47,28 @@ __all__ = [
 
 _DIRECT = "dismec_call"
 _LOOK_SECONDS = 0.5  # between looks at who is there
-_PAUSED_SECONDS = 20.0  # a worker that Dask has paused for so long counts as gone
 _ANSWER_SECONDS = 10.0
+_PAUSED_SECONDS = 20.0  # a worker that Dask has paused for this long counts as gone
 
 _log = logging.getLogger("dismec")
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known of a worker process.
+    """What is known of a worker process."""
 
-    Attributes
-    ----------
-    host
-        Its machine, by the address under which it is reached.
-    threads
-        How many it was given.
-    version
-        Of the dismec it runs; empty if it has none, or one that knows nothing of clusters.
-    isa
-        Instruction set of its kernels.
-    """
+    host: str  # its machine, by the address under which it is reached
+    threads: int  # that it was given
+    version: str  # of its dismec; empty if it has none, or one that knows nothing of clusters
+    isa: str  # instruction set of its kernels
 
-    host: str
-    threads: int
-    version: str
-    isa: str
+    @property
+    def software(self) -> str:
+        """Which dismec it has, in words."""
+        return f"dismec {self.version}" if self.version else "no dismec, or a very old one"
 
 
-class Task:
-    """A call on a worker; `Cluster.submit` makes it."""
-
-    def __init__(self, worker: str, remote: Any, local: futures.Future[Any]) -> None:
-        self.worker = worker
-        self._remote = remote  # the worker keeps the result for as long as we have this
-        self._local = local
-
-    def done(self) -> bool:
-        """Whether `result` is there, or never will be."""
-        return self._local.done()
-
-    def result(self) -> Any:
-        """What the call returned, for a task that is done.
-
-        Raises
-        ------
-        WorkerLost
-            If the worker, or the scheduler, has gone before the result had come here.
-        Exception
-            Whatever the call raised.
-        """
-        self._remote = None
-        try:
-            answer = self._local.result(timeout=0)
-        except (futures.CancelledError, asyncio.CancelledError):
-            raise WorkerLost(f"{self.worker} is gone") from None
-        if isinstance(answer, _Raised):
-            raise answer.error
-        return answer
-
-    def _lose(self) -> None:
-        self._local.cancel()
-        self._remote = None
-
-
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """A connection to a cluster; use it in a ``with`` statement, from one thread.
 
     A scheduler that stops answering is waited for, for `patience` seconds, by every method that
@@ -155,24 +111,14 @@ class Cluster:
             if where.asynchronous:
                 raise ClusterError("the client is asynchronous; make one with asynchronous=False")
             return cls(where, None, patience)
-        return cls(_open(os.fspath(where), patience), os.fspath(where), patience)
+        return cls(_new_client(os.fspath(where), patience), os.fspath(where), patience)
 
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Forget all tasks, and disconnect if the client is ours."""
-        for task in self._tasks:
-            task._lose()
-        self._tasks.clear()
+        self._lose_all()
         if self._where is not None:
             self._client.close()
 
@@ -224,39 +170,30 @@ class Cluster:
         Calls run in the order of their submission, as many at a time as the worker has threads.
         Arguments and results travel by way of the scheduler; keep each below some megabytes.
         """
-        call = pickle.dumps(_Call(function, args), protocol=5)
         try:
             remote = self._client.submit(
                 pickle.loads,
-                call,
+                packed(function, args),
                 key=f"{function.__name__}-{uuid4()}",
                 workers=[worker],
                 allow_other_workers=False,
             )
-            local = asyncio.run_coroutine_threadsafe(
-                _collect(remote), self._client.loop.asyncio_loop
-            )
+            future = self._start(_collect(remote))
         except (OSError, RuntimeError, ValueError):  # of a client that is closed
             if self._client.status != "closed":
                 raise
             lost = Task(worker, None, futures.Future())
-            lost._lose()
+            lost.lose()
             return lost
-        task = Task(worker, remote, local)
-        self._tasks.add(task)
-        return task
+        return self._keep(Task(worker, remote, future))
 
     def call(self, worker: str, function: Callable[..., Any], *args: Any) -> Task:
-        """As `submit`, straight to a worker that listens (`listen`), and not by the scheduler.
+        """As `submit`, straight to a worker that listens (`listen`) rather than by the scheduler.
 
-        That takes a tenth of the time, but for a worker that this machine cannot reach.
+        That takes a tenth of the time; a worker that this machine cannot reach is lost.
         """
-        call = pickle.dumps(_Call(function, args), protocol=5)
-        answer = _call_directly(self._client.rpc, worker, call)
-        local = asyncio.run_coroutine_threadsafe(answer, self._client.loop.asyncio_loop)
-        task = Task(worker, None, local)
-        self._tasks.add(task)
-        return task
+        answer = _call_directly(self._client.rpc, worker, packed(function, args))
+        return self._keep(Task(worker, None, self._start(answer)))
 
     def wait(self, tasks: Collection[Task], timeout: float = 1.0) -> list[Task]:
         """Those of the tasks that are done, as soon as there is one, or none after the time-out."""
@@ -267,139 +204,105 @@ class Cluster:
             if done or left <= 0:
                 self._tasks.difference_update(done)
                 return done
-            local = [task._local for task in tasks]
-            futures.wait(local, min(left, _LOOK_SECONDS), futures.FIRST_COMPLETED)
+            pending = [task.future for task in tasks]
+            futures.wait(pending, min(left, _LOOK_SECONDS), futures.FIRST_COMPLETED)
             self._look()
 
     def forget(self, task: Task) -> None:
         """Give up a task: it does not begin if it has not begun, and its result is dropped."""
-        task._lose()
+        task.lose()
         self._tasks.discard(task)
 
-    # -- who is there ------------------------------------------------------------------------------
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
+
+    def _keep(self, task: Task) -> Task:
+        self._tasks.add(task)
+        return task
+
+    def _lose_all(self) -> None:
+        for task in list(self._tasks):
+            self.forget(task)
 
     def _look(self, now: bool = False) -> None:
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
-        self._threads = self._running_workers()
+        self._threads = self._without_paused(*self._ask_for_threads())
         self._looked = time.monotonic()
-        for task in [task for task in self._tasks if task.worker not in self._threads]:
-            self.forget(task)
+        for task in list(self._tasks):
+            if task.done() or task.worker not in self._threads:
+                self.forget(task)
         for gone in (self._infos.keys() | self._asked.keys()) - self._threads.keys():
             self._infos.pop(gone, None)
             self._asked.pop(gone, None)
-        for address, threads in self._threads.items():
-            if address not in self._infos:
-                self._ask(address, threads)
+        for address in [address for address in self._threads if address not in self._infos]:
+            self._ask(address)
 
-    def _ask(self, address: str, threads: int) -> None:
+    def _ask(self, address: str) -> None:
         """Take the answer of a worker in, or put the question."""
         task = self._asked.get(address)
         if task is None:
-            self._asked[address] = self.submit(address, describe)
+            self._asked[address] = self.submit(address, describe_worker)
         elif task.done():
             del self._asked[address]
-            self._tasks.discard(task)
             try:
                 answer = task.result()
             except WorkerLost:
                 return
             except (ImportError, AttributeError):
-                answer = ("", "")
-            self._infos[address] = WorkerInfo(get_address_host(address), threads, *answer)
-
-    def _running_workers(self) -> dict[str, int]:
-        """Threads by worker, from the scheduler; waits for it if need be."""
-        begin = time.monotonic()
-        failed = False
-        while True:
-            if self._client.status == "closed":
-                self._connect_again(begin)
-                failed = True
-            try:
-                found = self._client.sync(self._everybody, callback_timeout=_ANSWER_SECONDS)
-            except (OSError, RuntimeError, ValueError):
-                found = None
-            if found is not None:
-                if failed:
-                    _log.warning("the scheduler answers again")
-                return self._without_paused(*found)
-            if not failed:
-                _log.warning("the scheduler does not answer; waiting for it")
-                failed = True
-            self._give_up_after(begin)
-            time.sleep(0.2)
-
-    async def _everybody(self) -> tuple[dict[str, int], dict[str, int]]:
-        scheduler = self._client.scheduler
-        if scheduler is None or self._client.status != "running":
-            raise OSError("not connected")
-        return await scheduler.ncores(), await scheduler.ncores_running()
+                answer = "", ""
+            host = get_address_host(address)
+            self._infos[address] = WorkerInfo(host, self._threads[address], *answer)
 
     def _without_paused(self, everybody: dict[str, int], running: dict[str, int]) -> dict[str, int]:
         now = time.monotonic()
-        self._paused = {
-            address: self._paused.get(address, now) for address in everybody.keys() - running.keys()
-        }
+        self._paused = {a: self._paused.get(a, now) for a in everybody.keys() - running.keys()}
         return {
             address: threads
             for address, threads in everybody.items()
             if now - self._paused.get(address, now) < _PAUSED_SECONDS
         }
 
+    def _ask_for_threads(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Of all workers and of those not paused, from the scheduler; waits for it if need be."""
+        begin = time.monotonic()
+        failed = False
+        while True:
+            if self._client.status == "closed":
+                self._connect_again(begin)
+                failed = True
+            with suppress(OSError, RuntimeError, ValueError):
+                everybody, running = self._client.sync(
+                    self._ask_scheduler, callback_timeout=_ANSWER_SECONDS
+                )
+                if failed:
+                    _log.warning("the scheduler answers again")
+                return everybody, running
+            if not failed:
+                _log.warning("the scheduler does not answer; waiting for it")
+                failed = True
+            waited = time.monotonic() - begin
+            if waited > self._patience:
+                raise _no_scheduler(self._where or "the client's scheduler", waited)
+            time.sleep(0.2)
+
+    async def _ask_scheduler(self) -> tuple[dict[str, int], dict[str, int]]:
+        scheduler = self._client.scheduler
+        if scheduler is None or self._client.status != "running":
+            raise OSError("not connected")
+        return await scheduler.ncores(), await scheduler.ncores_running()
+
     def _connect_again(self, begin: float) -> None:
-        for task in self._tasks:
-            task._lose()
-        self._tasks.clear()
+        self._lose_all()
         self._infos.clear()
         self._asked.clear()
-        if self._where is None:
-            raise _no_scheduler("the client's scheduler", time.monotonic() - begin)
-        left = self._patience - (time.monotonic() - begin)
-        self._client = _open(self._where, max(left, 1.0))
-
-    def _give_up_after(self, begin: float) -> None:
         waited = time.monotonic() - begin
-        if waited > self._patience:
-            raise _no_scheduler(self._where or "the client's scheduler", waited)
+        if self._where is None:
+            raise _no_scheduler("the client's scheduler", waited)
+        self._client = _new_client(self._where, max(self._patience - waited, 1.0))
 
 
-class _Call:
-    """Makes a call when it is unpickled.
-
-    The scheduler, which may have no dismec, sees nothing of it but bytes, and what a worker cannot
-    import is an error of the task. Sent as it is, such a function ends the worker.
-    """
-
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._parts = function, args
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _perform, self._parts
-
-
-@dataclass(frozen=True)
-class _Raised:
-    error: Exception
-
-
-# -- on a worker -----------------------------------------------------------------------------------
-
-
-def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make a call, and return what it raises: Dask loses a task whose traceback it cannot pack."""
-    try:
-        return function(*args)
-    except Exception as error:
-        error.add_note("".join(traceback.format_exception(error)))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return _Raised(ClusterError(f"{type(error).__name__}: {error}"))
-        return _Raised(error)
-
-
-def describe() -> tuple[str, str]:
+def describe_worker() -> tuple[str, str]:
     """Version of dismec and instruction set, where this runs."""
     return version("dismec"), str(kernels.isa)
 
@@ -421,22 +324,14 @@ def memory_limit() -> int | None:
 
 def listen() -> None:
     """Let this worker take calls of `Cluster.call`."""
-    worker = distributed.get_worker()
-    loop, pool = worker.loop.asyncio_loop, worker.executors["default"]
+    process = distributed.get_worker()
+    loop, executor = process.loop.asyncio_loop, process.executors["default"]
 
     async def answer(call: bytes) -> bytes:
-        outcome: bytes = await loop.run_in_executor(pool, _outcome, call)
-        return outcome
+        found: bytes = await loop.run_in_executor(executor, outcome, call)
+        return found
 
-    worker.handlers[_DIRECT] = answer
-
-
-def _outcome(call: bytes) -> bytes:
-    """What has come of a call, as `_call_directly` takes it."""
-    try:
-        return pickle.dumps((pickle.loads(call), None), protocol=5)
-    except Exception as error:
-        return pickle.dumps((None, error), protocol=5)
+    process.handlers[_DIRECT] = answer
 
 
 def step_aside() -> None:
@@ -444,12 +339,9 @@ def step_aside() -> None:
     distributed.secede()
 
 
-# -- connecting ------------------------------------------------------------------------------------
-
-
-def _open(where: str, patience: float) -> distributed.Client:
+def _new_client(where: str, patience: float) -> distributed.Client:
     begin = time.monotonic()
-    told = False
+    said = False
     while True:
         try:
             left = patience - (time.monotonic() - begin)
@@ -460,10 +352,10 @@ def _open(where: str, patience: float) -> distributed.Client:
             waited = time.monotonic() - begin
             if waited >= patience:
                 raise _no_scheduler(where, waited) from None
-            if not told:
+            if not said:
                 there = "" if "://" in where or Path(where).exists() else " (there is no such file)"
                 _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
-                told = True
+                said = True
             time.sleep(0.2)
 
 
@@ -493,10 +385,10 @@ def _no_scheduler(where: str, seconds: float) -> ClusterError:
 
 async def _call_directly(rpc: Any, worker: str, call: bytes) -> Any:
     try:
-        outcome = await getattr(rpc(worker), _DIRECT)(call=call)
+        answer = await getattr(rpc(worker), _DIRECT)(call=call)
     except (OSError, RuntimeError) as error:  # RuntimeError: of a client that is closed
         raise WorkerLost(f"{worker} does not answer: {error}") from None
-    result, raised = pickle.loads(outcome)
+    result, raised = pickle.loads(answer)
     if raised is not None:
         raise raised
     return result

@@ -18,20 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from dismec.cluster.connection import Cluster, Task
-from dismec.cluster.prediction import Batch, ClusterPredictor, Part
+from dismec.cluster.batches import Ranked, RowBatch
+from dismec.cluster.connection import Cluster
+from dismec.cluster.prediction import ClusterPredictor
+from dismec.cluster.task import Task
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, DismecError, NotReady
-from dismec.model.scoring import Labels, Scores
+from dismec.model.scoring import Labels, Scores, empty_topk
 from dismec.model.topk_model import TopkModel
 
 __all__ = ["ServedModel", "serve_on_cluster"]
 
 _BATCH_ROWS = 256  # that requests are brought together to
-_ANSWER_SECONDS = 30.0  # for an answer, whatever the reason
+_REQUEST_SECONDS = 30.0  # for an answer, whatever the reason
 _SILENT_SECONDS = 3.0  # that the thread may be stuck, waiting for the scheduler
-_AGAIN_SECONDS = 0.5
-_CLOSE_SECONDS = 10.0
+_TURN_SECONDS = 0.5
+_STOP_SECONDS = 10.0
 
 _log = logging.getLogger("dismec")
 
@@ -65,8 +67,7 @@ class ServedModel(TopkModel):
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         rows = check_rows(X, self.n_features)
-        labels = np.full((rows.n_rows, k), -1, dtype=np.int32)
-        scores = np.full((rows.n_rows, k), -np.inf, dtype=np.float32)
+        labels, scores = empty_topk(rows.n_rows, k)
         places = min(k, self.n_labels)
         if rows.n_rows:
             rows = self.transform.apply_between(rows, 0, rows.n_rows)
@@ -96,7 +97,7 @@ def serve_on_cluster(
     return ServedModel(_Desk(where, directory, patience))
 
 
-class _Request(futures.Future[Part]):
+class _Request(futures.Future[Ranked]):
     """Rows that somebody waits to have ranked."""
 
     def __init__(self, rows: Rows, places: int) -> None:
@@ -104,7 +105,7 @@ class _Request(futures.Future[Part]):
         self.rows = rows
         self.places = places
 
-    def answer(self, found: Part | Exception) -> None:
+    def answer(self, found: Ranked | Exception) -> None:
         with suppress(futures.InvalidStateError):  # who asked has gone
             if isinstance(found, Exception):
                 self.set_exception(found)
@@ -128,8 +129,6 @@ class _Desk:
         self._thread = threading.Thread(target=self._run, name="dismec-cluster", daemon=True)
         self._thread.start()
 
-    # -- for any thread ----------------------------------------------------------------------------
-
     @property
     def not_ready(self) -> str | None:
         """Why there are no answers now, or None."""
@@ -139,10 +138,10 @@ class _Desk:
             return "the scheduler of the cluster does not answer"
         return self._reason
 
-    def ask(self, rows: Rows, places: int) -> Part:
+    def ask(self, rows: Rows, places: int) -> Ranked:
         """The best labels of transformed rows; `NotReady` if that is not possible now."""
         request = _Request(rows, places)
-        end = time.monotonic() + _ANSWER_SECONDS
+        end = time.monotonic() + _REQUEST_SECONDS
         if self.not_ready is None:
             self._waiting.append(request)
             self._ring()
@@ -151,7 +150,7 @@ class _Desk:
                 return request.result(timeout=min(1.0, max(end - time.monotonic(), 0)))
             except TimeoutError:
                 if time.monotonic() >= end:
-                    reason = f"the cluster has not answered within {_ANSWER_SECONDS:.0f} s"
+                    reason = f"the cluster has not answered within {_REQUEST_SECONDS:.0f} s"
                     break
         request.answer(NotReady(reason))
         raise NotReady(reason)
@@ -164,14 +163,12 @@ class _Desk:
     def close(self) -> None:
         """As `stop`, and wait for it."""
         self.stop()
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
     def _ring(self) -> None:
         with self._lock:
             if not self._bell.done():
                 self._bell.set_result(None)
-
-    # -- for the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -201,13 +198,13 @@ class _Desk:
         try:
             while self._waiting and predictor.hungry and not predictor.missing:
                 self._add(predictor)
-            predictor.step(_AGAIN_SECONDS, Task("", None, bell))
+            predictor.step(_TURN_SECONDS, Task("", None, bell))
         except DismecError as error:
             _log.warning("%s", error)
             self._reason = str(error)
             self._refuse(self._reason)
             predictor.drop()
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_TURN_SECONDS)
         else:
             self._note(predictor)
         self._beat = time.monotonic()
@@ -236,7 +233,7 @@ class _Desk:
             return
         self._asked += requests
 
-        def answer(found: Part | Exception) -> None:
+        def answer(found: Ranked | Exception) -> None:
             start = 0
             for request in requests:
                 stop = start + request.rows.n_rows
@@ -250,7 +247,7 @@ class _Desk:
                 start = stop
 
         places = max(request.places for request in requests)
-        predictor.add(Batch(_stack([request.rows for request in requests]), places, answer))
+        predictor.add(RowBatch(_stack([request.rows for request in requests]), places, answer))
 
     def _refuse(self, reason: str) -> None:
         refused, self._asked = self._asked, []
@@ -263,7 +260,7 @@ class _Desk:
 def _stack(rows: list[Rows]) -> Rows:
     if len(rows) == 1:
         return rows[0]
-    lengths = np.concatenate([np.diff(part.indptr) for part in rows])
+    lengths = np.concatenate([np.diff(some.indptr) for some in rows])
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    indices = np.concatenate([part.indices for part in rows])
-    return Rows(indptr, indices, np.concatenate([part.data for part in rows]))
+    indices = np.concatenate([some.indices for some in rows])
+    return Rows(indptr, indices, np.concatenate([some.data for some in rows]))

@@ -1,4 +1,4 @@
-"""What training runs on the workers of a cluster: functions that `cluster_training` calls there.
+"""What training runs on the workers of a cluster: functions that `cluster.training` calls there.
 
 A worker process holds the rows by memory map, so that all processes of a machine share one copy,
 and for each training under way threads that solve its blocks. It outlives the training: what a
@@ -7,7 +7,6 @@ client that was killed has left behind goes when the next one begins.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cluster.connection import scratch_directory, step_aside
+from dismec.cluster.shipping import arrived, discard_parcels
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
@@ -29,7 +29,7 @@ from dismec.solve.block import Block
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept
 
-__all__ = ["Data", "Run", "begin", "drop_data", "end", "find_data", "receive", "received", "solve"]
+__all__ = ["Data", "Run", "adopt_data", "begin", "drop_data", "end", "find_data", "solve"]
 
 Answer = tuple[BlockReceipt, bytes | None]  # the file's content unless it is in the run's folder
 
@@ -45,11 +45,8 @@ class Data(NamedTuple):
 class Run(NamedTuple):
     """What solving blocks of a training takes, apart from the data.
 
-    Attributes
-    ----------
-    folder
-        Where blocks are put if this process sees it: a folder of this run alone, in the model
-        directory. Once it is gone nobody writes blocks of the run any more.
+    Blocks are put into `folder` if this process sees it: one of this run alone, in the model
+    directory. Once it is gone nobody writes blocks of the run any more.
     """
 
     folder: str
@@ -59,11 +56,8 @@ class Run(NamedTuple):
 
 
 _datasets: dict[str, Dataset] = {}  # checked, and not yet part of a run
-_runs: dict[str, _Session] = {}
-_lock = threading.Lock()
-
-
-# -- the data --------------------------------------------------------------------------------------
+_runs: dict[str, _ActiveRun] = {}
+_runs_lock = threading.Lock()
 
 
 def find_data(data: Data) -> str | None:
@@ -76,45 +70,29 @@ def find_data(data: Data) -> str | None:
     return None
 
 
-def receive(data: Data, token: str, begin: int, piece: bytes) -> None:
-    """Take in a part of the data's file; parts may come in any order."""
-    handle = os.open(_incoming(data, token), os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        while piece:
-            written = os.pwrite(handle, piece, begin)
-            begin, piece = begin + written, piece[written:]
-    finally:
-        os.close(handle)
-
-
-def received(data: Data, token: str) -> str:
-    """Make a copy of what has been received; returns its path.
+def adopt_data(parcel: str, data: Data) -> str:
+    """Make what has been sent here the copy of this machine; returns its path.
 
     Raises
     ------
     DataError
         If it is not the data.
     """
-    path = _incoming(data, token)
-    try:
-        _datasets[str(_copy(data))] = _check(path, data)
-        path.replace(_copy(data))
-    finally:
-        path.unlink(missing_ok=True)
-    return str(_copy(data))
+    copy = _copy(data)
+    with arrived(parcel) as path:
+        _datasets[str(copy)] = _check(path, data)
+        path.replace(copy)
+    return str(copy)
 
 
-def drop_data(data: Data) -> None:
-    """Remove the copy that this machine has received, if any."""
+def drop_data(data: Data, token: str) -> None:
+    """Remove the copy that this machine has received, if any, and what is left of the sender's."""
     _copy(data).unlink(missing_ok=True)
+    discard_parcels(token)
 
 
 def _copy(data: Data) -> Path:
     return scratch_directory() / f"dismec-{data.fingerprint[:16]}.xmc"
-
-
-def _incoming(data: Data, token: str) -> Path:
-    return scratch_directory() / f"dismec-{data.fingerprint[:16]}.{token}.part"
 
 
 def _check(path: Path, data: Data) -> Dataset:
@@ -124,9 +102,6 @@ def _check(path: Path, data: Data) -> Dataset:
     return dataset
 
 
-# -- blocks ----------------------------------------------------------------------------------------
-
-
 def begin(run: Run, path: str) -> str | None:
     """Prepare for blocks of a run on the data at `path`.
 
@@ -134,7 +109,7 @@ def begin(run: Run, path: str) -> str | None:
     that.
     """
     end(run.folder)
-    with _lock:
+    with _runs_lock:
         here = Path(run.folder).parent
         for folder, other in list(_runs.items()):
             if other.idle or Path(folder).parent == here:
@@ -145,9 +120,9 @@ def begin(run: Run, path: str) -> str | None:
     except OSError:
         probe = ""
     dataset = _datasets.pop(path, None) or load_data(path)
-    session = _Session(run, dataset, writes=bool(probe))
-    with _lock:
-        _runs[run.folder] = session
+    active = _ActiveRun(run, dataset, writes=bool(probe))
+    with _runs_lock:
+        _runs[run.folder] = active
     return probe or None
 
 
@@ -159,24 +134,24 @@ def solve(folder: str, number: int, labels: npt.NDArray[np.int64]) -> Answer:
     WorkerLost
         If this process knows nothing of the run: it is not the one that began it.
     """
-    with _lock:
-        session = _runs.get(folder)
-        if session is None:
-            raise WorkerLost("this worker has been started anew")
-        future = session.add(number, labels)
+    with _runs_lock:
+        active = _runs.get(folder)
+        if active is None:
+            raise WorkerLost("this worker has been restarted")
+        future = active.add(number, labels)
     step_aside()
     return future.result()
 
 
 def end(folder: str) -> None:
     """Stop a run, and whatever is solved for it."""
-    with _lock:
-        session = _runs.pop(folder, None)
-    if session:
-        session.close()
+    with _runs_lock:
+        active = _runs.pop(folder, None)
+    if active:
+        active.close()
 
 
-class _Session:
+class _ActiveRun:
     """The threads that solve a run's blocks, and who waits for which block."""
 
     def __init__(self, run: Run, dataset: Dataset, writes: bool) -> None:

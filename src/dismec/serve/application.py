@@ -26,18 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec.cpu import thread_count
-<<<<<<< ours
-from dismec.errors import DataError, DismecError, NotReady
-from dismec.model.model import Model
-from dismec.model.opening import open_model
-from dismec.model.topk_model import TopkModel
-from dismec.serve import api, prometheus
-from dismec.serve.api import Limits
-=======
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
 from dismec.serve.contract import Limits
->>>>>>> theirs
 from dismec.serve.openapi import docs_page, openapi
 from dismec.serve.page import page
 from dismec.serve.service import NoExplanations, Service

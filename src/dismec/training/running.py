@@ -145,12 +145,8 @@ def _solve_there(
     progress: Progress | None,
 ) -> Generator[BlockReceipt, None, None]:
     """Solve the labels that are not `held` on a cluster."""
-    from dismec.cluster.training import (
-        BLOCKS_A_THREAD,
-        Training,
-        check_workers,
-        solve_on_cluster,
-    )
+    from dismec.cluster.pool import check_workers
+    from dismec.cluster.training import BLOCKS_A_THREAD, ClusterJob, solve_on_cluster
 
     cluster: Any = place.cluster
     n_threads = sum(info.threads for info in check_workers(cluster).values())
@@ -158,7 +154,7 @@ def _solve_there(
     data = Path(place.source or data_file(directory, job.manifest.data))
     if blocks and not data.exists():
         save_data(Dataset(job.X, job.Y), data)
-    training = Training(
+    work = ClusterJob(
         directory,
         data,
         job.manifest.data,
@@ -166,7 +162,7 @@ def _solve_there(
         job.transform,
         costs(job.problem.groups, job.problem.label_counts),
     )
-    return solve_on_cluster(cluster, training, blocks, _counter(job, blocks, progress))
+    return solve_on_cluster(cluster, work, blocks, _counter(job, blocks, progress))
 
 
 def _counter(job: Job, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:

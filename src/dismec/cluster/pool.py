@@ -1,0 +1,219 @@
+"""The workers that take part in something, and the client's loop around them.
+
+A worker that is there becomes a member, is prepared step by step, and is handed tasks. One that
+leaves takes nothing along: its tasks are forgotten and its preparation is closed before the owner
+of the pool hears of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Generic, TypeVar
+
+from dismec.cluster.connection import Cluster, WorkerInfo
+from dismec.cluster.task import Task
+from dismec.errors import ClusterError, ModelError, WorkerLost
+
+__all__ = ["MOST_LOSSES", "Member", "Pool", "Steps", "Work", "check_workers"]
+
+MOST_LOSSES = 10  # workers that may die of the same task
+_AGAIN_SECONDS = 0.05  # until steps that yielded None are called again
+_CLOSE_SECONDS = 5.0
+
+_log = logging.getLogger("dismec")
+
+# What prepares a worker: yields a task, to be sent its result or have thrown in what it raised, or
+# None, to be called again a little later. Closed when the worker leaves.
+Steps = Generator[Task | None, Any, None]
+
+W = TypeVar("W")
+
+
+@dataclass(eq=False)
+class Member(Generic[W]):
+    """A worker that takes part, and what it has been handed: what each of its tasks is for."""
+
+    address: str
+    info: WorkerInfo
+    tasks: dict[Task, W] = field(default_factory=dict)
+
+
+M = TypeVar("M", bound=Member[Any])
+
+
+@dataclass(frozen=True)
+class Work(Generic[M]):
+    """What the owner of a pool does with its workers."""
+
+    join: Callable[[str, WorkerInfo], M]  # makes a member of a worker
+    prepare: Callable[[M], Steps]  # what gets a new member ready
+    hand_out: Callable[[], None]  # puts tasks into `Member.tasks` of those that are ready
+    lost: Callable[[M, str], None]  # takes the tasks of a member that has left back; says why
+
+
+def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
+    """The workers to begin with.
+
+    Raises
+    ------
+    ClusterError
+        If there is none, or one has another version of dismec.
+    """
+    workers = cluster.wait_for_workers()
+    ours = version("dismec")
+    for address, info in workers.items():
+        if info.version != ours:
+            raise ClusterError(f"worker {address} has {info.software}, this is {ours}")
+    return workers
+
+
+class Pool(Generic[M, W]):
+    """The workers of a cluster that take part in some work; for one thread."""
+
+    def __init__(self, cluster: Cluster, work: Work[M]) -> None:
+        self.members: dict[str, M] = {}  # by address, in the order of their joining
+        self._cluster = cluster
+        self._work = work
+        self._refused: set[str] = set()
+        self._steps: dict[Steps, tuple[M, Task | None]] = {}
+
+    @property
+    def preparing(self) -> bool:
+        """Whether steps are under way for any worker."""
+        return bool(self._steps)
+
+    def begin(self, member: M, steps: Steps) -> None:
+        """Have further steps run for a member, from the next `turn` on."""
+        self._steps[steps] = member, None
+
+    def turn(self, timeout: float = 0.5, bell: Task | None = None) -> Iterator[tuple[M, W, Any]]:
+        """Do what there is to do, wait until something happens, and yield what is done.
+
+        A task that was handed out comes as the member that had it, what it was for, and what it
+        returned or raised. The wait ends with `bell` too, and after `timeout` seconds.
+
+        Raises
+        ------
+        ModelError
+            Of preparing a worker: it is about the model, and no other worker would do better.
+        Exception
+            What has kept the last worker from taking part; what `Work.lost` raises.
+        """
+        self._meet()
+        self._work.hand_out()
+        for steps in [steps for steps, (_, task) in self._steps.items() if task is None]:
+            self._advance(steps)
+        prepared = {task: steps for steps, (_, task) in self._steps.items() if task is not None}
+        tasks = [*prepared, *(task for m in self.members.values() for task in m.tasks)]
+        if bell is not None:
+            tasks.append(bell)
+        if len(prepared) < len(self._steps):
+            timeout = min(timeout, _AGAIN_SECONDS)
+        if not tasks:
+            time.sleep(min(timeout, 0.1))
+        for task in self._cluster.wait(tasks, timeout) if tasks else ():
+            if task in prepared:
+                self._advance(prepared[task])
+            else:
+                yield from self._finished(task)
+
+    def drop(self) -> None:
+        """Forget all that was handed out."""
+        for member in self.members.values():
+            for task in member.tasks:
+                self._cluster.forget(task)
+            member.tasks.clear()
+
+    def close(self, *calls: tuple[Any, ...]) -> None:
+        """Let the members go, and wait some seconds for every worker to make these calls."""
+        for member in list(self.members.values()):
+            self._leave(member)
+        with suppress(ClusterError):
+            if not self._cluster.connected:
+                return
+            there = [address for address in self._cluster.workers() if address not in self._refused]
+            tasks = {self._cluster.submit(address, *call) for address in there for call in calls}
+            end = time.monotonic() + _CLOSE_SECONDS
+            while tasks and time.monotonic() < end:
+                tasks.difference_update(self._cluster.wait(tasks, 0.5))
+            for task in tasks:
+                self._cluster.forget(task)
+
+    def _meet(self) -> None:
+        """Take note of who has come and gone."""
+        there = self._cluster.workers()
+        for member in [m for address, m in self.members.items() if address not in there]:
+            self._lose(member, "is gone")
+        for address, info in there.items():
+            if address in self.members or address in self._refused:
+                continue
+            if info.version != version("dismec"):
+                _log.warning("worker %s has %s: it is left out", address, info.software)
+                self._refused.add(address)
+                continue
+            member = self.members[address] = self._work.join(address, info)
+            self.begin(member, self._work.prepare(member))
+
+    def _advance(self, steps: Steps) -> None:
+        """Go on with getting a worker ready, unless it has left."""
+        if steps not in self._steps:
+            return
+        member, finished = self._steps.pop(steps)
+        try:
+            self._steps[steps] = member, _resume(steps, finished)
+        except StopIteration:
+            pass
+        except WorkerLost:
+            self._lose(member, "is gone")
+        except ModelError:
+            self._lose(member, "is gone")
+            raise
+        except Exception as error:
+            self._refused.add(member.address)
+            self._lose(member, f"cannot take part: {error}")
+            if not self.members:
+                raise
+
+    def _finished(self, task: Task) -> Iterator[tuple[M, W, Any]]:
+        member = self.members.get(task.worker)
+        if member is None or task not in member.tasks:
+            return
+        try:
+            found = task.result()
+        except WorkerLost:
+            self._lose(member, "is gone")
+            return
+        except Exception as error:
+            found = error
+        yield member, member.tasks.pop(task), found
+
+    def _lose(self, member: M, why: str) -> None:
+        self._leave(member)
+        self._work.lost(member, why)
+
+    def _leave(self, member: M) -> None:
+        del self.members[member.address]
+        for steps, (owner, task) in list(self._steps.items()):
+            if owner is member:
+                del self._steps[steps]
+                if task is not None:
+                    self._cluster.forget(task)
+                steps.close()
+        for task in member.tasks:
+            self._cluster.forget(task)
+
+
+def _resume(steps: Steps, finished: Task | None) -> Task | None:
+    """The next step, given what has come of the last one."""
+    if finished is None:
+        return next(steps)
+    try:
+        found = finished.result()
+    except Exception as error:
+        return steps.throw(error)
+    return steps.send(found)

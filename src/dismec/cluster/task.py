@@ -1,0 +1,97 @@
+"""A call on a worker: bytes on their way there, a `Task` for what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import traceback
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+from dismec.errors import ClusterError, WorkerLost
+
+__all__ = ["Task", "outcome", "packed"]
+
+
+class Task:
+    """A call on the worker at an address; `Cluster.submit` makes it."""
+
+    def __init__(self, worker: str, remote: Any, future: futures.Future[Any]) -> None:
+        self.worker = worker
+        self.future = future
+        self._remote = remote  # the worker keeps the result for as long as we have this
+
+    def done(self) -> bool:
+        """Whether `result` is there, or never will be."""
+        return self.future.done()
+
+    def result(self) -> Any:
+        """What the call returned, for a task that is done.
+
+        Raises
+        ------
+        WorkerLost
+            If the worker, or the scheduler, has gone before the result had come here.
+        Exception
+            Whatever the call raised.
+        """
+        self._remote = None
+        try:
+            answer = self.future.result(timeout=0)
+        except (futures.CancelledError, asyncio.CancelledError):
+            raise WorkerLost(f"{self.worker} is gone") from None
+        if isinstance(answer, _Raised):
+            raise answer.error
+        return answer
+
+    def lose(self) -> None:
+        """Give the result up: `result` raises `WorkerLost` unless it is there already."""
+        self.future.cancel()
+        self._remote = None
+
+
+def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """A call as bytes; unpickling them makes it."""
+    return pickle.dumps(_Call(function, args), protocol=5)
+
+
+class _Call:
+    """Makes a call when it is unpickled.
+
+    The scheduler, which may have no dismec, sees nothing of it but bytes, and what a worker cannot
+    import is an error of the task. Sent as it is, such a function ends the worker.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._content = function, args
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _perform, self._content
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
+def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Make a call, and return what it raises: Dask loses a task whose traceback it cannot pack."""
+    try:
+        return function(*args)
+    except Exception as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return _Raised(ClusterError(f"{type(error).__name__}: {error}"))
+        return _Raised(error)
+
+
+def outcome(call: bytes) -> bytes:
+    """Make a packed call; what it returned and None, or None and what it raised, pickled."""
+    try:
+        return pickle.dumps((pickle.loads(call), None), protocol=5)
+    except Exception as error:
+        return pickle.dumps((None, error), protocol=5)
