@@ -52,21 +52,17 @@ def inspect(
         facts = describe_model(path)
         if test is not None:
             from dismec.model.model import open_model
-            from dismec.training.texts import text_dataset
 
             model = open_model(path, check=False)  # it has just been
-            if reading.is_text(test):
-                dataset = text_dataset(model, test, fmt=reading.fmt, threads=threads)
-            else:
-                dataset = reading.load(test, threads)
+            dataset = reading.rows_of(model, reading.look(test), threads)
             say_unknown(model, dataset)
             facts["test"] = describe_test(model, dataset, threads)
     elif test is not None:
         raise click.UsageError(f"--test is for models, and {path} is none")
-    elif reading.is_text(path):
-        facts = describe_texts(path, reading.fmt)
+    elif (data := reading.look(path)).is_texts:
+        facts = describe_texts(data, reading.fmt)
     else:
-        facts = describe_data(path, reading.labels, threads=threads)
+        facts = describe_data(data, reading.labels, threads=threads)
     if page is not None:
         from dismec.report.page import write_page
 

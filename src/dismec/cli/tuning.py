@@ -31,10 +31,8 @@ from dismec.cli.training_options import (
     text_params,
     training_params,
 )
-from dismec.errors import DataError
 
 if TYPE_CHECKING:
-    from dismec.data.dataset import Dataset
     from dismec.model.model import Model
     from dismec.training.tuning import Tuned
 
@@ -111,9 +109,9 @@ def tune(
     _check_plot(plot)
     if validation_labels and not validation:
         raise click.UsageError("--validation-labels goes with --validation")
-    is_text = reading.is_text(data)
-    text = text_params(params, data, is_text)
-    chosen = training_params(is_text, **params)
+    found = reading.look(data)
+    text = text_params(params, found)
+    chosen = training_params(found.is_texts, **params)
     begin = time.perf_counter()
     run: Callable[..., Tuned] = tuning.tune
     if text is not None:
@@ -124,7 +122,7 @@ def tune(
         cluster_news(cluster, quiet),
     ):
         tuned = on_data(
-            *(data, reading, is_text, (validation, validation_labels), run, quiet),
+            *(found, reading, (validation, validation_labels), run, quiet),
             path=model,
             grid=grid,
             params=chosen,
@@ -236,11 +234,15 @@ def sweep(
     DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
     whose own delta is then the smallest that can be measured.
     """
+    from dismec.data.corpus import read_texts
     from dismec.training.sweep import check_deltas, sweep_model
 
     ordered = check_deltas(deltas)
     _check_plot(plot)
-    _check_test(test, reading)
+    of_test = Reading(test_labels, None, reading.columns)
+    test_file = of_test.look(test)
+    if test_file.is_texts:  # what cannot be read is an error before the training
+        next(read_texts(test_file, reading.fmt))
     if data.is_dir():
         from dismec.model.model import open_model
 
@@ -257,7 +259,7 @@ def sweep(
             common = {"threads": threads, "progress": progress, "client": cluster}
             with cluster_news(cluster, quiet):
                 model = _fit(data, reading, params | {"C": C, "delta": ordered[0]}, common)
-    rows = _rows_of(model, test, test_labels, reading, threads)
+    rows = of_test.rows_of(model, test_file, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
         from dismec.report.curves import draw_sweep
@@ -292,38 +294,14 @@ def _fit(
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Model:
-    is_text = reading.is_text(data)
-    text = text_params(params, data, is_text)
-    chosen = training_params(is_text, **params)
+    found = reading.look(data)
+    text = text_params(params, found)
+    chosen = training_params(found.is_texts, **params)
     if text is not None:
         from dismec.training.texts import Texts, fit_text
 
-        return fit_text(Texts.of_file(data, reading.fmt), chosen, text, **common)
+        return fit_text(Texts.of_file(found, reading.fmt), chosen, text, **common)
     from dismec.training.recipe import fit
 
-    dataset = reading.load(data, common["threads"])
+    dataset = reading.load(found, common["threads"])
     return fit(*dataset[:2], chosen, names=dataset.names, **common)
-
-
-def _check_test(test: Path, reading: Reading) -> None:
-    """Find out before the training whether there is something to measure on."""
-    from dismec.data.corpus import is_text, read_texts
-
-    if is_text(test):
-        next(read_texts(test, reading.fmt))
-    elif not test.is_file():
-        raise DataError(f"{test}: no such file")
-
-
-def _rows_of(
-    model: Model, test: Path, labels: Path | None, reading: Reading, threads: int | None
-) -> Dataset:
-    from dismec.data.corpus import is_text
-
-    if is_text(test):
-        from dismec.training.texts import text_dataset
-
-        return text_dataset(model, test, fmt=reading.fmt, threads=threads)
-    from dismec.data.dataset import load_data
-
-    return load_data(test, labels=labels, threads=threads)

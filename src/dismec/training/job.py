@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.dataset import Dataset, fingerprint, indicator, save_data
-from dismec.data.matrices import check_csr, check_X
+from dismec.data.dataset import Dataset, fingerprint, save_data
+from dismec.data.matrices import check_X, check_Y
 from dismec.data.names import check_names
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.model.calibration import Calibration
 
-__all__ = ["Blocks", "Job", "Mask", "Progress", "check_Y"]
+__all__ = ["Blocks", "Job", "Mask", "Progress"]
 
 T = TypeVar("T")
 Blocks = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
@@ -187,13 +187,3 @@ def _check_memory(n_features: int, n_labels: int) -> None:
             f"{n_features} features and {n_labels} labels need at least {needed >> 30} GiB of "
             f"memory; this machine has {present >> 30}"
         )
-
-
-def check_Y(Y: Any, n_rows: int) -> sp.csr_array:
-    """An indicator without stored zeros."""
-    Y = check_csr(Y, "Y", "labels")
-    if Y.shape[0] != n_rows:
-        raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
-    if not np.isin(Y.data, (0, 1)).all():
-        raise DataError("Y is not an indicator: it holds values other than 0 and 1")
-    return cast(sp.csr_array, indicator(Y))

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_X
+from dismec.data.matrices import check_X, check_Y
 from dismec.errors import DataError, ModelError
 from dismec.model import directory as store
 from dismec.model.manifest import BlockReceipt, Manifest
@@ -27,7 +27,7 @@ from dismec.model.shards import pack
 from dismec.solve.block import BlockStats
 from dismec.training import calibrating
 from dismec.training import delta as pruning
-from dismec.training.job import Job, Mask, Progress, check_Y
+from dismec.training.job import Job, Mask, Progress
 from dismec.training.params import TrainingParams
 
 if TYPE_CHECKING:
