@@ -58,7 +58,7 @@ class Training:
     fingerprint
         Of the data.
     costs
-        Of each label, as `blocks.costs` gives them.
+        Of each label, as `dismec.solve.blocks.effort` gives them.
     """
 
     directory: Path

@@ -22,7 +22,7 @@ from dismec.model import directory as store
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import LabelTable, Parts
 from dismec.solve.block import Block
-from dismec.solve.blocks import costs, cut_evenly
+from dismec.solve.blocks import cut_evenly, effort
 from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
@@ -110,10 +110,10 @@ class Job:
     def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
         """The labels that are not `held`, in at least so many blocks, numbered from `first`."""
         labels = np.flatnonzero(~held)
-        groups = self.problem.groups[labels]
-        cost = costs(groups, self.problem.label_counts[labels])
-        parts = cut_evenly(groups, self.params.block_size, cost, n_blocks)
-        return {first + i: labels[part] for i, part in enumerate(parts)}
+        equal = self.problem.equal_labels.among(labels)
+        work = effort(equal, self.problem.label_counts[labels])
+        cuts = cut_evenly(equal.groups, self.params.block_size, work, n_blocks)
+        return {first + i: labels[places] for i, places in enumerate(cuts)}
 
     def run(
         self,
@@ -156,7 +156,7 @@ class Job:
             self.manifest.data,
             self.params.solver,
             self.transform,
-            costs(self.problem.groups, self.problem.label_counts),
+            effort(self.problem.equal_labels, self.problem.label_counts),
         )
         count = self._counter(blocks, progress)
         return solve_on_cluster(cluster, training, blocks, count)

@@ -357,7 +357,7 @@ class _Trial(NamedTuple):
                 counts=job.parts.labels.counts,
                 threads=threads,
             )
-            job = job.calibrated(curves.taken_from(job.problem.groups))
+            job = job.calibrated(curves.taken_from(job.problem.equal_labels.groups))
         return job
 
 
