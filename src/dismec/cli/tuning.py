@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress
+from dismec.cli.console import (
+    cluster_news,
+    print_table,
+    say_trained,
+    say_unsolved,
+    shown_progress,
+)
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -152,23 +158,6 @@ def _check_plot(plot: Path | None) -> None:
         check_plot(plot)
 
 
-def _print_table(heads: list[str], rows: list[list[str]], best: int | None = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*heads)
-    for column in table.columns:
-        column.justify = "right"
-        column.no_wrap = True
-    for number, row in enumerate(rows):
-        # Marked by more than its weight: a log has no bold letters.
-        shown = [f"* {row[0]}", *row[1:]] if number == best else row
-        table.add_row(*shown, style="bold" if number == best else None)
-    console = Console()
-    # In a log there is no width to keep to.
-    console.print(table, width=None if console.is_terminal else 200, crop=False)
-
-
 def _print_tuned(tuned: Tuned) -> None:
     usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # what fits a terminal; JSON has all
     metrics = usual if tuned.metric in usual else [*usual, tuned.metric]
@@ -182,7 +171,7 @@ def _print_tuned(tuned: Tuned) -> None:
         for row in tuned.table
     ]
     best = [row["C"] for row in tuned.table].index(tuned.C)
-    _print_table(["C", *metrics, "weights", "core-s"], rows, best)
+    print_table(["C", *metrics, "weights", "core-s"], rows, left=0, best=best)
     click.echo(f"C {tuned.C:g}, chosen {tuned.model.params['C_auto']}")
     if best in (0, len(rows) - 1):
         click.echo("It is at the end of the grid: a wider one may have a better one.")
@@ -269,7 +258,7 @@ def sweep(
         click.echo(json.dumps(table))
         return
     names = [f"P@{k}" for k in ks]
-    _print_table(
+    print_table(
         ["delta", *names, "weights", "MB", "ms a row"],
         [
             [
@@ -281,6 +270,7 @@ def sweep(
             ]
             for row in table
         ],
+        left=0,
     )
 
 

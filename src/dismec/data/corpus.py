@@ -118,7 +118,7 @@ def read_texts(
     labels: list[list[str]] = []
     n_rows = chars = 0
     with detect(path) as data, data.open() as file:
-        for text, names in _rows(data, file, fmt, needs_labels):
+        for text, names in _rows_of(data, file, fmt, needs_labels):
             texts.append(text)
             labels.append(names)
             chars += len(text) + _ROW_CHARS
@@ -135,7 +135,7 @@ def read_texts(
 # Lines
 
 
-def _rows(data: DataFile, file: BinaryIO, fmt: TextFormat, needs_labels: bool) -> Iterator[_Row]:
+def _rows_of(data: DataFile, file: BinaryIO, fmt: TextFormat, needs_labels: bool) -> Iterator[_Row]:
     path = data.path
     kind = "JSON" if data.is_blank and not data.is_texts else data.kind
     if kind not in _UNUSED:

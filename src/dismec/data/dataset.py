@@ -57,7 +57,7 @@ def load_data(
     n_labels: int | None = None,
     threads: int | None = None,
 ) -> Dataset:
-    """Read a data file of any supported format, told by its content.
+    """Read a data file of any supported format, which is known by its content.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def _load(
 
 
 def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None) -> None:
-    """Write a data file, its format told by its ending, atomically.
+    """Write a data file in the format of its ending, atomically.
 
     ``.xmc`` keeps everything. ``.txt`` is XMC text and ``.svm`` or ``.svmlight`` the same without
     the header, so without the sizes; values read back to the same float32, and with a further

@@ -35,8 +35,8 @@ class XmcWriter:
 
     `append` pieces, then `finish`. Only then is there a file at ``path``, complete and with the
     bytes that `save_data` would have written; without `finish`, what was there before stays. What
-    is kept in memory is one piece, and 16 bytes a row. The temporary files, beside ``path`` and of
-    no name, take as much of the disk again until the end; they vanish with the process.
+    is kept in memory is one piece, and 16 bytes per row. The temporary files, beside ``path`` and
+    of no name, take as much of the disk again until the end; they vanish with the process.
 
     Raises
     ------
