@@ -8,13 +8,16 @@ import os
 import threading
 import tracemalloc
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dismec.data import corpus
-from dismec.data.corpus import Batch, TextFormat, is_text, read_texts
+from dismec.data import corpus, formats
+from dismec.data.corpus import TextBatch, TextFormat, read_texts
+from dismec.data.dataset import load_data
+from dismec.data.formats import detect
 from dismec.errors import DataError
 
 ROWS = [
@@ -64,6 +67,11 @@ def write(tmp_path):
     return written
 
 
+def kind_of(path):
+    with detect(path) as data:
+        return data.kind
+
+
 def all_rows(path, *args, **options):
     batches = list(read_texts(path, *args, **options))
     sizes = [len(batch.texts) for batch in batches]
@@ -90,7 +98,7 @@ def refused(path, line, reason, *args, **options):
 def test_every_kind_gives_the_rows_that_were_written(write, name, packed):
     content = FILES[name]
     path = write(gzip.compress(content) if packed else content, name + ".gz" * packed)
-    assert is_text(path)
+    assert kind_of(path) in ("JSON", "CSV", "TSV")
     assert all_rows(path) == ROWS
 
 
@@ -98,7 +106,7 @@ def test_every_kind_gives_the_rows_that_were_written(write, name, packed):
 def test_fasttext_lines_give_the_rows_that_were_written(write, packed):
     content = as_fasttext(ONE_LINE)
     path = write(gzip.compress(content) if packed else content, "rows.txt")
-    assert is_text(path)
+    assert kind_of(path) == "fastText"
     assert all_rows(path) == ONE_LINE
 
 
@@ -115,44 +123,73 @@ def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine
 
 
 @pytest.mark.parametrize(
-    ("start", "text"),
+    ("start", "kind"),
     [
-        (b'{"text": "a"}\n', True),
-        (b'\xef\xbb\xbf\n {"text": "a"}\n', True),
-        (b"__label__a b\n", True),
-        (b"what comes first __label__a b\n", True),
-        (b"it says x__label__a b\n__label__a\n", False),
-        (b"2 3 3\n0 1:1\n1 2:1\n", False),
-        (b"0,2 1:1\n", False),
-        (b" 1:1\n", False),
-        (b"PK\x03\x04", False),
-        (b"\x80\0\0\0\0\0\0\0{", False),
-        (b"[1]\n", False),
-        (b"", False),
+        (b'{"text": "a"}\n', "JSON"),
+        (b'\xef\xbb\xbf\n {"text": "a"}\n', "JSON"),
+        (b"__label__a b\n", "fastText"),
+        (b"what comes first __label__a b\n", "fastText"),
+        (b"it says x__label__a b\n__label__a\n", "XMC text"),
+        (b"2 3 3\n0 1:1\n1 2:1\n", "XMC text"),
+        (b"0,2 1:1\n", "XMC text"),
+        (b" 1:1\n", "XMC text"),
+        (b"PK\x03\x04", "npz"),
+        (b"\x80\0\0\0\0\0\0\0{", "xmc"),
+        (b"[1]\n", "XMC text"),
+        (b"", "XMC text"),
     ],
 )
-def test_text_is_told_by_how_a_file_begins(write, start, text):
-    assert is_text(write(start, "data")) == text
-    assert is_text(write(gzip.compress(start), "data.gz")) == text
+def test_a_kind_is_told_by_how_a_file_begins(write, start, kind):
+    assert kind_of(write(start, "data")) == kind
+    packed = "XMC text" if kind in ("npz", "xmc") else kind  # of these nothing is gunzipped
+    assert kind_of(write(gzip.compress(start), "data.gz")) == packed
 
 
-def test_text_is_told_by_its_ending_alone_where_it_has_one(tmp_path, write):
-    assert is_text(tmp_path / "missing.csv")
-    assert is_text(tmp_path / "missing.Jsonl.GZ")
-    assert not is_text(tmp_path / "missing.txt")
-    assert not is_text(tmp_path)
-    assert not is_text(write(b"\x1f\x8bdamaged", "data.gz"))
+def test_texts_are_told_by_their_ending_alone_where_they_have_one(tmp_path, write):
+    assert kind_of(write(b"2 3 3\n", "data.csv")) == "CSV"
+    assert kind_of(write(b"__label__a", "data.Jsonl.GZ")) == "JSON"
+    assert kind_of(write(b"\x1f\x8bdamaged", "data.gz")) == "XMC text"
     assert all_rows(write(b"text,labels\n{x,a\n", "a.csv")) == [("{x", ["a"])]
+    for path, reason in ((tmp_path / "missing.csv", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(DataError, match=f"^{path}: {reason}"):
+            kind_of(path)
 
 
-def test_a_pipe_is_read_once_and_not_looked_into(tmp_path):
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("content", [FILES["rows.jsonl"], b"2 3 3\n0 1:1\n1 2:1\n"])
+def test_a_pipe_is_looked_into_and_loses_no_bytes(tmp_path, content, packed):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert not is_text(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(FILES["rows.jsonl"],))
+
+    def write_in_pieces():
+        sent = gzip.compress(content) if packed else content
+        with pipe.open("wb", buffering=0) as file:
+            for place in range(len(sent)):
+                file.write(sent[place : place + 1])
+
+    writer = threading.Thread(target=write_in_pieces)
     writer.start()
-    assert all_rows(pipe) == ROWS
+    with detect(pipe) as data:
+        assert detect(data) is data
+        if data.is_texts:
+            assert all_rows(data) == ROWS
+        else:
+            assert load_data(data).X.nnz == 2
+        with pytest.raises(DataError, match="can be read only once"), data.open():
+            pass
     writer.join()
+
+
+def test_a_file_is_opened_once_to_be_looked_into_and_read(write):
+    path = write(FILES["rows.jsonl"])
+    with mock.patch.object(formats, "_File", wraps=formats._File) as opened:
+        with detect(path) as data:
+            assert all_rows(data) == ROWS
+        assert opened.call_count == 1
+        assert all_rows(data) == ROWS  # again, from the beginning
+        assert opened.call_count == 2
+        load_data(write(b"1 2 2\n0 1:1\n", "a.txt"))
+        assert opened.call_count == 3
 
 
 def test_labels_are_named_once_and_numbers_by_their_text(write):
@@ -368,7 +405,7 @@ def test_garbage_gives_batches_or_one_line_of_error(
     if packed is not None:
         garbage = gzip.compress(garbage)[: None if packed == "whole" else packed]
     path.write_bytes(garbage)
-    assert is_text(path) in (True, False)
+    kind_of(path)
     try:
         rows = all_rows(path, needs_labels=needs_labels)
     except DataError as error:
@@ -401,15 +438,15 @@ def test_batches_of_short_rows_are_bounded_too(write):
     path = write(as_json([("", [])] * 5000))
     batches = list(read_texts(path, batch_chars=1 << 18))
     assert [len(batch.texts) for batch in batches[:-1]] == [1024] * 4
-    assert isinstance(batches[0], Batch)
+    assert isinstance(batches[0], TextBatch)
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["cooking-text/test.jsonl", "eurlex57k-text/test.jsonl.gz"])
 def test_real_texts_are_read_as_json_has_them(real_data, name):
     path = real_data / name
+    assert kind_of(path) == "JSON"
     content = path.read_bytes()
     lines = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
     rows = map(json.loads, lines)
-    assert is_text(path)
     assert all_rows(path) == [(row["text"], list(dict.fromkeys(row["labels"]))) for row in rows]

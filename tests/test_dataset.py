@@ -296,7 +296,7 @@ def test_bad_rows_are_refused_with_their_line(write, rows, line, reason):
         (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n")[:-1], 4, "the gzip data is cut off"),
         (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n") + b"x", 4, "the gzip data is "),
         (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n")[:12], 1, "the gzip data is cut off"),
-        (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n")[:-8] + b"\0" * 8, 1, "damaged"),
+        (gzip.compress(b"2 5 5\n0 1:1\n0 1:1\n")[:-8] + b"\0" * 8, 4, "damaged"),
         (b"\x1f\x8b\x08garbage that is no gzip", 1, "damaged"),
     ],
 )

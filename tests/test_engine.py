@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,8 +10,9 @@ import scipy.sparse as sp
 from conftest import random_problem
 from dismec.features.transform import Transform
 from dismec.solve import threads as engine
-from dismec.solve.blocks import costs, cut, cut_evenly
-from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.blocks import cut, cut_evenly, effort
+from dismec.solve.labels import EqualLabels
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept, solve_blocks
 
 
@@ -22,7 +23,7 @@ def problem():
 
 
 def run(problem, block_size, threads, progress=None):
-    blocks = dict(enumerate(cut(problem.groups, block_size)))
+    blocks = dict(enumerate(cut(problem.equal_labels.groups, block_size)))
     solved = solve_blocks(
         problem, SolverParams(), blocks, lambda b: b, threads=threads, progress=progress
     )
@@ -49,28 +50,44 @@ def test_blocks_hold_every_label_once_and_equal_ones_together():
         cut(np.arange(7), 0)
 
 
-def test_blocks_of_equal_cost_hold_every_label_once():
+def test_labels_are_found_equal_by_their_rows_alone():
+    rows = [[0, 2], [1], [], [0, 2], [1], [0, 1], [], [0, 2]]
+    indptr = np.cumsum([0, *map(len, rows)])
+    equal = EqualLabels.of(indptr, np.concatenate(rows).astype(np.int32), 3)
+    assert equal.groups.tolist() == [0, 1, 2, 0, 1, 5, 2, 0]
+    assert equal.distinct.tolist() == equal.first.tolist() == [0, 1, 2, 5]
+    assert equal.sizes.tolist() == [3, 2, 2, 1]
+    assert [found.tolist() for found in equal.copies([5, 0])] == [[5, 0, 3, 7], [0, 1, 4]]
+    some = equal.among(np.array([1, 3, 4, 7]))
+    assert some.distinct.tolist() == [3, 1]
+    assert some.first.tolist() == [1, 0]
+    assert [found.tolist() for found in some.copies([1, 3])] == [[0, 2, 1, 3], [0, 2, 4]]
+    assert [found.tolist() for found in some.copies([])] == [[], [0]]
+
+
+def test_blocks_of_equal_effort_hold_every_label_once():
     rng = np.random.default_rng(0)
     groups = np.minimum(np.arange(500), rng.integers(0, 500, 500))
     counts = rng.zipf(1.5, 500).clip(max=3000)
-    cost = costs(groups, counts)
-    assert costs(np.array([0, 1, 0]), np.array([5, 0, 5])).tolist() == [25, 0, 0]
+    work = effort(EqualLabels(np.arange(500), groups), counts)
+    some = EqualLabels(np.arange(3), np.array([0, 1, 0]))
+    assert effort(some, np.array([5, 0, 5])).tolist() == [25, 0, 0]
     for n_blocks in (1, 7, 40):
-        blocks = cut_evenly(groups, 60, cost, n_blocks)
+        blocks = cut_evenly(groups, 60, work, n_blocks)
         assert len(blocks) >= min(n_blocks, 25)
         assert max(map(len, blocks)) <= 60
         assert sorted(np.concatenate(blocks).tolist()) == list(range(500))
-        share = cost.sum() / n_blocks + 1
-        assert all(cost[block].sum() <= share + cost[block].max() for block in blocks)
+        share = work.sum() / n_blocks + 1
+        assert all(work[block].sum() <= share + work[block].max() for block in blocks)
         assert all((np.diff(block) > 0).all() for block in blocks)
     assert cut_evenly(np.empty(0, np.int64), 3, np.empty(0, np.int64), 5) == []
-    even = cut_evenly(groups, 60, cost, 1)
+    even = cut_evenly(groups, 60, work, 1)
     assert [b.tolist() for b in even] == [b.tolist() for b in cut(groups, 60)]
 
 
 def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
     expected = rows_of(run(problem, 10, 1))
-    parts = cut(problem.groups, 10)
+    parts = cut(problem.equal_labels.groups, 10)
     blocks = []
     with BlockSolver(problem, SolverParams(), lambda b: b, 2) as solver:
         for number, labels in enumerate(parts):
@@ -94,7 +111,7 @@ def test_labels_with_the_same_rows_are_solved_once():
     doubled = sp.csr_array(sp.hstack([Y, Y[:, ::-1], Y]))
     problem = Problem(X, doubled, Transform.fit(X))
     n = Y.shape[1]
-    groups = problem.groups
+    groups = problem.equal_labels.groups
     np.testing.assert_array_equal(groups[:n], groups[2 * n :])
     np.testing.assert_array_equal(groups[:n][::-1], groups[n : 2 * n])
     counted = []
@@ -110,7 +127,7 @@ def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
     expected = rows_of(run(problem, 1000, 1))
     assert len(expected) == problem.n_labels
     for block_size, threads, part in [(1000, 2, 256), (7, 1, 256), (7, 3, 2), (1, 2, 256)]:
-        monkeypatch.setattr(engine, "_PART", part)
+        monkeypatch.setattr(engine, "_LABELS_AT_ONCE", part)
         assert rows_of(run(problem, block_size, threads)) == expected
 
 
@@ -123,7 +140,7 @@ def test_progress_counts_every_label_once(problem):
 def test_statistics_add_up(problem):
     block = run(problem, 1000, 1)[0]
     whole = problem.solve(range(problem.n_labels), SolverParams())
-    assert len(np.unique(problem.groups)) == problem.n_labels
+    assert len(np.unique(problem.equal_labels.groups)) == problem.n_labels
     assert block.stats.passes == whole.passes.sum()
     assert block.stats.set_rows == whole.set_size.sum()
     assert block.stats.solved == np.count_nonzero(problem.label_counts)
@@ -143,18 +160,36 @@ def test_error_in_keep_ends_the_run_and_its_threads(problem):
     assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
 
 
-def test_closing_the_run_stops_its_threads_at_once():
-    X, Y = random_problem(rows=20_000, features=300, labels=100, density=0.2)
-    problem = Problem(X, Y, Transform.fit(X, bias=0.0))
-    run = solve_blocks(
-        problem,
-        SolverParams(tol=1e-4),
-        dict(enumerate(cut(np.arange(100), 1))),
-        lambda b: b,
-        threads=2,
-    )
-    next(run)
-    begin = time.perf_counter()
-    run.close()
-    assert time.perf_counter() - begin < 2
+def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
+    X, Y = random_problem(labels=300)
+    problem = Problem(X, Y, Transform.fit(X))
+    some_solved, closed = threading.Event(), threading.Event()
+    taken = []
+
+    class Held(LabelSolver):
+        """Takes nothing in between its first solutions and the end of the run."""
+
+        def solve(self, labels, *, drain=False):
+            if some_solved.is_set():
+                closed.wait()
+                taken.extend(labels)
+            solution = super().solve(labels, drain=drain)
+            if len(solution.labels):
+                some_solved.set()
+            return solution
+
+    def set_and_release(cancel):
+        cancel.byte[0] = 1
+        closed.set()
+
+    blocks = dict(enumerate(cut(np.arange(300), 1)))
+    with (
+        mock.patch.object(engine, "LabelSolver", Held),
+        mock.patch.object(engine, "_LABELS_AT_ONCE", 1),
+        mock.patch.object(Cancel, "set", set_and_release),
+    ):
+        run = solve_blocks(problem, SolverParams(), blocks, lambda b: b, threads=2)
+        next(run)
+        run.close()
+    assert len(taken) <= 2  # what each thread held in its hands
     assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]

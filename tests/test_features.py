@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,13 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dismec.data.matrices import check_rows, check_X
+from conftest import random_problem
+from dismec import train
+from dismec.cpu import kernels
+from dismec.data import matrices
+from dismec.data.dataset import Dataset, load_data, save_data
+from dismec.data.matrices import check_rows, check_X, check_Y, is_checked
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
+from dismec.solve.problem import Problem
 
 X = sp.csr_array(np.array([[3, 0, 4], [0, 0, 0], [0, -2, 0]], dtype=np.float32))
 
-matrices = hnp.arrays(
+dense_matrices = hnp.arrays(
     np.float32,
     hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=6),
     elements=st.sampled_from([0.0, 0.0, 1.0, -0.5, 3.0, 2.0**-100, 2.0**100]),
@@ -56,7 +65,7 @@ def test_without_bias_the_last_column_is_empty():
     np.testing.assert_array_equal(result.indptr, [0, 2, 2, 3])
 
 
-@given(matrices, st.booleans(), st.booleans(), st.sampled_from([0.0, 1.0, -2.5]))
+@given(dense_matrices, st.booleans(), st.booleans(), st.sampled_from([0.0, 1.0, -2.5]))
 def test_apply_equals_the_formula(dense, tfidf, normalize, bias):
     transform = Transform.fit(dense, tfidf=tfidf, normalize=normalize, bias=bias)
     weighted = dense.astype(np.float64)
@@ -297,4 +306,104 @@ def test_arrays_that_form_no_matrix_are_refused(part, value, message):
 def test_what_is_no_matrix_of_numbers_is_refused(rows, message):
     with pytest.raises(DataError) as error:
         check_X(rows)
+    assert str(error.value) == message
+
+
+# --- once
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.xmc"])
+def test_loading_and_training_looks_at_the_entries_of_X_once(tmp_path, name):
+    save_data(Dataset(*random_problem(rows=120)), tmp_path / name)
+    with (
+        mock.patch.object(kernels, "check_rows", wraps=kernels.check_rows) as ids,
+        mock.patch.object(kernels, "first_non_finite", wraps=kernels.first_non_finite) as values,
+        mock.patch.object(matrices, "_converted", side_effect=AssertionError("a slow pass")),
+    ):
+        X, Y, _ = load_data(tmp_path / name)
+        train(X, Y, tmp_path / "model", threads=1)
+    assert X.nnz != Y.nnz
+    assert [len(call.args[1]) for call in ids.call_args_list].count(X.nnz) == 1
+    assert [len(call.args[0]) for call in values.call_args_list].count(X.nnz) == 1
+
+
+def test_a_matrix_of_the_caller_is_looked_at_once_by_everything_that_training_makes_of_it():
+    rows, Y = random_problem(rows=120)
+    with mock.patch.object(matrices, "first_fault", wraps=matrices.first_fault) as looked:
+        checked = check_X(rows)
+        transform = Transform.fit(checked, tfidf=True)
+        transform.apply(checked)
+        assert check_X(checked) is checked
+        assert is_checked(check_X(checked, rows.shape[1] + 3))
+        Problem(checked, Y, transform)
+    assert looked.call_count == 1
+    assert rows.data.flags.writeable
+
+
+def test_a_checked_matrix_cannot_be_written_to():
+    checked = check_X(X.copy())
+    for array in arrays(checked):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("data", [1, math.nan, 1], "row 0, feature 2: nan is not a finite float32"),
+        ("indices", [0, 2, 3], "X: column 3 is outside 3 features"),
+        ("indptr", [0, 2, 2, 4], "X: indptr names 4 entries, 3 are there"),
+    ],
+)
+@pytest.mark.parametrize("how", ["exchanged", "made writeable"])
+def test_a_checked_matrix_that_was_altered_all_the_same_is_checked_again(part, value, message, how):
+    rows = check_X(X.copy())
+    value = np.array(value, getattr(rows, part).dtype)
+    if how == "exchanged":
+        setattr(rows, part, value)
+    else:
+        getattr(rows, part).flags.writeable = True
+        getattr(rows, part)[:] = value
+    for door in (check_X, Transform(3).apply, Transform.fit):
+        with pytest.raises(DataError) as error:
+            door(rows)
+        assert str(error.value) == message
+
+
+def test_what_is_made_from_a_checked_matrix_is_checked_again():
+    checked = check_X(X)
+    others = [checked.copy(), checked[:2], checked * 2, checked.T.tocsr(), copy.deepcopy(checked)]
+    assert not any(map(is_checked, [*others, pickle.loads(pickle.dumps(checked))]))
+    checked._shape = (3, 2)
+    with pytest.raises(DataError, match="column 2 is outside 2 features"):
+        check_X(checked)
+
+
+# --- check_Y
+
+
+def test_labels_become_an_indicator_without_zeros_in_memory_of_the_caller_if_it_can_be():
+    Y = sp.csr_array(np.array([[1, 0, 1], [0, 0, 0]], np.uint8))
+    assert np.shares_memory(check_Y(Y, 2).indices, Y.indices)
+    twice = sp.csr_array((np.ones(256, np.uint8), np.full(256, 2), np.array([0, 256])), (1, 3))
+    twice.has_canonical_format = True  # it is not believed
+    zero = sp.csr_array((np.array([1.0, 0.0]), np.array([2, 1]), np.array([0, 2])), (1, 3))
+    for given_Y in (twice, zero, [[False, False, True]]):
+        result = check_Y(given_Y)
+        assert result.indices.tolist() == [2]
+        assert result.has_canonical_format
+
+
+@pytest.mark.parametrize(
+    ("Y", "message"),
+    [
+        ([[2]], "Y is not an indicator: it holds values other than 0 and 1"),
+        ([[math.nan]], "Y is not an indicator: it holds values other than 0 and 1"),
+        ([[1], [0]], "X has 1 rows, Y has shape (2, 1)"),
+        ([1], "Y is 1-d; expected rows × labels"),
+    ],
+)
+def test_what_is_no_indicator_is_refused(Y, message):
+    with pytest.raises(DataError) as error:
+        check_Y(Y, 1)
     assert str(error.value) == message

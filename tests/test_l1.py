@@ -159,7 +159,7 @@ def test_threads_and_block_size_do_not_change_a_weight():
     problem = Problem(X, Y, Transform.fit(X))
     whole = problem.solve(range(60), L1).weights
     for size, threads in ((1, 3), (7, 2), (100, 1)):
-        blocks = dict(enumerate(cut(problem.groups, size)))
+        blocks = dict(enumerate(cut(problem.equal_labels.groups, size)))
         for block in solve_blocks(problem, L1, blocks, lambda b: b, threads=threads):
             expected = whole[block.labels]
             assert block.weights.indices.tobytes() == expected.indices.tobytes()

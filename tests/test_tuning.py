@@ -391,7 +391,7 @@ def test_what_cannot_be_drawn_or_measured_is_told_before_the_training(tmp_path):
     data, model = str(tmp_path / "data.xmc"), str(tmp_path / "model")
     save_data(Dataset(X, Y), data)
     run = CliRunner().invoke
-    with mock.patch("dismec.solve.threads.Worker", side_effect=AssertionError("begun")):
+    with mock.patch("dismec.solve.threads.LabelSolver", side_effect=AssertionError("begun")):
         for command in (
             ["tune", data, "-o", model, "--plot", str(tmp_path / "x.foo")],
             ["tune", data, "-o", model, "--plot", str(tmp_path / "nowhere" / "x.svg")],

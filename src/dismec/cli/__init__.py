@@ -1,4 +1,4 @@
-"""The command line: thin commands over the library. The one importer of click and rich."""
+"""The command line: thin commands over the library. The one importer of click."""
 
 from __future__ import annotations
 

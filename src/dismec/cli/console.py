@@ -1,10 +1,10 @@
-"""What commands print for a person: progress, results, what a cluster has to say."""
+"""What commands print for a person: progress, results, news of a cluster. The door to rich."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dismec.data.dataset import Dataset
     from dismec.model.explanation import Explanation
     from dismec.model.model import Model
@@ -28,12 +30,12 @@ def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
         with _bar(what) as bar:
             yield bar
     else:
-        yield _lines(what)
+        yield _log_lines(what)
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Progress]:
-    from rich.console import Console
+    from rich import console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -44,7 +46,7 @@ def _bar(what: str) -> Iterator[Progress]:
         TextColumn("labels, {task.fields[rate]}/s,"),
         TimeRemainingColumn(),
         TextColumn("left"),
-        console=Console(stderr=True),
+        console=console.Console(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task(what, total=None, rate="0")
@@ -60,7 +62,7 @@ def _bar(what: str) -> Iterator[Progress]:
         yield update
 
 
-def _lines(what: str, every: float = 10.0) -> Progress:
+def _log_lines(what: str, every: float = 10.0) -> Progress:
     begin = last = time.perf_counter()
     first: int | None = None
 
@@ -126,19 +128,66 @@ def say_unknown(model: TopkModel, dataset: Dataset) -> None:
 
 def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
     """A table: a row for each metric, a column for each k."""
-    from rich.console import Console
-    from rich.table import Table
+    names = dict.fromkeys(key.split("@")[0] for key in result if "@" in key)
+    rows = [[name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks)] for name in names]
+    print_table(["%", *(f"@{k}" for k in ks)], rows, f"{int(result['rows']):,} rows")
+    others = {name: value for name, value in result.items() if "@" not in name and name != "rows"}
+    print_paragraphs([f"{name} {value:.2f} %" for name, value in others.items()])
 
-    table = Table("%", *(f"@{k}" for k in ks), caption=f"{int(result['rows']):,} rows")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name in dict.fromkeys(key.split("@")[0] for key in result if "@" in key):
-        table.add_row(name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks))
-    console = Console()
-    console.print(table)
-    for name, value in result.items():
-        if "@" not in name and name != "rows":
-            console.print(f"{name} {value:.2f} %", highlight=False)
+
+def _console() -> Console:
+    """Prints what it is given, and takes nothing in it for markup."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def print_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str | None = None,
+    *,
+    left: int = 1,
+    best: int | None = None,
+) -> None:
+    """A table, its first `left` columns aligned to the left; with 0 none is ever shortened.
+
+    The row number `best` is marked. Without rows nothing is printed.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(*heads, caption=caption)
+    if left:
+        table.columns[0].max_width = 30  # names may be of any length, and numbers are to be seen
+    for place, column in enumerate(table.columns):
+        column.justify = "left" if place < left else "right"
+        column.no_wrap = place == 0 or not left
+    for number, row in enumerate(rows):
+        # Marked by more than its weight: a log has no bold letters.
+        shown = [f"* {row[0]}", *row[1:]] if number == best else row
+        table.add_row(*map(Text, shown), style="bold" if number == best else None)
+    console = _console()
+    in_full = not left and not console.is_terminal  # in a log there is no width to keep to
+    console.print(table, width=200 if in_full else None, crop=bool(left))
+
+
+def print_pairs(lines: Mapping[str, str]) -> None:
+    """Keys and values in two columns; a value may have several lines."""
+    console = _console()
+    width = max(map(len, lines))
+    for key, value in lines.items():
+        text = value.replace("\n", f"\n{'':{width}}  ")
+        console.print(f"{key:{width}}  {text}", soft_wrap=True)
+
+
+def print_paragraphs(lines: Iterable[str]) -> None:
+    """Lines, wrapped at the width of the terminal."""
+    console = _console()
+    for line in lines:
+        console.print(line)
 
 
 def print_explanation(
@@ -148,11 +197,10 @@ def print_explanation(
     limit: int,
 ) -> None:
     """What carried a score: the text with its words coloured, if there is one, and a table."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    console = _console()
     label = explanation.name or f"label {explanation.label}"
     probability = explanation.probability
     line = Text(label, style="bold")

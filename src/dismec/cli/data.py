@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_metrics, say_trained, say_unknown, shown_progress
+from dismec.cli.console import print_metrics, print_table, say_trained, say_unknown, shown_progress
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 
 if TYPE_CHECKING:
@@ -52,21 +52,17 @@ def inspect(
         facts = describe_model(path)
         if test is not None:
             from dismec.model.opening import open_model
-            from dismec.training.texts import text_dataset
 
             model = open_model(path, check=False)  # it has just been
-            if reading.is_text(test):
-                dataset = text_dataset(model, test, fmt=reading.fmt, threads=threads)
-            else:
-                dataset = reading.load(test, threads)
+            dataset = reading.rows_of(model, reading.look(test), threads)
             say_unknown(model, dataset)
             facts["test"] = describe_test(model, dataset, threads)
     elif test is not None:
         raise click.UsageError(f"--test is for models, and {path} is none")
-    elif reading.is_text(path):
-        facts = describe_texts(path, reading.fmt)
+    elif (data := reading.look(path)).is_texts:
+        facts = describe_texts(data, reading.fmt)
     else:
-        facts = describe_data(path, reading.labels, threads=threads)
+        facts = describe_data(data, reading.labels, threads=threads)
     if page is not None:
         from dismec.report.page import write_page
 
@@ -170,11 +166,8 @@ def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | No
 
 
 def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     top, scores = model.predict_topk(test.X[:n_rows], k=3)
-    table = Table("row", "true labels", "predicted label:score (✓ true)")
+    rows = []
     for i in range(len(top)):
         truth = set(test.Y.indices[test.Y.indptr[i] : test.Y.indptr[i + 1]].tolist())
         predicted = "  ".join(
@@ -182,5 +175,5 @@ def _print_examples(model: Model, test: Dataset, n_rows: int = 5) -> None:
             for label, score in zip(top[i].tolist(), scores[i].tolist(), strict=True)
             if label >= 0
         )
-        table.add_row(str(i), " ".join(map(str, sorted(truth))), predicted)
-    Console().print(table)
+        rows.append([str(i), " ".join(map(str, sorted(truth))), predicted])
+    print_table(["row", "true labels", "predicted label:score (✓ true)"], rows, left=3)

@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dismec.cli.console import print_metrics, print_pairs, print_paragraphs, print_table
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """The facts of data or a model (`dismec.report.facts`): lines, small bars and tables."""
-    from rich.console import Console
-
     from dismec.report.estimate import tell_estimate
     from dismec.report.facts import plain_facts
 
-    console = Console(highlight=False, markup=False, emoji=False)
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
     for key in ("features of a row", "characters of a text"):
         if facts.get(key, {}).get("rows"):
@@ -24,18 +23,13 @@ def print_facts(facts: Mapping[str, Any]) -> None:
             lines[key] = f"{_bars(facts[key]['rows'])}  {low:,} to {high:,}"
     if "weight counts" in facts:
         lines |= _weight_lines(facts["weight counts"])
-    width = max(map(len, lines))
-    for key, value in lines.items():
-        text = value.replace("\n", f"\n{'':{width}}  ")
-        console.print(f"{key:{width}}  {text}", soft_wrap=True)
+    print_pairs(lines)
     if facts.get("training"):
-        console.print()
-        for line in tell_estimate(facts["training"]):
-            console.print(line)
+        print_paragraphs(["", *tell_estimate(facts["training"])])
     if len(facts.get("file sizes", ())) > 1:
-        _print_files(facts["file sizes"], console)
+        _print_files(facts["file sizes"])
     if "test" in facts:
-        _print_test(facts["test"], console)
+        _print_test(facts["test"])
 
 
 def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
@@ -70,22 +64,20 @@ def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
     return [*low[::-1], counts[middle], *high]
 
 
-def _print_files(files: Sequence[Mapping[str, Any]], console: Any, most: int = 10) -> None:
+def _print_files(files: Sequence[Mapping[str, Any]], most: int = 10) -> None:
     counts = ("labels", "weights", "bytes")
     rows = [[entry["file"], *(f"{entry[key]:,}" for key in counts)] for entry in files[:most]]
     more = f"… and {len(files) - most:,} more" if len(files) > most else ""
-    _print_table(console, ["file", *counts], rows, more)
+    print_table(["file", *counts], rows, more)
 
 
-def _print_test(test: Mapping[str, Any], console: Any) -> None:
-    from dismec.cli.console import print_metrics
+def _print_test(test: Mapping[str, Any]) -> None:
     from dismec.report.facts import KS, frequency_range
 
     k = max(KS)
     print_metrics(test["metrics"], KS)
     names = [f"P@{k}", f"nDCG@{k}", f"PSP@{k}", f"R@{k}", f"Coverage@{k}"]
-    _print_table(
-        console,
+    print_table(
         ["training rows", "labels", "pairs", *names[:-1], f"cover@{k}"],
         [
             [
@@ -100,8 +92,7 @@ def _print_test(test: Mapping[str, Any], console: Any) -> None:
         "the group alone",
     )
     for which in ("best", "worst"):
-        _print_table(
-            console,
+        print_table(
             [f"{which} labels", "training rows", "test rows", "precision", "recall", "F1"],
             [
                 [
@@ -115,30 +106,12 @@ def _print_test(test: Mapping[str, Any], console: Any) -> None:
         )
 
 
-def _print_table(
-    console: Any, heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str
-) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        return
-    table = Table(*heads, caption=caption)
-    table.columns[0].no_wrap = True
-    table.columns[0].max_width = 30  # names may be of any length, and numbers are to be seen
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-
-
 def _logs(counts: Sequence[float]) -> list[float]:
     return [math.log(count) + 1 if count else 0 for count in counts]
 
 
 def _bars(heights: Sequence[float]) -> str:
-    """A bar a number; none where it is 0."""
+    """A bar per number; none where it is 0."""
     most = max(heights, default=0) or 1
     return "".join(
         _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
     from dismec.data.corpus import TextFormat
     from dismec.data.dataset import Dataset
+    from dismec.data.formats import DataFile
+    from dismec.model.topk_model import TopkModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,22 +50,47 @@ class Reading:
 
         return TextFormat(**self.columns)
 
-    def is_text(self, data: Path) -> bool:
-        """Whether DATA holds texts; options that do not go with what it holds are refused."""
-        from dismec.data.corpus import is_text
+    def look(self, data: Path) -> DataFile:
+        """DATA and what it holds; options that do not go with that are refused.
 
-        found = is_text(data)
-        if found and (self.labels or self.names):
+        It is opened here and nowhere else: pass on what this returns, in place of the path.
+        """
+        from dismec.data.formats import detect
+
+        found = click.get_current_context().with_resource(detect(data))
+        if found.is_texts and (self.labels or self.names):
             raise click.UsageError(
                 f"{data} holds texts and the names of their labels: --labels and --label-names "
                 "are for numeric data"
             )
-        if self.columns and not found:
+        if self.columns and not found.is_texts:
             option = min(self.columns).replace("_", "-")
             raise click.UsageError(f"--{option} is for texts, and {data} holds none")
         return found
 
-    def load(self, data: Path, threads: int | None) -> Dataset:
+    def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:
+        """DATA as rows of the model's features and labels, in memory."""
+        if not data.is_texts:
+            return self.load(data, threads)
+        from dismec.training.texts import text_dataset
+
+        return text_dataset(model, data, fmt=self.fmt, threads=threads)
+
+    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[csr_array]:
+        """The rows of DATA: of texts a batch at a time, of other data all at once."""
+        if not data.is_texts:
+            from dismec.data.dataset import load_features
+
+            yield load_features(data, threads=threads)
+            return
+        from dismec.data.corpus import read_texts
+        from dismec.training.texts import vocabulary_of
+
+        vocabulary = vocabulary_of(model)
+        for batch in read_texts(data, self.fmt, needs_labels=False):
+            yield vocabulary.rows(batch.texts, threads=threads)
+
+    def load(self, data: DataFile, threads: int | None) -> Dataset:
         """Numeric data with label names, if there are some."""
         from dismec.data.dataset import load_data
         from dismec.data.names import load_names

@@ -123,7 +123,7 @@ def predict(
             places = min(places, max(opened.n_labels, 1))  # empty places are not written
         found = [
             _best(opened, rows, places, probabilities, threshold, threads)
-            for rows in _pieces(opened, data, reading, threads)
+            for rows in reading.batches(opened, reading.look(data), threads)
         ]
     width = max((top.shape[1] for top, _ in found), default=0)
     top = np.concatenate([_widened(top, width, -1) for top, _ in found])
@@ -146,20 +146,6 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
     view: Any = model
     ranked: TopkModel = view.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
     return ranked
-
-
-def _pieces(model: TopkModel, data: Path, reading: Reading, threads: int | None) -> Iterator[Any]:
-    """The rows of DATA: of texts a batch at a time, of other data all at once."""
-    from dismec.data.corpus import read_texts
-    from dismec.data.dataset import load_features
-    from dismec.training.texts import vocabulary_of
-
-    if reading.is_text(data):
-        vocabulary = vocabulary_of(model)
-        for batch in read_texts(data, reading.fmt, needs_labels=False):
-            yield vocabulary.rows(batch.texts, threads=threads)
-    else:
-        yield load_features(data, threads=threads)
 
 
 def _best(
@@ -221,13 +207,8 @@ def evaluate(
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
     odds, and F1 at the thresholds that were chosen.
     """
-    from dismec.training.texts import text_dataset
-
     with _opened(model, cluster) as opened:
-        if reading.is_text(data):
-            dataset = text_dataset(opened, data, fmt=reading.fmt, threads=threads)
-        else:
-            dataset = reading.load(data, threads)
+        dataset = reading.rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
@@ -316,14 +297,15 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
     from dismec.data.dataset import load_features
     from dismec.training.texts import vocabulary_of
 
-    if not reading.is_text(data):
-        rows = load_features(data)
+    found = reading.look(data)
+    if not found.is_texts:
+        rows = load_features(found)
         if number > rows.shape[0]:
             raise DismecError(f"{data}: {rows.shape[0]} rows, and row {number} is asked for")
         return None, rows[[number - 1]]
     vocabulary = vocabulary_of(model)
     seen = 0
-    for batch in read_texts(data, reading.fmt, needs_labels=False):
+    for batch in read_texts(found, reading.fmt, needs_labels=False):
         seen = batch.first_row + len(batch.texts)
         if number <= seen:
             text = batch.texts[number - 1 - batch.first_row]

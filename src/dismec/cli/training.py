@@ -71,9 +71,9 @@ def train(
     from dismec.training import recipe as training
     from dismec.training import texts as text_training
 
-    is_text = reading.is_text(data)
-    text = text_params(params, data, is_text)
-    chosen = training_params(is_text, params)
+    found = reading.look(data)
+    text = text_params(params, found)
+    chosen = training_params(found.is_texts, params)
     if (validation or validation_labels) and not (validation and chosen.holds_out):
         raise click.UsageError(
             "--validation goes with --delta auto or --calibrate, --validation-labels with both"
@@ -88,7 +88,7 @@ def train(
         cluster_news(cluster, quiet),
     ):
         trained = on_data(
-            *(data, reading, is_text, (validation, validation_labels), run, quiet),
+            *(found, reading, (validation, validation_labels), run, quiet),
             path=model,
             params=chosen,
             threads=threads,
@@ -204,17 +204,11 @@ def _edit(
     cluster: str | None,
     quiet: bool,
 ) -> None:
-    from dismec.data.dataset import is_binary
     from dismec.model.opening import open_model
-    from dismec.training.texts import text_dataset
 
     begin = time.perf_counter()
-    before = open_model(model)
-    is_text = reading.is_text(data)
-    if is_text:
-        dataset = text_dataset(before, data, fmt=reading.fmt, threads=threads)
-    else:
-        dataset = reading.load(data, threads)
+    found = reading.look(data)
+    dataset = reading.rows_of(open_model(model), found, threads)
     with (
         resumable(model),
         shown_progress(quiet, "training") as progress,
@@ -225,7 +219,7 @@ def _edit(
             threads=threads,
             progress=progress,
             cluster=cluster,
-            source=None if is_text or not is_binary(data) else data,
+            source=found.path if found.kind == "xmc" else None,
         )
     if not quiet:
         _say_changed(changed, done)

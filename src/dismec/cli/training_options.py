@@ -15,6 +15,7 @@ from dismec.cli.options import F, Reading, parse_delta
 from dismec.training.params import TrainingParams
 
 if TYPE_CHECKING:
+    from dismec.data.formats import DataFile
     from dismec.features.vocabulary import TextParams
     from dismec.training.params import TrainingParams
 
@@ -112,11 +113,11 @@ def text_options(command: F) -> F:
     return command
 
 
-def text_params(options: dict[str, Any], data: Path, is_text: bool) -> TextParams | None:
+def text_params(options: dict[str, Any], data: DataFile) -> TextParams | None:
     """Take what the options say of texts out of `options`; None if DATA holds no texts."""
     given = {key: options.pop(key) for key in _TEXT}
     given = {key: value for key, value in given.items() if value is not None}
-    if not is_text:
+    if not data.is_texts:
         if given:
             option = min(given).replace("_", "-")
             raise click.UsageError(f"--{option} is for texts, and {data} holds none")
@@ -140,9 +141,8 @@ def resumable(model: Path) -> Iterator[None]:
 
 
 def on_data(
-    data: Path,
+    data: DataFile,
     reading: Reading,
-    is_text: bool,
     validation: tuple[Path | None, Path | None],
     run: Callable[..., T],
     quiet: bool,
@@ -153,10 +153,10 @@ def on_data(
     Of texts it is given the file, of numeric data X and Y; `common` is what both take.
     """
     path, labels = validation
-    if is_text:
+    if data.is_texts:
         news = None if quiet else spoken
         return run(data, fmt=reading.fmt, validation=path, news=news, **common)
-    from dismec.data.dataset import is_binary, load_data
+    from dismec.data.dataset import load_data
 
     threads = common["threads"]
     dataset = reading.load(data, threads)
@@ -165,6 +165,6 @@ def on_data(
         *(dataset.X, dataset.Y),
         names=dataset.names,
         validation=judge and judge[:2],
-        source=data if is_binary(data) else None,
+        source=data.path if data.kind == "xmc" else None,
         **common,
     )

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress
+from dismec.cli.console import (
+    cluster_news,
+    print_table,
+    say_trained,
+    say_unsolved,
+    shown_progress,
+)
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -30,10 +36,8 @@ from dismec.cli.training_options import (
     text_params,
     training_params,
 )
-from dismec.errors import DataError
 
 if TYPE_CHECKING:
-    from dismec.data.dataset import Dataset
     from dismec.model.model import Model
     from dismec.training.tuning import Tuned
 
@@ -108,9 +112,9 @@ def tune(
     _check_plot(plot)
     if validation_labels and not validation:
         raise click.UsageError("--validation-labels goes with --validation")
-    is_text = reading.is_text(data)
-    text = text_params(params, data, is_text)
-    chosen = training_params(is_text, params)
+    found = reading.look(data)
+    text = text_params(params, found)
+    chosen = training_params(found.is_texts, params)
     begin = time.perf_counter()
     run: Callable[..., Tuned] = tuning.tune
     if text is not None:
@@ -121,7 +125,7 @@ def tune(
         cluster_news(cluster, quiet),
     ):
         tuned = on_data(
-            *(data, reading, is_text, (validation, validation_labels), run, quiet),
+            *(found, reading, (validation, validation_labels), run, quiet),
             path=model,
             grid=grid,
             params=chosen,
@@ -151,23 +155,6 @@ def _check_plot(plot: Path | None) -> None:
         check_plot(plot)
 
 
-def _print_table(heads: list[str], rows: list[list[str]], best: int | None = None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*heads)
-    for column in table.columns:
-        column.justify = "right"
-        column.no_wrap = True
-    for number, row in enumerate(rows):
-        # Marked by more than its weight: a log has no bold letters.
-        shown = [f"* {row[0]}", *row[1:]] if number == best else row
-        table.add_row(*shown, style="bold" if number == best else None)
-    console = Console()
-    # In a log there is no width to keep to.
-    console.print(table, width=None if console.is_terminal else 200, crop=False)
-
-
 def _print_tuned(tuned: Tuned) -> None:
     from dismec.model.provenance import sentence
 
@@ -183,7 +170,7 @@ def _print_tuned(tuned: Tuned) -> None:
         for row in tuned.table
     ]
     best = [row["C"] for row in tuned.table].index(tuned.C)
-    _print_table(["C", *metrics, "weights", "core-s"], rows, best)
+    print_table(["C", *metrics, "weights", "core-s"], rows, left=0, best=best)
     chosen = sentence("C_auto", tuned.model.params["C_auto"])
     click.echo(f"C {tuned.C:g}, chosen {chosen}")
     if best in (0, len(rows) - 1):
@@ -234,11 +221,15 @@ def sweep(
     DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
     whose own delta is then the smallest that can be measured.
     """
+    from dismec.data.corpus import read_texts
     from dismec.training.sweep import check_deltas, sweep_model
 
     ordered = check_deltas(deltas)
     _check_plot(plot)
-    _check_test(test, reading)
+    of_test = Reading(test_labels, None, reading.columns)
+    test_file = of_test.look(test)
+    if test_file.is_texts:  # what cannot be read is an error before the training
+        next(read_texts(test_file, reading.fmt))
     if data.is_dir():
         from dismec.model.opening import open_model
 
@@ -255,7 +246,7 @@ def sweep(
             common = {"threads": threads, "progress": progress, "cluster": cluster}
             with cluster_news(cluster, quiet):
                 model = _fit(data, reading, params | {"delta": ordered[0]}, common)
-    rows = _rows_of(model, test, test_labels, reading, threads)
+    rows = of_test.rows_of(model, test_file, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
         from dismec.report.curves import draw_sweep
@@ -265,7 +256,7 @@ def sweep(
         click.echo(json.dumps(table))
         return
     names = [f"P@{k}" for k in ks]
-    _print_table(
+    print_table(
         ["delta", *names, "weights", "MB", "ms a row"],
         [
             [
@@ -277,6 +268,7 @@ def sweep(
             ]
             for row in table
         ],
+        left=0,
     )
 
 
@@ -290,38 +282,14 @@ def _fit(
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Model:
-    is_text = reading.is_text(data)
-    text = text_params(params, data, is_text)
-    chosen = training_params(is_text, params)
+    found = reading.look(data)
+    text = text_params(params, found)
+    chosen = training_params(found.is_texts, params)
     if text is not None:
         from dismec.training.texts import TextRequest, fit_text
 
-        return fit_text(TextRequest(data, chosen, text=text, fmt=reading.fmt, **common))
+        return fit_text(TextRequest(found, chosen, text=text, fmt=reading.fmt, **common))
     from dismec.training.recipe import fit
 
-    dataset = reading.load(data, common["threads"])
+    dataset = reading.load(found, common["threads"])
     return fit(*dataset[:2], chosen, names=dataset.names, **common)
-
-
-def _check_test(test: Path, reading: Reading) -> None:
-    """Find out before the training whether there is something to measure on."""
-    from dismec.data.corpus import is_text, read_texts
-
-    if is_text(test):
-        next(read_texts(test, reading.fmt))
-    elif not test.is_file():
-        raise DataError(f"{test}: no such file")
-
-
-def _rows_of(
-    model: Model, test: Path, labels: Path | None, reading: Reading, threads: int | None
-) -> Dataset:
-    from dismec.data.corpus import is_text
-
-    if is_text(test):
-        from dismec.training.texts import text_dataset
-
-        return text_dataset(model, test, fmt=reading.fmt, threads=threads)
-    from dismec.data.dataset import load_data
-
-    return load_data(test, labels=labels, threads=threads)

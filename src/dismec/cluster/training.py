@@ -54,7 +54,7 @@ class ClusterJob:
     fingerprint: str  # of the data
     params: SolverParams
     transform: Transform
-    label_costs: npt.NDArray[np.int64]  # as `blocks.costs` gives them
+    label_costs: npt.NDArray[np.int64]  # as `blocks.effort` gives them
 
 
 @dataclass

@@ -156,7 +156,7 @@ class _ActiveRun:
 
     def __init__(self, run: Run, dataset: Dataset, writes: bool) -> None:
         problem = Problem(dataset.X, dataset.Y, run.transform)
-        problem.groups  # noqa: B018  before there are threads
+        problem.equal_labels  # noqa: B018  before there are threads
         self._folder = Path(run.folder) if writes else None
         self._scratch = scratch_directory()
         self._waiting: dict[int, Future[Answer]] = {}

@@ -8,40 +8,30 @@ as it should be ends the reading with an error that names it.
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
-import os
-import re
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeAlias
 
+from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, StrPath, detect
+from dismec.data.gunzip import UnreadableError
 from dismec.errors import DataError
 
-__all__ = ["Batch", "TextFormat", "is_text", "read_texts"]
+__all__ = ["TextBatch", "TextFormat", "read_texts"]
 
-StrPath: TypeAlias = str | os.PathLike[str]
 _Row: TypeAlias = tuple[str, list[str]]
-_Bytes: TypeAlias = "io.BufferedReader[Any] | gzip.GzipFile"
 
-_BUFFER = 1 << 20
 _LONGEST_LINE = 1 << 28
 _LONGEST_FIELD = 1 << 24  # the csv module holds a field at four bytes a character
 _ROW_CHARS = 256  # what the objects of a row take beyond the characters of its text
-_BOM = b"\xef\xbb\xbf"
-_ENDINGS = {".jsonl": "JSON", ".ndjson": "JSON", ".csv": "CSV", ".tsv": "TSV"}
-_UNUSED = {  # entries of a `TextFormat` that a kind of file has no use for
+# Entries of a `TextFormat` that a kind of file has no use for.
+_UNUSED: dict[str, tuple[str, ...]] = {
     "CSV": (),
     "TSV": (),
     "JSON": ("label_separator",),
     "fastText": ("text_column", "label_column", "label_separator"),
 }
-_BLANKS = r" \t\n\v\f\r"  # what fastText splits at: no-break spaces are part of a word
-_FASTTEXT_LABEL = re.compile(rf"__label__(?<![^{_BLANKS}]__label__)([^{_BLANKS}]*)[{_BLANKS}]*")
 
 
 @dataclass(frozen=True)
@@ -81,7 +71,7 @@ class TextFormat:
         return self.label_column or "labels"
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Some rows of a file, in its order."""
 
     texts: list[str]
@@ -95,32 +85,13 @@ class _RefusedError(Exception):
     """What is wrong with a line."""
 
 
-def is_text(path: StrPath) -> bool:
-    """Whether a data file is of a kind that `read_texts` reads.
-
-    CSV, TSV and JSON lines are known by their endings (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``,
-    with or without ``.gz``); JSON lines and fastText lines also by how the file begins. A file that
-    cannot be read is not text: whoever opens it next says why.
-    """
-    path = Path(path)
-    if _kind_of_name(path):
-        return True
-    try:
-        if not path.is_file():  # looking into a pipe would take its bytes
-            return False
-        with _open(path) as file:
-            return _kind_of_start(_start(file)) is not None
-    except (OSError, EOFError, zlib.error):
-        return False
-
-
 def read_texts(
     path: StrPath,
     fmt: TextFormat = TextFormat(),  # noqa: B008  it is frozen
     *,
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
-) -> Iterator[Batch]:
+) -> Iterator[TextBatch]:
     """Read a text file, a batch at a time.
 
     Parameters
@@ -143,68 +114,35 @@ def read_texts(
         ``path:line: reason`` at the first line that is wrong, or if there is nothing to read. The
         line is that where the row begins.
     """
-    path = Path(path)
     texts: list[str] = []
     labels: list[list[str]] = []
     n_rows = chars = 0
-    try:
-        with _open(path) as file:
-            for text, names in _rows(path, file, fmt, needs_labels):
-                texts.append(text)
-                labels.append(names)
-                chars += len(text) + _ROW_CHARS
-                if chars >= batch_chars:
-                    yield Batch(texts, labels, n_rows)
-                    n_rows += len(texts)
-                    texts, labels, chars = [], [], 0
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+    with detect(path) as data, data.open() as file:
+        for text, names in _rows_of(data, file, fmt, needs_labels):
+            texts.append(text)
+            labels.append(names)
+            chars += len(text) + _ROW_CHARS
+            if chars >= batch_chars:
+                yield TextBatch(texts, labels, n_rows)
+                n_rows += len(texts)
+                texts, labels, chars = [], [], 0
     if texts:
-        yield Batch(texts, labels, n_rows)
+        yield TextBatch(texts, labels, n_rows)
     elif not n_rows:
         raise DataError(f"{path}: no rows")
 
 
-# Kinds of files
+# Lines
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[_Bytes]:
-    """The bytes of a file, gunzipped if they have to be."""
-    with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
-        packed = file.peek(2)[:2] == b"\x1f\x8b"
-        yield gzip.GzipFile(fileobj=file) if packed else file
-
-
-def _kind_of_name(path: Path) -> str | None:
-    return _ENDINGS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
-
-
-def _kind_of_start(start: bytes) -> str | None:
-    if start.startswith(b"{"):
-        return "JSON"
-    line = start[: start.find(b"\n")] if b"\n" in start else start
-    return "fastText" if _FASTTEXT_LABEL.search(line.decode("latin-1")) else None
-
-
-def _start(file: _Bytes) -> bytes:
-    """What a file begins with, without reading on, from the first byte that is not blank."""
-    return file.peek(_BUFFER).removeprefix(_BOM).lstrip()
-
-
-def _rows(path: Path, file: _Bytes, fmt: TextFormat, needs_labels: bool) -> Iterator[_Row]:
-    try:
-        start = _start(file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}:1: {_gzip_reason(error)}") from error
-    kind = _kind_of_name(path) or _kind_of_start(start)
-    if kind is None:
-        if start:
-            raise DataError(
-                f"{path}: not JSON lines or fastText lines; a CSV or TSV file needs the ending "
-                ".csv or .tsv"
-            )
-        kind = "JSON"  # nothing but blank lines, as yet
+def _rows_of(data: DataFile, file: BinaryIO, fmt: TextFormat, needs_labels: bool) -> Iterator[_Row]:
+    path = data.path
+    kind = "JSON" if data.is_blank and not data.is_texts else data.kind
+    if kind not in _UNUSED:
+        raise DataError(
+            f"{path}: not JSON lines or fastText lines; a CSV or TSV file needs the ending "
+            ".csv or .tsv"
+        )
     for name in _UNUSED[kind]:
         if getattr(fmt, name) is not None:
             raise DataError(f"{path}: {name} means nothing here: these are {kind} lines")
@@ -217,14 +155,14 @@ def _rows(path: Path, file: _Bytes, fmt: TextFormat, needs_labels: bool) -> Iter
     return _csv_rows(path, lines, "\t" if kind == "TSV" else ",", fmt, needs_labels)
 
 
-def _lines(path: Path, file: _Bytes) -> Iterator[str]:
+def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
     """All lines, the blank ones too, with their line breaks."""
     number = 1
     line = b""
     try:
         while line := file.readline(_LONGEST_LINE + 1):
             if number == 1:
-                line = line.removeprefix(_BOM)
+                line = line.removeprefix(BOM)
             if len(line) > _LONGEST_LINE:
                 raise DataError(f"{path}:{number}: the line is longer than {_LONGEST_LINE} bytes")
             if b"\0" in line:
@@ -234,14 +172,8 @@ def _lines(path: Path, file: _Bytes) -> Iterator[str]:
     except UnicodeDecodeError as error:
         byte = f"byte 0x{line[error.start]:02x} at place {error.start + 1} of the line"
         raise DataError(f"{path}:{number}: not UTF-8: {byte}") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}:{number}: {_gzip_reason(error)}") from error
-
-
-def _gzip_reason(error: Exception) -> str:
-    if isinstance(error, EOFError):
-        return "the gzip data is cut off here"
-    return "the gzip data is damaged here or further on"
+    except UnreadableError as error:
+        raise DataError(f"{path}:{number}: {error}") from error
 
 
 # Rows
@@ -287,7 +219,7 @@ def _json_row(line: str, text_keys: list[str], label_key: str, needs_labels: boo
                 raise _RefusedError(f"{_shown(key)} is {_shown(text)}, which is not text")
             raise _RefusedError(f"no key {_shown(key)} (text_column); {_listed('keys', row)}")
         texts.append(text)
-    text = texts[0] if len(texts) == 1 else _joined(texts)
+    text = texts[0] if len(texts) == 1 else _one_text(texts)
     _check_unicode(text)
     labels = row.get(label_key)
     if labels is None:
@@ -324,10 +256,10 @@ def _check_unicode(text: str) -> None:
 
 
 def _fasttext_row(line: str) -> _Row:
-    labels = _FASTTEXT_LABEL.findall(line)
+    labels = FASTTEXT_LABEL.findall(line)
     if "" in labels:
         raise _RefusedError("a label has an empty name: nothing follows __label__")
-    return _FASTTEXT_LABEL.sub("", line).rstrip(), list(dict.fromkeys(labels))
+    return FASTTEXT_LABEL.sub("", line).rstrip(), list(dict.fromkeys(labels))
 
 
 def _csv_rows(
@@ -351,7 +283,7 @@ def _csv_rows(
             raise DataError(f"{path}:{number}: {len(row)} fields, but the header has {len(header)}")
         labels = [] if label_place is None else row[label_place].split(separator)
         named = filter(None, map(str.strip, labels))
-        yield _joined([row[place] for place in text_places]), list(dict.fromkeys(named))
+        yield _one_text([row[place] for place in text_places]), list(dict.fromkeys(named))
 
 
 def _csv_fields(
@@ -381,7 +313,7 @@ def _place(header: list[str], name: str, option: str) -> int:
     return header.index(name)
 
 
-def _joined(texts: list[str]) -> str:
+def _one_text(texts: list[str]) -> str:
     return "\n\n".join(filter(None, texts))
 
 

@@ -1,7 +1,16 @@
-"""Any matrix of a caller → CSR that the kernels can walk without looking."""
+"""Any matrix of a caller → CSR that the kernels can walk without looking.
+
+A matrix is looked at once, where it comes in. What `check_X` returns is on read-only arrays and
+carries a mark that names them, so the next `check_X` knows it without a pass over its entries. The
+mark cannot be wrong in silence: whoever writes to such an array is stopped by numpy, a matrix made
+from it by scipy has no mark, and one whose arrays were exchanged or made writeable again is checked
+like any other. Arrays of a caller stay writeable: the read-only ones are views of them that live
+inside the package. `load_data` hands out only marked matrices whose memory is mapped read-only.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +20,25 @@ import scipy.sparse as sp
 from dismec.cpu import kernels
 from dismec.errors import DataError
 
-__all__ = ["Rows", "check_X", "check_csr", "check_rows", "csr_on"]
+__all__ = [
+    "Rows",
+    "canonical",
+    "check_X",
+    "check_Y",
+    "check_csr",
+    "check_rows",
+    "csr_on",
+    "first_fault",
+    "indicator",
+    "is_checked",
+    "row_pointers",
+    "sealed",
+]
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+_MOST_FEATURES = np.iinfo(np.int32).max
 
 
 class Rows(NamedTuple):
@@ -30,27 +55,12 @@ class Rows(NamedTuple):
 
 
 def check_rows(X: Any, n_features: int) -> Rows:
-    """As `check_X`; rows that need no conversion are looked at once, in native code.
-
-    What scipy does to check and build a matrix takes longer than to score a row.
-    """
-    if (
-        getattr(X, "format", None) == "csr"
-        and X.dtype == np.float32
-        and X.indices.dtype == np.int32
-        and X.shape[1] <= n_features
-        and len(X.indptr) == X.shape[0] + 1
-        and len(X.indices) == len(X.data)
-        and X.data.flags.c_contiguous
-        and X.indices.flags.c_contiguous
-    ):
-        rows = Rows(X.indptr.astype(np.int64), X.indices, X.data)
-        if kernels.check_rows(rows.indptr, rows.indices, X.shape[1]) is None and (
-            kernels.first_non_finite(rows.data) < 0
-        ):
-            return rows
-    X = check_X(X, n_features)
-    return Rows(X.indptr.astype(np.int64, copy=False), X.indices, X.data)
+    """The arrays of `check_X`, without a matrix: to build one takes longer than to score a row."""
+    rows = _rows_as_they_are(X, n_features)
+    if rows is None:
+        X = _converted(X, n_features)
+        rows = Rows(X.indptr.astype(np.int64, copy=False), X.indices, X.data)
+    return rows
 
 
 def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
@@ -69,7 +79,8 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
     -------
     csr_array
         float32, finite; column numbers int32, ascending and unique in a row. ``indptr`` is int64
-        only where int32 does not hold the number of non-zeros.
+        only where int32 does not hold the number of non-zeros. Its arrays are read-only. `X`
+        itself if it came from here and has `n_features` columns.
 
     Raises
     ------
@@ -77,13 +88,76 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
         For more than `n_features` columns, values that are not finite in float32, or arrays that
         do not form a matrix.
     """
+    if is_checked(X) and n_features in (None, X.shape[1]):
+        return X  # type: ignore[no-any-return]
+    rows = _rows_as_they_are(X, n_features)
+    if rows is None:
+        return sealed(_converted(X, n_features))
+    shape = (X.shape[0], X.shape[1] if n_features is None else n_features)
+    return sealed(csr_on(rows.data, rows.indices, X.indptr, shape, canonical=True))
+
+
+def is_checked(X: Any) -> bool:
+    """Whether `X` is a matrix that `sealed` returned, and unchanged."""
+    mark = getattr(X, "_dismec_checked", None)
+    return (
+        mark is not None
+        and mark[0] == X.shape
+        and all(
+            there is then and not there.flags.writeable
+            for there, then in zip((X.data, X.indices, X.indptr), mark[1:], strict=True)
+        )
+    )
+
+
+def sealed(X: sp.csr_array) -> sp.csr_array:
+    """The matrix, which the caller knows to be as `check_X` returns it, read-only and marked."""
+    for name in ("data", "indices", "indptr"):
+        view = getattr(X, name).view()
+        view.flags.writeable = False
+        setattr(X, name, view)
+    marked: Any = X
+    marked._dismec_checked = (X.shape, X.data, X.indices, X.indptr)
+    return X
+
+
+def first_fault(
+    n_columns: int, indptr: Ints, indices: npt.NDArray[np.int32], data: Floats | None = None
+) -> tuple[int, str] | None:
+    """A row whose ids do not ascend below `n_columns`, or with a value that is not finite: why."""
+    fault = kernels.check_rows(indptr, indices, n_columns)
+    if fault is None and data is not None and (entry := kernels.first_non_finite(data)) >= 0:
+        row = int(np.searchsorted(indptr, entry, side="right")) - 1
+        fault = row, f"the value {data[entry]} is not finite"
+    return fault
+
+
+def _rows_as_they_are(X: Any, n_features: int | None) -> Rows | None:
+    """The rows of a matrix that needs no conversion: checked before, or now in native code."""
+    if not (
+        getattr(X, "format", None) == "csr"
+        and X.dtype == np.float32
+        and X.indices.dtype == np.int32
+        and X.shape[1] <= (X.shape[1] if n_features is None else n_features) < _MOST_FEATURES
+        and len(X.indptr) == X.shape[0] + 1
+        and len(X.indices) == len(X.data)
+        and X.data.flags.c_contiguous
+        and X.indices.flags.c_contiguous
+    ):
+        return None
+    rows = Rows(X.indptr.astype(np.int64), X.indices, X.data)
+    return rows if is_checked(X) or first_fault(X.shape[1], *rows) is None else None
+
+
+def _converted(X: Any, n_features: int | None) -> sp.csr_array:
+    """As `check_X`, for matrices that have to be converted or refused."""
     result = check_csr(X, "X", "features")
     n_rows, n_columns = result.shape
     wanted = n_columns if n_features is None else n_features
     if n_columns > wanted:
         raise DataError(f"X has {n_columns} features, the model has {wanted}")
-    if wanted >= np.iinfo(np.int32).max:
-        raise DataError(f"X has {wanted} features; at most {np.iinfo(np.int32).max - 1} fit")
+    if wanted >= _MOST_FEATURES:
+        raise DataError(f"X has {wanted} features; at most {_MOST_FEATURES - 1} fit")
     if not result.has_canonical_format:
         if result.dtype.kind != "f":
             result.data = result.data.astype(np.float64)  # a sum must not wrap around
@@ -134,6 +208,41 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     return csr_on(rows.data[:nnz], rows.indices[:nnz], rows.indptr, rows.shape)
 
 
+def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
+    """Any label matrix of a caller as an indicator: canonical CSR without stored zeros.
+
+    Raises
+    ------
+    DataError
+        As `check_csr`; for values other than 0 and 1, and if there are not `n_rows` rows.
+    """
+    Y = check_csr(Y, "Y", "labels")
+    if n_rows is not None and Y.shape[0] != n_rows:
+        raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
+    if not np.isin(Y.data, (0, 1)).all():
+        raise DataError("Y is not an indicator: it holds values other than 0 and 1")
+    return indicator(Y)
+
+
+def canonical(matrix: Any) -> sp.csr_array:
+    """The matrix as CSR with sorted, unique ids; itself if it is so already."""
+    rows: Any = matrix if isinstance(matrix, sp.csr_array) else sp.csr_array(matrix)
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    return rows  # type: ignore[no-any-return]
+
+
+def indicator(Y: Any) -> sp.csr_array:
+    """A canonical matrix with an entry wherever Y is not zero; Y itself if it is so already."""
+    rows: Any = Y if isinstance(Y, sp.csr_array) else sp.csr_array(Y)
+    if not (rows.has_canonical_format and np.all(rows.data)):
+        rows = rows.astype(np.bool_)  # 256 ones of a uint8 would add up to 0
+        rows.sum_duplicates()
+        rows.eliminate_zeros()
+    return rows  # type: ignore[no-any-return]
+
+
 def csr_on(
     data: npt.NDArray[Any],
     indices: npt.NDArray[Any],
@@ -150,6 +259,14 @@ def csr_on(
     if canonical:
         result.has_canonical_format = True
     return result
+
+
+def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
+    """Where rows begin, and the last one ends, from their lengths in pieces."""
+    indptr = np.zeros(sum(map(len, lengths)) + 1, np.int64)
+    if lengths:
+        np.cumsum(np.concatenate(lengths), out=indptr[1:])
+    return indptr
 
 
 def _check_structure(

@@ -67,7 +67,7 @@ def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> N
 
 
 def load_names(path: StrPath) -> list[str]:
-    """Names of labels from a text file, one a line; UTF-8.
+    """Names of labels from a text file, one per line; UTF-8.
 
     Raises
     ------

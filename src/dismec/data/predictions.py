@@ -20,7 +20,7 @@ Scores = npt.NDArray[np.float32]
 
 
 def print_text(top: Labels, scores: Scores, names: Sequence[str] | None, out: TextIO) -> None:
-    """A line a row: ``label:score label:score``, best first.
+    """One line per row: ``label:score label:score``, best first.
 
     A name takes the place of the label's number; blanks in it become underscores, so that a line
     can be split at blanks and an entry at its last colon.
@@ -40,9 +40,9 @@ def write_predictions(
 ) -> None:
     """Write predictions in the format of the file's ending, atomically.
 
-    ``.jsonl``: a line ``{"labels": [...], "scores": [...]}`` a row. ``.npz``: arrays ``labels`` and
-    ``scores`` (n_rows, k), −1 and −inf for places beyond the number of labels. Else text. `what`
-    names the scores there.
+    ``.jsonl``: a line ``{"labels": [...], "scores": [...]}`` per row. ``.npz``: arrays ``labels``
+    and ``scores`` (n_rows, k), −1 and −inf for places beyond the number of labels. Else text.
+    `what` names the scores there.
     """
     path = Path(path)
     with whole_file(path) as file:

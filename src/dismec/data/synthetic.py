@@ -228,8 +228,8 @@ def _draw_rows(
     place = (rng.random(len(at)) ** 2 * _WORDS_PER_TOPIC).astype(np.int64)
     words[from_topic] = world.topic_words[row_topics[at], place]
     return (
-        _count(rows, words, n_rows, len(world.word_ids)),
-        _count(owners, world.label_ids[drawn], n_rows, n_labels),
+        _counted(rows, words, n_rows, len(world.word_ids)),
+        _counted(owners, world.label_ids[drawn], n_rows, n_labels),
     )
 
 
@@ -238,7 +238,7 @@ def _pick(cdf: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]
     return np.clip(np.searchsorted(cdf, u, side="right") - 1, 0, len(cdf) - 2)
 
 
-def _count(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> Counts:
+def _counted(rows: NDArray[np.int64], ids: NDArray[np.int32], n_rows: int, n_ids: int) -> Counts:
     keys, occurrences = np.unique(rows * n_ids + ids, return_counts=True)
     lengths = np.bincount(keys // n_ids, minlength=n_rows)
     return Counts(

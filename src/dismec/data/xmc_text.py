@@ -8,7 +8,6 @@ text itself, gzipped or not, passes through and is never in memory as a whole.
 from __future__ import annotations
 
 import re
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dismec.cpu import kernels, thread_count
+from dismec.data.gunzip import UnreadableError
+from dismec.data.matrices import row_pointers
 from dismec.errors import DataError
 
-__all__ = ["MAX_COLUMNS", "read_text", "write_text"]
+__all__ = ["MAX_COLUMNS", "read_xmc_text", "write_xmc_text"]
 
 MAX_COLUMNS = 2**31 - 1  # a column id is an int32
 
@@ -36,11 +37,7 @@ _Parsed: TypeAlias = tuple[
 ]
 
 
-class _UnreadableError(Exception):
-    """The bytes stop being text: why."""
-
-
-def read_text(
+def read_xmc_text(
     path: Path,
     file: BufferedReader,
     wanted: tuple[int | None, int | None],
@@ -50,12 +47,14 @@ def read_text(
     tuple[NDArray[np.int64], NDArray[np.int32]],
     tuple[int, int],
 ]:
-    """Parse text, gzipped or not, with a header or not, on ``threads`` threads.
+    """Parse text, with a header or not, on ``threads`` threads.
 
     Parameters
     ----------
     path
         The name of the file, for messages.
+    file
+        Its bytes, gunzipped (`dismec.data.formats.DataFile.open`).
     wanted
         How many features and labels there must be, where the caller knows.
 
@@ -80,10 +79,10 @@ def read_text(
             row, reason = header[0], f"the header says {header[0]} rows, and here is one more"
         refuse(row, reason)
 
-    blocks = _whole_lines(_gunzip(file) if file.peek(2)[:2] == b"\x1f\x8b" else _pieces(file))
+    blocks = _whole_lines(iter(lambda: file.read1(_BLOCK), b""))
     try:
         first = next(blocks, b"") or next(blocks, b"")
-    except _UnreadableError as error:
+    except UnreadableError as error:
         refuse(0, str(error))
     if not first:
         refuse(0, "the file is empty")
@@ -102,11 +101,11 @@ def read_text(
     n_rows = 0
     parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
     with ThreadPoolExecutor(threads) as pool:
-        parsed = _in_order(pool, parse, first, blocks, ahead=threads)
+        parsed = _parsed_in_order(pool, parse, first, blocks, ahead=threads)
         while True:
             try:
                 arrays = next(parsed, None)
-            except _UnreadableError as error:
+            except UnreadableError as error:
                 refuse(n_rows, str(error))
             except ValueError as error:
                 row, reason = error.args
@@ -121,8 +120,8 @@ def read_text(
     if header and n_rows < header[0]:
         refuse(n_rows - 1, f"the file ends here, but the header says {header[0]} rows")
 
-    y_indptr, labels = _indptr(parts[0]), _join(parts[1])
-    x_indptr, features, values = _indptr(parts[2]), _join(parts[3]), _join(parts[4])
+    y_indptr, labels = row_pointers(parts[0]), _join(parts[1])
+    x_indptr, features, values = row_pointers(parts[2]), _join(parts[3]), _join(parts[4])
     if header:
         n_features, n_labels = header[1:]
     else:
@@ -133,7 +132,7 @@ def read_text(
     return (x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
 
 
-def write_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
+def write_xmc_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
     """Write sound CSR matrices as text, in the fewest digits that read back to the same values."""
     n_rows = X.shape[0]
     if header:
@@ -159,11 +158,6 @@ def _header(
     return n_rows, found[0], found[1]
 
 
-def _pieces(file: BufferedReader) -> Iterator[bytes]:
-    while piece := file.read(_BLOCK):
-        yield piece
-
-
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Blocks of some ``_BLOCK`` bytes that end at the end of a line; the last as the file ends."""
     held: list[bytes | memoryview] = []
@@ -178,8 +172,8 @@ def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
                 held.append(piece)
                 size += len(piece)
             if size > _LONGEST_LINE:
-                raise _UnreadableError("the line is longer than any row: this is not text")
-    except _UnreadableError:  # the lines before it still count
+                raise UnreadableError("the line is longer than any row: this is not text")
+    except UnreadableError:  # the lines before it still count
         rest = b"".join(held)
         yield rest[: rest.rfind(b"\n") + 1]
         raise
@@ -187,27 +181,7 @@ def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _gunzip(file: BufferedReader) -> Iterator[bytes]:
-    """The text of a gzip file, of one member or several, a piece at a time."""
-    member = zlib.decompressobj(wbits=31)
-    try:
-        while packed := file.read(1 << 18):
-            while packed:
-                if member.eof:
-                    packed = packed.lstrip(b"\0")  # padding after a member
-                    member = zlib.decompressobj(wbits=31) if packed else member
-                    continue
-                yield member.decompress(packed, _BLOCK)
-                packed = member.unused_data if member.eof else member.unconsumed_tail
-        while not member.eof and (text := member.decompress(b"", _BLOCK)):
-            yield text
-    except zlib.error as error:
-        raise _UnreadableError("the gzip data is damaged here or further on") from error
-    if not member.eof:
-        raise _UnreadableError("the gzip data is cut off here")
-
-
-def _in_order(
+def _parsed_in_order(
     pool: ThreadPoolExecutor,
     parse: Callable[[bytes], _Parsed],
     first: bytes,
@@ -225,7 +199,7 @@ def _in_order(
             if len(pending) > ahead:
                 yield pending.popleft().result()
             pending.append(pool.submit(parse, block))
-    except _UnreadableError as error:
+    except UnreadableError as error:
         broken = error
     while pending:
         yield pending.popleft().result()
@@ -237,9 +211,3 @@ def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     joined = np.concatenate(arrays)
     arrays.clear()  # each array is freed before the next is joined
     return joined
-
-
-def _indptr(counts: list[NDArray[Any]]) -> NDArray[np.int64]:
-    indptr = np.zeros(sum(map(len, counts)) + 1, np.int64)
-    np.cumsum(_join(counts), out=indptr[1:])
-    return indptr

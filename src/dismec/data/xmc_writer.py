@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from dismec.data.binary import write_xmc
 from dismec.data.container import Spooled
-from dismec.data.dataset import Dataset, check_dataset, write_xmc
+from dismec.data.dataset import Dataset, check_dataset
+from dismec.data.matrices import row_pointers
 from dismec.data.names import check_names
 from dismec.data.xmc_text import MAX_COLUMNS
 from dismec.errors import DataError
@@ -33,8 +35,8 @@ class XmcWriter:
 
     `append` pieces, then `finish`. Only then is there a file at ``path``, complete and with the
     bytes that `save_data` would have written; without `finish`, what was there before stays. What
-    is kept in memory is one piece, and 16 bytes a row. The temporary files, beside ``path`` and of
-    no name, take as much of the disk again until the end; they vanish with the process.
+    is kept in memory is one piece, and 16 bytes per row. The temporary files, beside ``path`` and
+    of no name, take as much of the disk again until the end; they vanish with the process.
 
     Raises
     ------
@@ -116,8 +118,8 @@ class XmcWriter:
             names = check_names(names, n_labels)
         except DataError as error:
             raise DataError(f"{self._path}: {error}") from None
-        x = (_indptr(self._x_lengths), self._x_indices, self._x_data)
-        y = (_indptr(self._y_lengths), self._y_indices)
+        x = (row_pointers(self._x_lengths), self._x_indices, self._x_data)
+        y = (row_pointers(self._y_lengths), self._y_indices)
         with _naming(self._path):
             write_xmc(self._path, x, y, (self._n_features, n_labels), names)
 
@@ -130,10 +132,6 @@ class XmcWriter:
             raise DataError(f"{self._path}: row {row}: {ids[wrong[0]]} is not a label id")
         ones = np.ones(len(ids), np.uint8)
         return csr_array((ones, ids, indptr), shape=(len(labels), MAX_COLUMNS))
-
-
-def _indptr(lengths: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
 
 
 @contextmanager

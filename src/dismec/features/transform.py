@@ -1,4 +1,4 @@
-"""What is done to a row; travels with the model."""
+"""Raw rows → the rows that are trained on and scored; travels with the model."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.container import ContainerError
+from dismec.data.matrices import csr_on, row_pointers
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError
 
@@ -172,14 +173,14 @@ class VocabularyBuilder:
         windows = np.diff((self._n_bytes + ends) // _WINDOW, prepend=self._n_bytes // _WINDOW)
         begin = 0
         for full in np.flatnonzero(windows) + 1:
-            self._count(native, ends, begin, int(full))
+            self._add_between(native, ends, begin, int(full))
             self.undercount += self._counter.prune(self._max_terms)
             begin = int(full)
-        self._count(native, ends, begin, len(ends))
+        self._add_between(native, ends, begin, len(ends))
         self.n_rows += len(ends)
         self._n_bytes += int(ends[-1]) if len(ends) else 0
 
-    def _count(
+    def _add_between(
         self, texts: kernels.Texts, ends: npt.NDArray[np.int64], begin: int, end: int
     ) -> None:
         _in_chunks(lambda a, b: self._counter.add(texts, a, b), ends, begin, end, self._threads)
@@ -232,7 +233,7 @@ class Vocabulary:
         Parameters
         ----------
         texts
-            A text a row; one without known terms is a row without entries.
+            One text per row; one without known terms is a row without entries.
         threads
             All available CPUs by default; does not change the result.
 
@@ -260,11 +261,8 @@ class Vocabulary:
             np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
             for arrays in zip(*parts, strict=True)
         )
-        indptr = np.zeros(len(ends) + 1, np.int64)
-        np.cumsum(sizes, out=indptr[1:])
-        X = sp.csr_array((values, features, indptr), shape=(len(ends), len(self)))
-        X.has_canonical_format = True
-        return X
+        shape = (len(ends), len(self))
+        return csr_on(values, features, row_pointers([sizes]), shape, canonical=True)
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
         """Where the features are in a text: (feature, begin, end) for each occurrence.

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.matrices import check_csr, indicator
 from dismec.errors import DataError
 
 __all__ = ["check_truth", "evaluate", "hits", "psp_at_k"]
@@ -212,18 +213,10 @@ def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
 
 def check_truth(Y_true: Any) -> sp.csr_array:
     """The caller's truth, a matrix with rows, as canonical CSR of its own without stored zeros."""
-    if not sp.issparse(Y_true):
-        Y_true = np.asarray(Y_true)
-    if Y_true.ndim != 2:
-        raise DataError(f"Y_true is {Y_true.ndim}-d; expected rows × labels")
-    truth = sp.csr_array(Y_true, dtype=np.bool_)
-    if truth is Y_true or not truth.has_canonical_format or not truth.data.all():
-        truth = truth.copy()
-        truth.sum_duplicates()
-        truth.eliminate_zeros()
+    truth: Any = indicator(check_csr(Y_true, "Y_true", "labels")).astype(np.bool_)
     if truth.shape[0] == 0:
         raise DataError("no rows to evaluate")
-    return truth
+    return truth  # type: ignore[no-any-return]
 
 
 def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> npt.NDArray[np.int64]:

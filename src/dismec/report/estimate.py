@@ -2,8 +2,8 @@
 
 Time: some labels are really solved. The sample is systematic (every m-th of the labels ranked by
 frequency), so that it has its share of each frequency, and its time is scaled up by what
-`solve.blocks.costs` says of it and of all labels. Memory: a formula, whose constants come from the
-peaks that ``benchmarks/memory.py`` measures.
+`dismec.solve.blocks.effort` says of it and of all labels. Memory: a formula, whose constants come
+from the peaks that ``benchmarks/memory.py`` measures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import scipy.sparse as sp
 from dismec.cpu import physical_memory, thread_count
 from dismec.features.transform import Transform
 from dismec.model.format import PRECISIONS
-from dismec.solve.blocks import costs
+from dismec.solve.blocks import effort
 from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
@@ -76,17 +76,17 @@ def estimate_training(
         return {"peak bytes": least, "memory bytes": memory}
     transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
     problem = Problem(X, Y, transform)
-    cost = costs(problem.groups, problem.label_counts)
+    work = effort(problem.equal_labels, problem.label_counts)
     ranked = np.argsort(-problem.label_counts, kind="stable")
-    ranked = ranked[cost[ranked] > 0]
+    ranked = ranked[work[ranked] > 0]
 
     sample, spent, kept = _solved(problem, params, _every(ranked, _PILOT), 1)
-    rate = spent / cost[sample].sum()
-    wanted = int(len(ranked) * min(1.0, seconds * threads / (rate * cost[ranked].sum())))
+    rate = spent / work[sample].sum()
+    wanted = int(len(ranked) * min(1.0, seconds * threads / (rate * work[ranked].sum())))
     if wanted > 2 * len(sample):
         sample, spent, kept = _solved(problem, params, _every(ranked, wanted), threads)
-        rate = spent / cost[sample].sum()
-    core_seconds = float(rate * cost[ranked].sum())
+        rate = spent / work[sample].sum()
+    core_seconds = float(rate * work[ranked].sum())
     share = kept / len(sample)  # of labels that have a weight for a feature
     return {
         "seconds": core_seconds / threads,

@@ -19,7 +19,7 @@ and under the L1 penalty::
 c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.solve.costs` says
 otherwise. x_i is the transformed row (see `Transform`), its last feature the bias, which is
 regularised like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
-loops are native (``native/solver.hpp``); a label's weights depend only on X, its positives and the
+loops are native (``native/solve/``); a label's weights depend only on X, its positives and the
 parameters.
 """
 
@@ -41,9 +41,10 @@ from dismec.data.matrices import check_X
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.costs import Costs, Weighting
+from dismec.solve.labels import EqualLabels
 from dismec.solve.weight_counts import BINS
 
-__all__ = ["Cancel", "Problem", "Solution", "SolverParams", "Worker", "empty_array"]
+__all__ = ["Cancel", "LabelSolver", "Problem", "Solution", "SolverParams", "empty_array"]
 
 PENALTIES = ("l2", "l1")
 
@@ -87,7 +88,7 @@ class SolverParams:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What came out for some labels, one entry a label in each array.
+    """What came out for some labels, one entry per label in each array.
 
     Attributes
     ----------
@@ -189,25 +190,9 @@ class Problem:
         )
 
     @cached_property
-    def groups(self) -> npt.NDArray[np.int64]:
-        """For each label the first label with the same rows, which has the same solution.
-
-        Row sets are told apart by the sum of two random 64-bit numbers a row.
-        """
-        random = np.random.default_rng(0)
-        keys = [np.diff(self._indptr).astype(np.uint64)]
-        for _ in range(2):
-            of_row = random.integers(0, 2**64, self.n_rows, dtype=np.uint64)
-            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(of_row[self._rows])])
-            keys.append(sums[self._indptr[1:]] - sums[self._indptr[:-1]])
-        order = np.lexsort(keys)
-        new = np.ones(len(order), dtype=np.bool_)
-        for key in keys:
-            new[1:] &= key[order[1:]] == key[order[:-1]]
-        new[1:] = ~new[1:]
-        groups = np.empty(self.n_labels, dtype=np.int64)
-        groups[order] = order[new][np.cumsum(new) - 1]
-        return groups
+    def equal_labels(self) -> EqualLabels:
+        """Which labels have the same rows; to be asked for before there are threads."""
+        return EqualLabels.of(self._indptr, self._rows, self.n_rows)
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
@@ -228,15 +213,15 @@ class Problem:
         the place of those that `params` give.
         """
         labels = np.asarray(labels, dtype=np.int64)
-        worker = Worker(self, params, Cancel() if cancel is None else cancel, costs)
-        solution = worker.solve(labels, drain=True)
+        solver = LabelSolver(self, params, Cancel() if cancel is None else cancel, costs)
+        solution = solver.solve(labels, drain=True)
         if len(solution.labels) < len(labels):
             return solution  # cancelled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
         return solution[np.argsort(solution.labels, kind="stable")[place]]
 
 
-class Worker:
+class LabelSolver:
     """Solves labels of a problem call after call, on one thread at a time.
 
     Labels that are still on their way when `solve` has no more to begin stay until the next call,
@@ -244,7 +229,7 @@ class Worker:
 
     With a `path`, numbers above 0, each label is solved at every C of that instead of at
     ``params.C``, in this order and from the last solution on: every label comes back as often.
-    That takes less time than to solve it anew, and the weights are not bit for bit those of the one
+    That takes less time than to start over, and the weights are not bit for bit those of the one
     C by itself. A label is done there when its objective is certain to be within 0.1·tol of the
     optimum, or LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
     """

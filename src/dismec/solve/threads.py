@@ -1,4 +1,4 @@
-"""Where block tasks run: the threads of this process."""
+"""Blocks of labels → their weights, on the threads of this process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.cpu import available_cpus
-from dismec.solve.block import Block, BlockStats, sum_counts
+from dismec.solve.block import Block
 from dismec.solve.costs import Costs
-from dismec.solve.problem import Cancel, Problem, Solution, SolverParams, Worker, empty_array
+from dismec.solve.open_block import OpenBlock
+from dismec.solve.problem import Cancel, LabelSolver, Problem, Solution, SolverParams
 
 __all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
 
 T = TypeVar("T")
 
 # Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
-_PART = 64
+_LABELS_AT_ONCE = 64
 _NONE = np.empty(0, np.int64)
 
 
@@ -79,19 +79,19 @@ def solve_path(
 ) -> Generator[Solution, None, None]:
     """Solve labels at every C of a path, and yield what is done, in no order.
 
-    See `Worker`. The labels have rows. Closing the generator stops the threads.
+    See `LabelSolver`. The labels have rows. Closing the generator stops the threads.
     """
     threads = threads or available_cpus()
-    parts, cancel = _Parts(), Cancel()
-    parts.add(_cut(labels, problem.label_counts[labels]))
-    parts.end()
+    queue, cancel = _LabelQueue(), Cancel()
+    queue.add(_portions(labels, problem.label_counts[labels]))
+    queue.end()
     results: SimpleQueue[Any] = SimpleQueue()
     missing = len(labels) * len(path)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec")
     try:
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
-            pool.submit(_work, problem, params, costs, cancel, parts, results, path)
+            pool.submit(_work, problem, params, costs, cancel, queue, results, path)
         while missing:
             try:
                 result = results.get(timeout=0.2)
@@ -140,15 +140,15 @@ class BlockSolver(Generic[T]):
         self._problem = problem
         self._keep = keep
         self._cancel = Cancel()
-        self._open: dict[int, _OpenBlock] = {}
+        self._open: dict[int, OpenBlock] = {}
         self._owner = np.full(problem.n_labels, -1, dtype=np.int64)
-        self._parts = _Parts()
+        self._queue = _LabelQueue()
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
             self._pool.submit(
-                _work, problem, params, costs, self._cancel, self._parts, self._results
+                _work, problem, params, costs, self._cancel, self._queue, self._results
             )
 
     def __enter__(self) -> BlockSolver[T]:
@@ -156,19 +156,20 @@ class BlockSolver(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self._cancel.set()
-        self._parts.end()
+        self._queue.end()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def add(self, number: int, labels: npt.NDArray[np.int64]) -> None:
         """Begin a block, none of whose labels is in another that is not done; from any thread."""
-        block = _OpenBlock(number, labels, self._problem)
+        block = OpenBlock(number, self._problem.equal_labels.among(labels))
         self._open[number] = block
-        self._owner[block.distinct] = number
-        self._parts.add(block.cut())
+        distinct = block.equal.distinct
+        self._owner[distinct] = number
+        self._queue.add(_portions(distinct, self._problem.label_counts[distinct]))
 
     def end(self) -> None:
         """Say that no more blocks will be added."""
-        self._parts.end()
+        self._queue.end()
 
     def wait(self, timeout: float) -> Kept[T] | int | None:
         """A block that is done, a number of labels just solved, or None after `timeout` seconds.
@@ -201,17 +202,17 @@ class BlockSolver(Generic[T]):
         return n_labels
 
 
-class _Parts:
+class _LabelQueue:
     """Labels to solve, in the order in which they were added, for threads to take."""
 
     def __init__(self) -> None:
-        self._parts: deque[npt.NDArray[np.int64]] = deque()
+        self._portions: deque[npt.NDArray[np.int64]] = deque()
         self._changed = Condition()
         self._ended = False
 
-    def add(self, parts: Iterable[npt.NDArray[np.int64]]) -> None:
+    def add(self, portions: Iterable[npt.NDArray[np.int64]]) -> None:
         with self._changed:
-            self._parts.extend(parts)
+            self._portions.extend(portions)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -222,13 +223,13 @@ class _Parts:
     def next(self) -> npt.NDArray[np.int64] | None:
         """Some labels, or None if there are none now."""
         with self._changed:
-            return self._parts.popleft() if self._parts else None
+            return self._portions.popleft() if self._portions else None
 
     def wait(self) -> bool:
         """Wait until there are labels; False if there will be none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._parts or self._ended)
-            return bool(self._parts)
+            self._changed.wait_for(lambda: self._portions or self._ended)
+            return bool(self._portions)
 
 
 def _work(
@@ -236,19 +237,19 @@ def _work(
     params: SolverParams,
     costs: Costs,
     cancel: Cancel,
-    parts: _Parts,
+    queue: _LabelQueue,
     results: SimpleQueue[Any],
     path: Sequence[float] = (),
 ) -> None:
-    """Solve parts until there are none, handing on whatever gets done."""
+    """Solve what is in the queue until it ends, handing on whatever gets done."""
     try:
-        worker = Worker(problem, params, cancel, costs, path)
-        while parts.wait() and not cancel:
-            part: npt.NDArray[np.int64] | None = _NONE
-            while part is not None and not cancel:
-                part = parts.next()
+        solver = LabelSolver(problem, params, cancel, costs, path)
+        while queue.wait() and not cancel:
+            labels: npt.NDArray[np.int64] | None = _NONE
+            while labels is not None and not cancel:
+                labels = queue.next()
                 begin = time.perf_counter()
-                solution = worker.solve(_NONE if part is None else part, drain=part is None)
+                solution = solver.solve(_NONE if labels is None else labels, drain=labels is None)
                 if not cancel:
                     results.put((solution, time.perf_counter() - begin))
     except BaseException as error:
@@ -262,86 +263,9 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
         results.put(Kept(block.number, None, error))
 
 
-def _cut(
+def _portions(
     labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Frequent labels first: labels that are solved side by side should take equally long."""
     ordered = labels[np.argsort(-counts, kind="stable")]
-    yield from (ordered[i : i + _PART] for i in range(0, len(ordered), _PART))
-
-
-class _OpenBlock:
-    """A block whose labels come in bit by bit."""
-
-    def __init__(self, number: int, labels: npt.NDArray[np.int64], problem: Problem) -> None:
-        self.number = number
-        self.labels = labels
-        # Labels with the same rows have the same solution: one of them is solved for all.
-        _, first, self.copy_of = np.unique(
-            problem.groups[labels], return_index=True, return_inverse=True
-        )
-        self.distinct = labels[first]
-        self.counts = problem.label_counts[self.distinct]
-        self.copies = np.bincount(self.copy_of)
-        self.missing = len(self.distinct)
-        self.parts: list[Solution] = []
-        self.seconds = 0.0
-
-    def cut(self) -> Iterator[npt.NDArray[np.int64]]:
-        return _cut(self.distinct, self.counts)
-
-    def add(self, solution: Solution, seconds: float) -> int:
-        """Take some labels in; returns how many they stand for."""
-        self.parts.append(solution)
-        self.missing -= len(solution.labels)
-        self.seconds += seconds
-        return int(self.copies[np.isin(self.distinct, solution.labels)].sum())
-
-    @property
-    def complete(self) -> bool:
-        return self.missing == 0
-
-    def close(self) -> Block:
-        """The block with its labels in order."""
-        stats = _stats(self.parts, self.seconds)
-        counts = np.zeros(len(self.distinct), dtype=np.int64)
-        sorter = np.argsort(self.distinct)
-        rows = [
-            sorter[np.searchsorted(self.distinct, part.labels, sorter=sorter)]
-            for part in self.parts
-        ]
-        for part, into in zip(self.parts, rows, strict=True):
-            counts[into] = np.diff(part.weights.indptr)
-        indptr = np.concatenate([[0], np.cumsum(counts[self.copy_of])])
-        indices = empty_array(indptr[-1], np.int32)
-        data = empty_array(indptr[-1], np.float32)
-        # Where each distinct label goes: the labels of the block that are copies of it.
-        order = np.argsort(self.copy_of, kind="stable")
-        goes_to = np.split(order, np.cumsum(self.copies)[:-1])
-        starts = indptr.tolist()
-        while self.parts:  # what has been copied need not stay
-            source, into = self.parts.pop().weights, rows.pop()
-            ends = source.indptr.tolist()
-            for i, row in enumerate(into.tolist()):
-                span = slice(ends[i], ends[i + 1])
-                for copy in goes_to[row].tolist():
-                    target = slice(starts[copy], starts[copy + 1])
-                    indices[target] = source.indices[span]
-                    data[target] = source.data[span]
-        shape = (len(self.labels), source.shape[1])
-        return Block(
-            self.number, self.labels, sp.csr_array((data, indices, indptr), shape=shape), stats
-        )
-
-
-def _stats(solutions: Sequence[Solution], seconds: float) -> BlockStats:
-    """What it took to solve the parts of a block."""
-    return BlockStats(
-        solved=sum(int(np.count_nonzero(s.passes)) for s in solutions),
-        unsolved=sum(int(np.count_nonzero(~(s.gradient <= 1))) for s in solutions),
-        passes=sum(int(s.passes.sum(dtype=np.int64)) for s in solutions),
-        steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
-        set_rows=sum(int(s.set_size.sum()) for s in solutions),
-        seconds=round(seconds, 3),
-        weight_counts=sum_counts([s.weight_counts for s in solutions]),
-    )
+    yield from (ordered[i : i + _LABELS_AT_ONCE] for i in range(0, len(ordered), _LABELS_AT_ONCE))

@@ -2,7 +2,7 @@
 
 A bin is half an octave wide: from 2⁻²⁰ outwards there are `SIDE` on either side of the middle one,
 which is for weights that are smaller or 0. The outermost are open. The solver counts in the same
-bins (``native/solver.hpp``), before it drops what is below delta.
+bins (``native/solve/``), before it drops what is below delta.
 """
 
 from __future__ import annotations

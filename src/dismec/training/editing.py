@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import thread_count
-from dismec.data.matrices import check_csr
+from dismec.data.matrices import check_Y
 from dismec.errors import DataError, ModelError
 from dismec.model import weight_files
 from dismec.model.calibration import Calibration
@@ -79,6 +79,7 @@ def add_labels(
     ModelError
         If there is no finished model, or another process is writing to it.
     """
+    Y = check_Y(Y)
     with _opened(path) as edit:
         labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
@@ -114,6 +115,7 @@ def update_labels(
     DataError
         Also if the model does not have one of the labels, or no row does.
     """
+    Y = check_Y(Y)
     with _opened(path) as edit:
         wanted = edit.find(labels)
         found = edit.labels_of(Y, names)
@@ -150,8 +152,7 @@ def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
 
 def _counts(Y: Any) -> Ids:
     """How many rows have each label."""
-    Y = check_csr(Y, "Y", "labels")
-    return np.bincount(Y.indices[Y.data != 0], minlength=Y.shape[1])
+    return np.bincount(Y.indices, minlength=Y.shape[1])
 
 
 class _Edit:
@@ -173,7 +174,7 @@ class _Edit:
 
         With `grow` names that are new, and that some row has, get the next numbers.
         """
-        n_columns = check_csr(Y, "Y", "labels").shape[1]
+        n_columns = Y.shape[1]
         if names is not None and len(names) != n_columns:
             raise DataError(f"there are {len(names)} label names for {n_columns} labels")
         if self.names is None or (names is None and n_columns <= self.model.n_labels):
@@ -212,8 +213,7 @@ class _Edit:
         """Train some columns of Y and make them labels of the model."""
         order = np.argsort(labels)
         columns, labels = columns[order], labels[order]
-        Y = check_csr(request.Y, "Y", "labels")[:, columns]
-        job = Job.prepare(replace(request, Y=Y), self.model.transform)
+        job = Job.prepare(replace(request, Y=request.Y[:, columns]), self.model.transform)
         # A model of its own, that of these labels, which an interrupted run leaves to the next one.
         folder = edit_folder(self.directory)
         make_directory(folder)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import physical_memory
-from dismec.data.dataset import fingerprint, indicator
-from dismec.data.matrices import check_csr, check_X
+from dismec.data.dataset import fingerprint
+from dismec.data.matrices import check_X, check_Y
 from dismec.data.names import check_names
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
-from dismec.solve.blocks import costs, cut_evenly
+from dismec.solve.blocks import cut_evenly, effort
 from dismec.solve.problem import Problem
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dismec.training.params import TrainingParams
     from dismec.training.request import Request
 
-__all__ = ["Blocks", "Job", "Mask", "check_Y"]
+__all__ = ["Blocks", "Job", "Mask"]
 
 Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
 Mask: TypeAlias = npt.NDArray[np.bool_]  # of labels
@@ -102,10 +102,10 @@ class Job:
     def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
         """The labels that are not `held`, in at least so many blocks, numbered from `first`."""
         labels = np.flatnonzero(~held)
-        groups = self.problem.groups[labels]
-        cost = costs(groups, self.problem.label_counts[labels])
-        parts = cut_evenly(groups, self.params.block_size, cost, n_blocks)
-        return {first + i: labels[part] for i, part in enumerate(parts)}
+        equal = self.problem.equal_labels.among(labels)
+        work = effort(equal, self.problem.label_counts[labels])
+        cuts = cut_evenly(equal.groups, self.params.block_size, work, n_blocks)
+        return {first + i: labels[places] for i, places in enumerate(cuts)}
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:
@@ -118,13 +118,3 @@ def _check_memory(n_features: int, n_labels: int) -> None:
             f"{n_features} features and {n_labels} labels need at least {needed >> 30} GiB of "
             f"memory; this machine has {present >> 30}"
         )
-
-
-def check_Y(Y: Any, n_rows: int) -> sp.csr_array:
-    """An indicator without stored zeros."""
-    Y = check_csr(Y, "Y", "labels")
-    if Y.shape[0] != n_rows:
-        raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
-    if not np.isin(Y.data, (0, 1)).all():
-        raise DataError("Y is not an indicator: it holds values other than 0 and 1")
-    return cast(sp.csr_array, indicator(Y))

@@ -21,7 +21,7 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.shards import pack
 from dismec.solve.block import Block, BlockStats
-from dismec.solve.blocks import costs
+from dismec.solve.blocks import effort
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
 from dismec.training.job import Blocks, Job, Mask
@@ -160,7 +160,7 @@ def _solve_there(
         job.manifest.data,
         job.params.solver,
         job.transform,
-        costs(job.problem.groups, job.problem.label_counts),
+        effort(job.problem.equal_labels, job.problem.label_counts),
     )
     return solve_on_cluster(cluster, work, blocks, _counter(job, blocks, progress))
 

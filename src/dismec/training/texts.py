@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from dismec.data.corpus import Batch, TextFormat, read_texts
+from dismec.data.corpus import TextBatch, TextFormat, read_texts
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
@@ -52,7 +52,7 @@ class Texts:
         What messages call them.
     """
 
-    read: Callable[[], Iterable[Batch]]
+    read: Callable[[], Iterable[TextBatch]]
     name: str = "the texts"
 
     @classmethod
@@ -68,7 +68,7 @@ class Texts:
         """Those that are in memory, with the names of the labels of each."""
         if len(texts) != len(labels):
             raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
-        batch = Batch(list(texts), [list(dict.fromkeys(row)) for row in labels], 0)
+        batch = TextBatch(list(texts), [list(dict.fromkeys(row)) for row in labels], 0)
         return cls(lambda: [batch])
 
 
@@ -316,7 +316,7 @@ def _in_file(
         file.unlink(missing_ok=True)
 
 
-def _told(texts: Texts, what: str, news: News | None) -> Iterator[Batch]:
+def _told(texts: Texts, what: str, news: News | None) -> Iterator[TextBatch]:
     """The batches, with a line now and then on how far it is."""
     last = time.monotonic()
     for batch in texts.read():

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_X
+from dismec.data.matrices import check_X, check_Y
 from dismec.errors import DataError
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.training import delta, resume
 from dismec.training.calibrating import fit_calibration
-from dismec.training.job import Job, check_Y
+from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.running import Workplace, run_in_memory
@@ -162,7 +162,7 @@ class Trial(NamedTuple):
                 counts=job.parts.labels.counts,
                 threads=place.threads,
             )
-            job = job.with_calibration(curves.taken_from(job.problem.groups))
+            job = job.with_calibration(curves.taken_from(job.problem.equal_labels.groups))
         return job
 
 

@@ -1,7 +1,7 @@
 """Rows held out → the C that ranks their labels best, and the training with it.
 
 Every label is solved at the C of a grid one after the other, from the middle out: the solution at
-one C, with the working set that it was found on, is where the next begins (`Worker`
+one C, with the working set that it was found on, is where the next begins (`LabelSolver`
 says how exact it is). What is solved scores the rows held out at once and is dropped, so that no
 more than some part of the weights is ever in memory.
 """
@@ -32,7 +32,8 @@ from dismec.measure.evaluation import Truth
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.scoring import empty_topk
-from dismec.model.shards import Shard, pack
+from dismec.model.shards import pack
+from dismec.solve.labels import EqualLabels
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
 from dismec.training.job import Job
@@ -289,21 +290,21 @@ class _Trials:
         problem = job.problem
         given = check_rows(split.X_judge, problem.n_features)
         rows = job.transform.apply_between(given, 0, given.n_rows)
-        copies = _Copies(problem.groups, problem.label_counts)
+        equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))
         depth = min(max(self.depths), problem.n_labels)
-        found = [_TrialAt(rows, copies, depth) for _ in grid]
+        found = [_TrialAt(rows, equal, depth) for _ in grid]
         order = _from_the_middle(grid)
         total = len(grid) * problem.n_labels
-        done = total - len(grid) * copies.n_labels
+        done = total - len(grid) * len(equal.labels)
         if progress:
             progress(0, total)
-        path = solve_path(problem, job.params.solver, order, copies.distinct, threads=threads)
+        path = solve_path(problem, job.params.solver, order, equal.distinct, threads=threads)
         with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
             for solution in solutions:
                 for place in np.unique(solution.place).tolist():
                     part = solution[np.flatnonzero(solution.place == place)]
                     found[grid.index(order[place])].add(part)
-                    done += int(copies.sizes(part.labels).sum())
+                    done += int(equal.copies(part.labels)[1][-1])
                 if progress:
                     progress(done, total)
                 if sum(trial.pending for trial in found) > _PENDING or done == total:
@@ -348,40 +349,12 @@ def _from_the_middle(grid: Sequence[float]) -> list[float]:
     return [*grid[start:], *reversed(grid[:start])]
 
 
-class _Copies:
-    """Which labels have the same rows, and so the same weights."""
-
-    def __init__(self, groups: Ints, counts: Ints) -> None:
-        labels = np.flatnonzero(counts)
-        self._labels = labels[np.argsort(groups[labels], kind="stable")]
-        self.distinct, self._starts = np.unique(groups[self._labels], return_index=True)
-        self._sizes = np.diff([*self._starts, len(labels)])
-        self.n_labels = len(labels)
-
-    def sizes(self, labels: npt.NDArray[Any]) -> Ints:
-        """How many labels each of these, first ones with their rows, stands for."""
-        found: Ints = self._sizes[np.searchsorted(self.distinct, labels)]
-        return found
-
-    def all_in(self, shard: Shard) -> Shard:
-        """The shard of the first labels with their rows, as one of all labels."""
-        sizes = self.sizes(shard.labels)
-        starts = self._starts[np.searchsorted(self.distinct, shard.labels)]
-        before = np.concatenate([[0], np.cumsum(sizes)])
-        labels = self._labels[np.arange(before[-1]) + np.repeat(starts - before[:-1], sizes)]
-        return replace(
-            shard,
-            labels=labels.astype(np.int32),
-            label_starts=before[shard.label_starts].astype(np.int32),
-        )
-
-
 class _TrialAt:
     """The model at one C, as far as it is solved: the best labels of the rows that judge it."""
 
-    def __init__(self, rows: Rows, copies: _Copies, depth: int) -> None:
+    def __init__(self, rows: Rows, equal: EqualLabels, depth: int) -> None:
         self._rows = rows
-        self._copies = copies
+        self._equal = equal
         self._parts: list[Solution] = []
         self.top, self._scores = empty_topk(rows.n_rows, depth)
         self.nnz = 0
@@ -403,7 +376,12 @@ class _TrialAt:
         self._parts, self.pending = [], 0
         order = np.argsort(labels)
         for shard in pack([(labels[order], stacked[order])], stacked.shape[1] - 1, precision):
-            held = self._copies.all_in(shard)
+            places, bounds = self._equal.copies(shard.labels)
+            held = replace(
+                shard,
+                labels=self._equal.labels[places].astype(np.int32),
+                label_starts=bounds[shard.label_starts].astype(np.int32),
+            )
             kernels.merge_topk(held.native, *self._rows, self.top, self._scores)
             self.nnz += held.nnz
 
