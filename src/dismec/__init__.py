@@ -46,29 +46,21 @@ __all__ = [
     "update_labels",
 ]
 
-_HOME = {
-    "ClusterError": "errors",
-    "DataError": "errors",
-    "Dataset": "data.dataset",
-    "DiSMECClassifier": "estimators",
-    "DiSMECTextClassifier": "text_estimator",
-    "DismecError": "errors",
-    "Model": "model.model",
-    "ModelError": "errors",
-    "TextParams": "features.vocabulary",
-    "TrainingParams": "training.params",
-    "add_labels": "training.editing",
-    "evaluate": "measure.metrics",
-    "generate": "data.synthetic",
-    "load_data": "data.dataset",
-    "open_model": "model.opening",
-    "remove_labels": "training.editing",
-    "save_data": "data.dataset",
-    "train": "training.recipe",
-    "train_text": "training.texts",
-    "tune": "training.tuning",
-    "tune_text": "training.tuning",
-    "update_labels": "training.editing",
+_HOMES = {
+    "data.dataset": ("Dataset", "load_data", "save_data"),
+    "data.synthetic": ("generate",),
+    "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
+    "estimators": ("DiSMECClassifier",),
+    "features.vocabulary": ("TextParams",),
+    "measure.metrics": ("evaluate",),
+    "model.model": ("Model",),
+    "model.opening": ("open_model",),
+    "text_estimator": ("DiSMECTextClassifier",),
+    "training.editing": ("add_labels", "remove_labels", "update_labels"),
+    "training.params": ("TrainingParams",),
+    "training.recipe": ("train",),
+    "training.texts": ("train_text",),
+    "training.tuning": ("tune", "tune_text"),
 }
 
 
@@ -78,9 +70,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("dismec")
-    if name not in _HOME:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'dismec' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"dismec.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"dismec.{home}"), name)
     globals()[name] = value
     return value
 

@@ -16,7 +16,8 @@ from dismec.features.vocabulary import TextParams
 from dismec.model.opening import open_model
 from dismec.model.thresholds import MICRO_F1, ranked
 from dismec.training.params import TrainingParams
-from dismec.training.texts import TextRequest, Texts, fit_text
+from dismec.training.recipe import carry_out
+from dismec.training.texts import TextRequest, Texts
 
 __all__ = ["DiSMECTextClassifier"]
 
@@ -75,15 +76,10 @@ class DiSMECTextClassifier(Estimator):
         """
         rows = [[row] if isinstance(row, str) else list(row) for row in labels]
         text = TextParams(**{name: getattr(self, name) for name in _TEXT})
-        self.model_ = fit_text(
-            TextRequest(
-                Texts.of_lists(_listed(texts), rows),
-                self._params(tfidf=True),
-                text=text,
-                threads=self._threads(),
-                cluster=self._where,
-            )
-        )
+        source, params = Texts.of_lists(_listed(texts), rows), self._params(tfidf=True)
+        how = {"threads": self._threads(), "cluster": self._where}
+        with TextRequest(source, params, text=text, **how).as_rows() as request:
+            self.model_ = carry_out(request)
         return self
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,7 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
-from dismec.cli.training_options import (
-    on_data,
-    params_options,
-    resumable,
-    text_options,
-    text_params,
-    training_params,
-)
+from dismec.cli.training_options import Order, resumable, training_options
 
 if TYPE_CHECKING:
     from dismec.model.model import Model
@@ -39,65 +31,26 @@ _FEW_ROWS = 100  # to learn probabilities on
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
-@params_options()
-@click.option(
-    "--validation",
-    type=PATH,
-    help="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA].",
+@training_options(
+    validation="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA]."
 )
-@click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
-@data_options()
-@text_options
-@cluster_option
-@threads_option
-@quiet_option
-def train(
-    data: Path,
-    model: Path,
-    reading: Reading,
-    validation: Path | None,
-    validation_labels: Path | None,
-    threads: int | None,
-    cluster: str | None,
-    overwrite: bool,
-    quiet: bool,
-    **params: Any,
-) -> None:
+def train(data: Path, model: Path, order: Order) -> None:
     """Train a model on DATA.
 
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
     """
-    from dismec.training import recipe as training
-    from dismec.training import texts as text_training
+    from dismec.training.recipe import carry_out
 
-    found = reading.look(data)
-    text = text_params(params, found)
-    chosen = training_params(found.is_texts, params)
-    if (validation or validation_labels) and not (validation and chosen.holds_out):
+    given, labels = order.validation, order.validation_labels
+    if (given or labels) and not (given and order.holds_out):
         raise click.UsageError(
             "--validation goes with --delta auto or --calibrate, --validation-labels with both"
         )
     begin = time.perf_counter()
-    run: Callable[..., Model] = training.train
-    if text is not None:
-        run = partial(text_training.train_text, text=text)
-    with (
-        resumable(model),
-        shown_progress(quiet, "training") as progress,
-        cluster_news(cluster, quiet),
-    ):
-        trained = on_data(
-            *(found, reading, (validation, validation_labels), run, quiet),
-            path=model,
-            params=chosen,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            cluster=cluster,
-        )
-    if not quiet:
-        _say_learned(trained, chosen)
+    with order.request(data, model) as request:
+        trained = carry_out(request)
+    if not order.quiet:
+        _say_learned(trained, request.params)
         say_trained(trained, model, time.perf_counter() - begin)
     say_unsolved(trained)
 

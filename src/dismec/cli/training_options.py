@@ -1,39 +1,162 @@
-"""Options that say what model is trained, and the parameters that they stand for."""
+"""Options of commands that train, and the request that they stand for."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import spoken
-from dismec.cli.options import F, Reading, parse_delta
-from dismec.training.params import TrainingParams
+from dismec.cli.console import cluster_news, shown_progress, spoken
+from dismec.cli.options import (
+    PATH,
+    F,
+    Reading,
+    cluster_option,
+    data_options,
+    parse_delta,
+    quiet_option,
+    threads_option,
+)
+from dismec.training.params import AUTO, TrainingParams
 
 if TYPE_CHECKING:
     from dismec.data.formats import DataFile
     from dismec.features.vocabulary import TextParams
-    from dismec.training.params import TrainingParams
-
-T = TypeVar("T")
-
-_TEXT = ("word_ngrams", "char_ngrams", "min_df", "max_df", "max_features", "lowercase")
+    from dismec.training.request import Request
 
 
-def params_options(*without: str) -> Callable[[F], F]:
-    """An option for every field of `TrainingParams` but `without`; `training_params` takes them."""
+@dataclass(frozen=True)
+class Order:
+    """What a command is asked to train, as its options say."""
+
+    reading: Reading
+    params: dict[str, Any]  # the options of `TrainingParams`, by their names on the command line
+    text: dict[str, Any]  # those of `TextParams`
+    validation: Path | None
+    validation_labels: Path | None
+    overwrite: bool
+    threads: int | None
+    cluster: str | None
+    quiet: bool
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether something is learned from rows that the training does not see."""
+        return bool(self.params["delta"] == AUTO or self.params["calibrate"])
+
+    @contextmanager
+    def request(
+        self, data: Path, path: Path | None, what: str = "training", **fixed: Any
+    ) -> Iterator[Request]:
+        """The request for a model of DATA, while what is done for it is shown.
+
+        `fixed` are parameters that are not among the options.
+        """
+        from dismec.data.dataset import load_data
+        from dismec.training.request import Request
+        from dismec.training.texts import TextRequest
+
+        found = self.reading.look(data)
+        text = self._text_params(found)
+        params = self._training_params(found.is_texts, fixed)
+        with (
+            resumable(path),
+            shown_progress(self.quiet, what) as progress,
+            cluster_news(self.cluster, self.quiet),
+        ):
+            common: dict[str, Any] = {
+                "threads": self.threads,
+                "overwrite": self.overwrite,
+                "progress": progress,
+                "cluster": self.cluster,
+            }
+            if text is not None:
+                news = None if self.quiet else spoken
+                of_text = (text, self.reading.fmt, self.validation)
+                with TextRequest(found, params, path, *of_text, news=news, **common).as_rows() as r:
+                    yield r
+                return
+            X, Y, names = self.reading.load(found, self.threads)
+            judge = None
+            if self.validation:
+                labels = self.validation_labels
+                judge = load_data(self.validation, labels=labels, threads=self.threads)[:2]
+            source = found.path if found.kind == "xmc" else None
+            common |= {"names": names, "validation": judge, "source": source}
+            yield Request(X, Y, params, path, **common)
+
+    def _training_params(self, is_text: bool, fixed: dict[str, Any]) -> TrainingParams:
+        given: dict[str, Any] = {
+            name.removeprefix("no_"): not value if name.startswith("no_") else value
+            for name, value in self.params.items()
+        }
+        if given["tfidf"] is None:
+            given["tfidf"] = is_text
+        try:
+            return TrainingParams(**given, **fixed)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+
+    def _text_params(self, data: DataFile) -> TextParams | None:
+        """How texts become features; None if DATA holds no texts."""
+        given = {key: value for key, value in self.text.items() if value is not None}
+        if not data.is_texts:
+            if given:
+                option = min(given).replace("_", "-")
+                raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+            return None
+        from dismec.features.vocabulary import TextParams
+
+        try:
+            return TextParams(**given)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+
+
+def training_options(
+    *without: str, validation: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """All options of a training, given to the command as one `Order`.
+
+    An option for every field of `TrainingParams` but `without`; with `validation`, which is its
+    help, also for rows to learn on and for overwriting a model.
+    """
     options = [_option(f) for f in fields(TrainingParams) if f.name not in without]
+    if validation is not None:
+        options += [
+            click.option("--validation", type=PATH, help=validation),
+            click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
+            click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
+        ]
+    options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gathered(*args: Any, **given: Any) -> Any:
+            order: dict[str, Any] = {
+                "params": {name: given.pop(name) for name in [*given] if _is_param(name)},
+                "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
+            }
+            for name in ("validation", "validation_labels", "overwrite"):
+                order[name] = given.pop(name, None)
+            for name in ("reading", "threads", "cluster", "quiet"):
+                order[name] = given.pop(name)
+            return command(*args, order=Order(**order), **given)
+
+        for option in reversed([data_options(), *options]):
+            gathered = option(gathered)
+        return gathered
 
     return add
+
+
+def _is_param(name: str) -> bool:
+    return name.removeprefix("no_") in TrainingParams.__dataclass_fields__
 
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
@@ -56,20 +179,6 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
     return click.option(flag, *([name] if name == "C" else []), **more)
 
 
-def training_params(is_text: bool, options: dict[str, Any]) -> TrainingParams:
-    """The parameters that the options stand for, for texts or for numeric data."""
-    given: dict[str, Any] = {
-        name.removeprefix("no_"): not value if name.startswith("no_") else value
-        for name, value in options.items()
-    }
-    if given.get("tfidf") is None:
-        given["tfidf"] = is_text
-    try:
-        return TrainingParams(**given)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _parse_lengths(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
@@ -86,85 +195,30 @@ def _parse_lengths(
     return least, lengths[-1]
 
 
-def text_options(command: F) -> F:
-    """How texts become features; what is not given is left out."""
-    lengths: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
-    for option in reversed(
-        (
-            click.option(
-                "--word-ngrams",
-                help="Words in a row that make a feature [default: 1].",
-                **lengths,
-            ),
-            click.option(
-                "--char-ngrams",
-                help="Characters of a word that make one [default: none].",
-                **lengths,
-            ),
-            click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
-            click.option("--max-df", type=float, help="Drop those in more than this share."),
-            click.option("--max-features", type=int, help="Keep only the most frequent."),
-            click.option(
-                "--lowercase/--keep-case", default=None, help="Whether case is ignored [default]."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def text_params(options: dict[str, Any], data: DataFile) -> TextParams | None:
-    """Take what the options say of texts out of `options`; None if DATA holds no texts."""
-    given = {key: options.pop(key) for key in _TEXT}
-    given = {key: value for key, value in given.items() if value is not None}
-    if not data.is_texts:
-        if given:
-            option = min(given).replace("_", "-")
-            raise click.UsageError(f"--{option} is for texts, and {data} holds none")
-        return None
-    from dismec.features.vocabulary import TextParams
-
-    try:
-        return TextParams(**given)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+_LENGTHS: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
+_TEXT_OPTIONS: dict[str, Any] = {
+    "word_ngrams": click.option(
+        "--word-ngrams", help="Words in a row that make a feature [default: 1].", **_LENGTHS
+    ),
+    "char_ngrams": click.option(
+        "--char-ngrams", help="Characters of a word that make one [default: none].", **_LENGTHS
+    ),
+    "min_df": click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
+    "max_df": click.option("--max-df", type=float, help="Drop those in more than this share."),
+    "max_features": click.option("--max-features", type=int, help="Keep only the most frequent."),
+    "lowercase": click.option(
+        "--lowercase/--keep-case", default=None, help="Whether case is ignored [default]."
+    ),
+}
 
 
 @contextmanager
-def resumable(model: Path) -> Iterator[None]:
-    """Say after Ctrl-C that nothing is lost."""
+def resumable(model: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C that nothing is lost, if there is a model directory."""
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"{model}: run the same command again to go on where this stopped", err=True)
+        if model:
+            again = "run the same command again to go on where this stopped"
+            click.echo(f"{model}: {again}", err=True)
         raise
-
-
-def on_data(
-    data: DataFile,
-    reading: Reading,
-    validation: tuple[Path | None, Path | None],
-    run: Callable[..., T],
-    quiet: bool,
-    **common: Any,
-) -> T:
-    """Call `run` with DATA and the data to learn on, if there are such.
-
-    Of texts it is given the file, of numeric data X and Y; `common` is what both take.
-    """
-    path, labels = validation
-    if data.is_texts:
-        news = None if quiet else spoken
-        return run(data, fmt=reading.fmt, validation=path, news=news, **common)
-    from dismec.data.dataset import load_data
-
-    threads = common["threads"]
-    dataset = reading.load(data, threads)
-    judge = load_data(path, labels=labels, threads=threads) if path else None
-    return run(
-        *(dataset.X, dataset.Y),
-        names=dataset.names,
-        validation=judge and judge[:2],
-        source=data.path if data.kind == "xmc" else None,
-        **common,
-    )

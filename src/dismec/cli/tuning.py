@@ -4,41 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import (
-    cluster_news,
-    print_table,
-    say_trained,
-    say_unsolved,
-    shown_progress,
-)
-from dismec.cli.options import (
-    PATH,
-    Reading,
-    cluster_option,
-    data_options,
-    json_option,
-    parse_ks,
-    quiet_option,
-    threads_option,
-)
-from dismec.cli.training_options import (
-    on_data,
-    params_options,
-    resumable,
-    text_options,
-    text_params,
-    training_params,
-)
+from dismec.cli.console import print_table, say_trained, say_unsolved
+from dismec.cli.options import PATH, Reading, json_option, parse_ks
+from dismec.cli.training_options import Order, training_options
 
 if TYPE_CHECKING:
-    from dismec.model.model import Model
     from dismec.training.tuning import Tuned
 
 _GRID = "0.25,0.5,1,2"
@@ -71,70 +46,34 @@ _plot_option = click.option(
 @click.option(
     "--metric", default="nDCG@5", show_default=True, help="What to choose by: P@k, nDCG@k or PSP@k."
 )
-@click.option(
-    "--validation", type=PATH, help="Data to choose on [default: a tenth of the rows of DATA]."
-)
-@click.option("--validation-labels", type=PATH, help="As --labels, for --validation.")
-@params_options("C", "block_size")
-@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
 @_plot_option
 @json_option
-@data_options()
-@text_options
-@cluster_option
-@threads_option
-@quiet_option
+@training_options(
+    *("C", "block_size"), validation="Data to choose on [default: a tenth of the rows of DATA]."
+)
 def tune(
     data: Path,
     model: Path,
-    reading: Reading,
-    validation: Path | None,
-    validation_labels: Path | None,
-    threads: int | None,
-    cluster: str | None,
-    overwrite: bool,
-    quiet: bool,
+    order: Order,
     plot: Path | None,
     as_json: bool,
     grid: tuple[float, ...],
     metric: str,
-    **params: Any,
 ) -> None:
     """Choose C on rows held out, and train a model on all of DATA with it.
 
     The model is the one that train gives with this C. What was tried is printed, and kept in the
     model: inspect shows it.
     """
-    from dismec.training import tuning
+    from dismec.training.tuning import ChoiceOfC
 
-    tuning.check_grid(grid)
-    tuning.check_metric(metric)
+    choice = ChoiceOfC.of(grid, metric)
     _check_plot(plot)
-    if validation_labels and not validation:
+    if order.validation_labels and not order.validation:
         raise click.UsageError("--validation-labels goes with --validation")
-    found = reading.look(data)
-    text = text_params(params, found)
-    chosen = training_params(found.is_texts, params)
     begin = time.perf_counter()
-    run: Callable[..., Tuned] = tuning.tune
-    if text is not None:
-        run = partial(tuning.tune_text, text=text)
-    with (
-        resumable(model),
-        shown_progress(quiet, "tuning") as progress,
-        cluster_news(cluster, quiet),
-    ):
-        tuned = on_data(
-            *(found, reading, (validation, validation_labels), run, quiet),
-            path=model,
-            grid=grid,
-            params=chosen,
-            metric=metric,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            cluster=cluster,
-        )
+    with order.request(data, model, "tuning") as request:
+        tuned = choice.carried_out(request)
     if plot:
         from dismec.report.curves import draw_tuning
 
@@ -143,7 +82,7 @@ def tune(
         click.echo(json.dumps({"C": tuned.C, "metric": metric, "table": tuned.table}))
     else:
         _print_tuned(tuned)
-    if not quiet:
+    if not order.quiet:
         say_trained(tuned.model, model, time.perf_counter() - begin)
     say_unsolved(tuned.model)
 
@@ -191,14 +130,9 @@ def _print_tuned(tuned: Tuned) -> None:
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
-@params_options("delta", "calibrate", "block_size")
 @_plot_option
 @json_option
-@data_options()
-@text_options
-@cluster_option
-@threads_option
-@quiet_option
+@training_options("delta", "calibrate", "block_size")
 @click.pass_context
 def sweep(
     ctx: click.Context,
@@ -210,11 +144,7 @@ def sweep(
     ks: tuple[int, ...],
     plot: Path | None,
     as_json: bool,
-    reading: Reading,
-    cluster: str | None,
-    threads: int | None,
-    quiet: bool,
-    **params: Any,
+    order: Order,
 ) -> None:
     """What each delta costs in P@k, and saves in weights and time.
 
@@ -226,28 +156,28 @@ def sweep(
 
     ordered = check_deltas(deltas)
     _check_plot(plot)
-    of_test = Reading(test_labels, None, reading.columns)
+    of_test = Reading(test_labels, None, order.reading.columns)
     test_file = of_test.look(test)
     if test_file.is_texts:  # what cannot be read is an error before the training
-        next(read_texts(test_file, reading.fmt))
+        next(read_texts(test_file, of_test.fmt))
     if data.is_dir():
         from dismec.model.opening import open_model
 
         for option in ctx.command.params:
             name = option.name or ""
-            if name in ("cluster", *params) and _is_given(ctx, name):
+            if name in ("cluster", *order.params, *order.text) and _is_given(ctx, name):
                 raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
         model = open_model(data)
         if not _is_given(ctx, "deltas"):
             own = float(model.params.get("delta", 0))
             ordered = [own, *(delta for delta in ordered if delta > own)]
     else:
-        with shown_progress(quiet, "training") as progress:
-            common = {"threads": threads, "progress": progress, "cluster": cluster}
-            with cluster_news(cluster, quiet):
-                model = _fit(data, reading, params | {"delta": ordered[0]}, common)
-    rows = of_test.rows_of(model, test_file, threads)
-    table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
+        from dismec.training.recipe import carry_out
+
+        with order.request(data, None, delta=ordered[0]) as request:
+            model = carry_out(request)
+    rows = of_test.rows_of(model, test_file, order.threads)
+    table = sweep_model(model, rows[:2], ordered, ks=ks, threads=order.threads)
     if plot:
         from dismec.report.curves import draw_sweep
 
@@ -274,22 +204,3 @@ def sweep(
 
 def _is_given(ctx: click.Context, option: str) -> bool:
     return ctx.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
-
-
-def _fit(
-    data: Path,
-    reading: Reading,
-    params: dict[str, Any],
-    common: dict[str, Any],
-) -> Model:
-    found = reading.look(data)
-    text = text_params(params, found)
-    chosen = training_params(found.is_texts, params)
-    if text is not None:
-        from dismec.training.texts import TextRequest, fit_text
-
-        return fit_text(TextRequest(found, chosen, text=text, fmt=reading.fmt, **common))
-    from dismec.training.recipe import fit
-
-    dataset = reading.load(found, common["threads"])
-    return fit(*dataset[:2], chosen, names=dataset.names, **common)

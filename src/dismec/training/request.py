@@ -22,38 +22,14 @@ Progress: TypeAlias = Callable[[int, int], None]
 class Request:
     """A training: the data, the parameters, where the model goes and where the work is done.
 
-    Attributes
-    ----------
-    X, Y
-        (n_rows, n_features) and (n_rows, n_labels), as a caller has them: not checked yet.
-    params
-        What model it is to be.
-    path
-        The model directory, or None for a model in memory.
-    names
-        One name per label.
-    validation
-        X and Y to learn on what `params` leave open, instead of a tenth of the rows.
-    vocabulary
-        What has made X from texts; it becomes part of the model.
-    source
-        The ``.xmc`` file that X and Y were loaded from, if there is one: workers of a cluster that
-        see it need not be sent the data.
-    threads
-        All available CPUs by default.
-    overwrite
-        Replace a model that is there, finished or not.
-    progress
-        Called now and then with (labels done, labels in all).
-    cluster
-        Where to train instead of here: a Dask client, the address or the scheduler file of a
-        cluster, or a `Cluster`, which stays open.
+    The fields are the parameters of `dismec.train`. X and Y are as a caller has them, not checked
+    yet; `cluster` may also be a `Cluster`, which stays open.
     """
 
     X: Any
     Y: Any
     params: TrainingParams
-    path: Path | None = None
+    path: Path | None = None  # None for a model in memory
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
     vocabulary: Vocabulary | None = None

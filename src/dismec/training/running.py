@@ -39,21 +39,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where blocks are solved: on threads of this process, or on a cluster.
-
-    Attributes
-    ----------
-    threads
-        Of this process.
-    cluster
-        The connection, if it is a cluster.
-    source
-        The ``.xmc`` file of the training data, if there is one that workers may see.
-    """
+    """Where blocks are solved: on threads of this process, or on a cluster."""
 
     threads: int
     cluster: Cluster | None = None
-    source: StrPath | None = None
+    source: StrPath | None = None  # the ``.xmc`` file of the training data, for workers that see it
 
 
 @contextmanager

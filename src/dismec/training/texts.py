@@ -27,7 +27,6 @@ from dismec.training.request import Progress, Request, StrPath
 __all__ = [
     "TextRequest",
     "Texts",
-    "fit_text",
     "learn",
     "text_dataset",
     "train_text",
@@ -74,25 +73,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """A training of texts, as `Request` is one of rows.
-
-    Attributes
-    ----------
-    source
-        A file of JSON lines, CSV, TSV or fastText lines, or `Texts`.
-    params
-        By default with tf-idf.
-    text
-        Which terms of a text are features.
-    fmt
-        Names of the columns of a file.
-    validation
-        Other texts to learn on what `params` leave open.
-    news
-        Called with a line now and then while texts are read.
-    path, threads, overwrite, progress, cluster
-        As for `Request`.
-    """
+    """A training of texts, as `Request` is one of rows; the fields are those of `train_text`."""
 
     source: StrPath | Texts
     params: TrainingParams | None = None
@@ -200,12 +181,6 @@ def train_text(
         cluster=client if cluster is None else cluster,
     )
     with request.as_rows() as rows:
-        return carry_out(rows)
-
-
-def fit_text(request: TextRequest) -> Model:
-    """Train a model of texts in memory."""
-    with replace(request, path=None).as_rows() as rows:
         return carry_out(rows)
 
 

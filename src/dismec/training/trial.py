@@ -39,28 +39,14 @@ class Split(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """Rows that a trial is not trained on, to judge it by.
+    """Rows that a trial is not trained on, to judge it by."""
 
-    Attributes
-    ----------
-    given
-        X and Y of a caller, or None.
-    held_out
-        Otherwise rows of the job.
-    """
-
-    given: tuple[sp.csr_array, sp.csr_array] | None
-    held_out: npt.NDArray[np.int64]
+    given: tuple[sp.csr_array, sp.csr_array] | None  # by a caller
+    held_out: npt.NDArray[np.int64]  # otherwise rows of the job
 
     @classmethod
     def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Validation:
-        """Those that are given, or a tenth of the job's own.
-
-        Raises
-        ------
-        DataError
-            If what is given does not fit the job, or the job has too few rows.
-        """
+        """Those that are given, or a tenth of the job's own."""
         if given is None:
             return cls(None, delta.held_out(job.X.shape[0]))
         try:

@@ -45,7 +45,7 @@ from dismec.training.running import Workplace
 from dismec.training.texts import News, TextRequest, Texts
 from dismec.training.trial import Split, Validation
 
-__all__ = ["GRID", "METRIC", "Tuned", "check_grid", "check_metric", "pick", "tune", "tune_text"]
+__all__ = ["GRID", "METRIC", "ChoiceOfC", "Tuned", "pick", "tune", "tune_text"]
 
 GRID = (0.25, 0.5, 1.0, 2.0)
 METRIC = "nDCG@5"
@@ -148,7 +148,7 @@ def tune(
         progress=progress,
         cluster=client if cluster is None else cluster,
     )
-    return _tuned(request, _ChoiceOfC(check_grid(grid), check_metric(metric)))
+    return ChoiceOfC.of(grid, metric).carried_out(request)
 
 
 def tune_text(
@@ -169,26 +169,31 @@ def tune_text(
     client: Any = None,
 ) -> Tuned:
     """Choose C for texts and train with it; `grid`, `metric` as for `tune`, others `train_text`."""
-    choice = _ChoiceOfC(check_grid(grid), check_metric(metric))
+    choice = ChoiceOfC.of(grid, metric)
     request = TextRequest(
         *(source, params, path, text, fmt, validation, threads, overwrite, progress, news),
         cluster=client if cluster is None else cluster,
     )
     with request.as_rows() as rows:
-        return _tuned(rows, choice)
-
-
-def _tuned(request: Request, choice: _ChoiceOfC) -> Tuned:
-    model = carry_out(request, choice.open)
-    return Tuned(model, model.params["C"], choice.metric, model.params["C_table"])
+        return choice.carried_out(rows)
 
 
 @dataclass(frozen=True)
-class _ChoiceOfC:
+class ChoiceOfC:
     """By which metric C is chosen, and from which values, ascending."""
 
     grid: list[float]
     metric: str
+
+    @classmethod
+    def of(cls, grid: Sequence[float], metric: str) -> ChoiceOfC:
+        """The choice from a grid in any order; `DataError` for what cannot be chosen from or by."""
+        return cls(check_grid(grid), check_metric(metric))
+
+    def carried_out(self, request: Request) -> Tuned:
+        """The model of a request at the C chosen."""
+        model = carry_out(request, self.open)
+        return Tuned(model, model.params["C"], self.metric, model.params["C_table"])
 
     def open(self, job: Job, given: tuple[Any, Any] | None) -> tuple[Job, Settle]:
         """The job with how its C will be chosen, and what chooses it (`recipe.Choose`)."""
@@ -230,13 +235,7 @@ class _ChoiceOfC:
 
 
 def check_grid(grid: Sequence[float]) -> list[float]:
-    """The C of a grid, ascending.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than two, or one is not a number above 0 that a solver can use.
-    """
+    """The C of a grid, ascending; `DataError` for fewer than two, or one that no solver takes."""
     found = set()
     for C in grid:
         try:
@@ -249,13 +248,7 @@ def check_grid(grid: Sequence[float]) -> list[float]:
 
 
 def check_metric(metric: str) -> str:
-    """The metric's name, if it is one.
-
-    Raises
-    ------
-    DataError
-        If it is not.
-    """
+    """The metric's name; `DataError` if it is none."""
     kind, _, k = metric.partition("@")
     if kind not in _KINDS or not re.fullmatch("[1-9][0-9]*", k) or int(k) > _MOST_DEPTH:
         raise DataError(
