@@ -235,8 +235,7 @@ class _Endpoints:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
     def _check_ready(self) -> None:
-        reason = self._service.model.not_ready
-        if reason is not None:
+        if (reason := self._service.model.not_ready) is not None:
             raise NotReady(reason)
 
     async def health(self, _: Request) -> Response:

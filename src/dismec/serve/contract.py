@@ -166,9 +166,8 @@ def _count(description: str, most: int, default: int) -> Schema:
 
 
 def _object(properties: dict[str, Schema], *required: str) -> Schema:
-    if not required:
-        return _of("object", properties=properties)
-    return _of("object", properties=properties, required=list(required), additionalProperties=False)
+    closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
+    return _of("object", properties=properties, **closed)
 
 
 def ref(name: str) -> Schema:
@@ -197,10 +196,7 @@ _QUESTION = {
     "label": {
         "title": "the id or name of a label",
         "oneOf": [_INTEGER, _STRING],
-        "description": (
-            "Its id, or its name; the first one if several have it. A number as a string is an id "
-            "if no label has it as its name."
-        ),
+        "description": "Its id, or its name (of equal names, the first), or its id as a string.",
     },
     "limit": _count("Terms that are named: those that weigh most.", most=1000, default=20),
 }

@@ -38,14 +38,11 @@ def parse(
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     request = contract.check(path, _read_json(body))
-    if request.get("rank") == "probability":
-        if not model.capabilities.probabilities:
-            raise DataError(
-                '"rank" is "probability", and the model gives none: it is not calibrated'
-            )
-        least = request["threshold"]
-        if least is not None and not 0 <= least <= 1:
-            raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
+    by_probability, least = request.get("rank") == "probability", request.get("threshold")
+    if by_probability and not model.capabilities.probabilities:
+        raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
+    if by_probability and least is not None and not 0 <= least <= 1:
+        raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
     return _read_rows(request.get("rows", [request]), model) if X is None else X, request
 
 
