@@ -174,7 +174,7 @@ def test_bend_is_undone_by_its_inverse_and_never_falls():
     z = np.linspace(-9, 9, 999)
     p = c.of_logits(z)
     assert (np.diff(p) > 0).all()
-    np.testing.assert_allclose(c.logits(logistic(c._bent(z))), z, atol=1e-6)
+    np.testing.assert_allclose(c.logits(logistic(np.interp(z, *c._nodes))), z, atol=1e-6)
     assert 0 < c.of_logits(-50) < 1e-9
     assert 0.999999 < c.of_logits(1e30) < 1
 
