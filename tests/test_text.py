@@ -525,6 +525,6 @@ def test_characters_are_what_python_says_they_are():
 
 @same_unicode
 def test_the_tables_are_those_that_the_script_makes():
-    script = ROOT / "native" / "make_unicode.py"
+    script = ROOT / "native" / "text" / "make_unicode.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert made.stdout == (ROOT / "native" / "unicode.hpp").read_text()
+    assert made.stdout == (ROOT / "native" / "text" / "unicode.hpp").read_text()
