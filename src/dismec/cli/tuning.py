@@ -136,7 +136,7 @@ def tune(
             cluster=cluster,
         )
     if plot:
-        from dismec.report.curves import draw_tuning
+        from dismec.report.figures import draw_tuning
 
         draw_tuning(tuned.table, metric, tuned.C, plot)
     if as_json:
@@ -150,7 +150,7 @@ def tune(
 
 def _check_plot(plot: Path | None) -> None:
     if plot is not None:
-        from dismec.report.curves import check_plot
+        from dismec.report.figures import check_plot
 
         check_plot(plot)
 
@@ -249,7 +249,7 @@ def sweep(
     rows = of_test.rows_of(model, test_file, threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=threads)
     if plot:
-        from dismec.report.curves import draw_sweep
+        from dismec.report.figures import draw_sweep
 
         draw_sweep(table, plot)
     if as_json:

@@ -15,7 +15,7 @@ from dismec.data.names import pack_names, unpack_names
 from dismec.errors import ModelError
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
-from dismec.model.checked_files import open_checked, write_hashed
+from dismec.model.directory import open_checked, write_hashed
 from dismec.model.format import ARRAYS, QUICK_BYTES
 from dismec.model.manifest import Manifest, PartReceipt
 

@@ -15,8 +15,7 @@ from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
-from dismec.model.checked_files import open_checked, write_hashed
-from dismec.model.directory import commit, tidy
+from dismec.model.directory import commit, open_checked, tidy, write_hashed
 from dismec.model.format import ARRAYS, BLOCK, PADDING, PRECISIONS, QUICK_BYTES, SHARD
 from dismec.model.manifest import BlockReceipt, Manifest, ShardReceipt
 from dismec.model.shards import Shard, pack
