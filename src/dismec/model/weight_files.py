@@ -59,10 +59,7 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
 def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
     """Take in a block that `write_block` has written elsewhere: its folder, or what is in its file.
 
-    Raises
-    ------
-    ModelError
-        If the bytes are not those that were written.
+    Bytes that are not those that were written are a `ModelError`.
     """
     target = directory / receipt.file
     if isinstance(source, Path):
@@ -126,13 +123,7 @@ class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
 def read_block(
     directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
 ) -> Block:
-    """A block, memory-mapped and checked; without `check` only its sizes are.
-
-    Raises
-    ------
-    ModelError
-        If the file is missing, cut off, altered, or not what the manifest says.
-    """
+    """A block, memory-mapped and checked; without `check` only its sizes are."""
     path = directory / receipt.file
     arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     if metadata.get("number") != str(receipt.number):
@@ -168,11 +159,6 @@ def read_shards(
 
     With `check` every file is read and compared with its SHA-256, by default if that takes no time.
     Otherwise only sizes are compared.
-
-    Raises
-    ------
-    ModelError
-        If a file is missing, cut off, altered, or not what the manifest says.
     """
     if manifest.shards is None:  # of format version 1
         blocks = [
