@@ -281,16 +281,9 @@ def _styles() -> list[dict[str, Any]]:
 def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
     axes.grid(alpha=0.25)
     axes.spines["top"].set_visible(False)
-    # Above, where no line can run through it.
-    axes.legend(
-        handles=handles,
-        frameon=False,
-        fontsize=8,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=6,
-        borderaxespad=0.2,
-    )
+    # Where no line can run through it.
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=6, **above)
 
 
 def _save(figure: Any, path: StrPath) -> None:
