@@ -17,7 +17,7 @@ from typing import Any
 
 import data
 from dismec import TrainingParams, train, tune
-from dismec.report.curves import draw_sweep
+from dismec.report.figures import draw_sweep
 from dismec.training.sweep import sweep
 from dismec.training.tuning import GRID, METRIC
 from machine import print_heading

@@ -147,7 +147,7 @@ def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, 
     for module in ("weight_files", "parts"):
         monkeypatch.setattr(f"dismec.model.{module}.QUICK_BYTES", 100)
     monkeypatch.setattr(
-        "dismec.model.checked_files.sha256_of", lambda _: pytest.fail("a file was read")
+        "dismec.model.directory.sha256_of", lambda _: pytest.fail("a file was read")
     )
     X, _ = random_problem()
     expected = open_model(model).predict_topk(X)

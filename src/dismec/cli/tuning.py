@@ -75,7 +75,7 @@ def tune(
     with order.request(data, model, "tuning") as request:
         tuned = choice.carried_out(request)
     if plot:
-        from dismec.report.curves import draw_tuning
+        from dismec.report.figures import draw_tuning
 
         draw_tuning(tuned.table, metric, tuned.C, plot)
     if as_json:
@@ -89,7 +89,7 @@ def tune(
 
 def _check_plot(plot: Path | None) -> None:
     if plot is not None:
-        from dismec.report.curves import check_plot
+        from dismec.report.figures import check_plot
 
         check_plot(plot)
 
@@ -179,7 +179,7 @@ def sweep(
     rows = of_test.rows_of(model, test_file, order.threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=order.threads)
     if plot:
-        from dismec.report.curves import draw_sweep
+        from dismec.report.figures import draw_sweep
 
         draw_sweep(table, plot)
     if as_json:

@@ -147,10 +147,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def wait_for_workers(self) -> dict[str, WorkerInfo]:
         """As `workers`, once every worker that is there has answered, or some at least.
 
-        Raises
-        ------
-        ClusterError
-            If there is none for `patience` seconds.
+        If there is none for `patience` seconds, that is a `ClusterError`.
         """
         begin = time.monotonic()
         self._look(now=True)

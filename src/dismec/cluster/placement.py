@@ -24,14 +24,8 @@ def plan(sizes: Sequence[int], places: Mapping[str, Place]) -> list[tuple[str, i
     A shard that nobody holds goes to the worker that holds the least and has room, the largest
     first. Workers that would hold nothing then, and so have nothing to do, get copies of those
     with the most bytes for each that holds them: rows can be shared out among the holders of a
-    shard. What is held stays where it is. Shards that nobody has room for are left out.
-
-    Parameters
-    ----------
-    sizes
-        Bytes of each shard.
-    places
-        The workers by their addresses.
+    shard. What is held stays where it is. Shards that nobody has room for are left out. `sizes` are
+    the bytes of each shard, `places` the workers by their addresses.
     """
     held = {address: set(place.held) for address, place in places.items()}
     load = {address: sum(sizes[n] for n in numbers) for address, numbers in held.items()}

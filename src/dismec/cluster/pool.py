@@ -57,13 +57,7 @@ class Work(Generic[M]):
 
 
 def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
-    """The workers to begin with.
-
-    Raises
-    ------
-    ClusterError
-        If there is none, or one has another version of dismec.
-    """
+    """The workers to begin with; `ClusterError` if there is none, or one has another dismec."""
     workers = cluster.wait_for_workers()
     ours = version("dismec")
     for address, info in workers.items():
@@ -97,12 +91,8 @@ class Pool(Generic[M, W]):
         A task that was handed out comes as the member that had it, what it was for, and what it
         returned or raised. The wait ends with `bell` too, and after `timeout` seconds.
 
-        Raises
-        ------
-        ModelError
-            Of preparing a worker: it is about the model, and no other worker would do better.
-        Exception
-            What has kept the last worker from taking part; what `Work.lost` raises.
+        Raises a `ModelError` of preparing a worker (no other worker would do better), what has kept
+        the last worker from taking part, and what `Work.lost` raises.
         """
         self._meet()
         self._work.hand_out()

@@ -194,14 +194,9 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
     def step(self, timeout: float = 0.5, bell: Task | None = None) -> None:
         """Wait until something happens, or `bell` is done, and do what there is to do then.
 
-        It takes `timeout` seconds at most, as long as the scheduler answers.
-
-        Raises
-        ------
-        ClusterError
-            If shards have been missing, and none was being brought, for `patience` seconds.
-        Exception
-            What `RowBatch.done` raises; what has kept the last worker from taking part.
+        It takes `timeout` seconds at most, as long as the scheduler answers. Raises `ClusterError`
+        if shards have been missing, and none was being brought, for `patience` seconds; also what
+        `RowBatch.done` raises, and what has kept the last worker from taking part.
         """
         for _, (batch, _), outcome in self._pool.turn(timeout, bell):
             batch.scoring -= 1

@@ -83,13 +83,7 @@ def hold(token: str, number: int, file: ShardFile) -> bool:
 
 
 def adopt_shard(parcel: str, token: str, number: int, file: ShardFile) -> None:
-    """Map a shard that has been sent here; its file has no name any more then.
-
-    Raises
-    ------
-    ModelError
-        If it is not what the manifest says.
-    """
+    """Map a shard that has been sent here; its file has no name any more then."""
     with arrived(parcel) as path:
         _session(token).shards[number] = _map_shard(path, file)
 
@@ -97,10 +91,7 @@ def adopt_shard(parcel: str, token: str, number: int, file: ShardFile) -> None:
 def score(token: str, numbers: tuple[int, ...], rows: Rows, places: int) -> tuple[Labels, Scores]:
     """The best labels of transformed rows among those of some shards, in at most `places` places.
 
-    Raises
-    ------
-    WorkerLost
-        If this process does not hold them: it is not the one that was given them.
+    If this process does not hold them, it is not the one that was given them: `WorkerLost`.
     """
     session = _session(token)
     try:

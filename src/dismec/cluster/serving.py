@@ -78,21 +78,10 @@ class ServedModel(TopkModel):
 def serve_on_cluster(
     where: str, directory: str | os.PathLike[str], *, patience: float = 60.0
 ) -> ServedModel:
-    """Spread a model over the workers of a cluster, and keep it there.
+    """Spread a model over the workers of a cluster (`Cluster.connect`), and keep it there.
 
-    Parameters
-    ----------
-    where
-        As for `Cluster.connect`.
-    directory
-        The model; it is read again when a worker has died.
-    patience
-        Seconds to wait for the scheduler, and for workers that have room for the model.
-
-    Raises
-    ------
-    ClusterError, ModelError
-        If there is no scheduler, no worker, no room, or no model.
+    The model is read again when a worker has died. `patience` is for how many seconds to wait for
+    the scheduler, and for workers that have room for the model; then it is a `ClusterError`.
     """
     return ServedModel(_Desk(where, directory, patience))
 

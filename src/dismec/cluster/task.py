@@ -28,14 +28,9 @@ class Task:
         return self.future.done()
 
     def result(self) -> Any:
-        """What the call returned, for a task that is done.
+        """What the call returned, for a task that is done; raises what the call raised.
 
-        Raises
-        ------
-        WorkerLost
-            If the worker, or the scheduler, has gone before the result had come here.
-        Exception
-            Whatever the call raised.
+        `WorkerLost` if the worker, or the scheduler, has gone before the result had come here.
         """
         self._remote = None
         try:

@@ -89,21 +89,10 @@ def solve_on_cluster(
 ) -> Generator[BlockReceipt, None, None]:
     """Solve blocks of labels and yield their receipts; the files are in the model directory then.
 
-    Closing the generator stops the workers. In the end a `Report` is logged.
-
-    Parameters
-    ----------
-    blocks
-        The labels of each block by its number.
-    progress
-        Called with a number of labels just solved.
-
-    Raises
-    ------
-    ClusterError
-        If there is no scheduler or no worker for a while, or workers die of a block.
-    Exception
-        Whatever a block has raised on three workers, or on all there are.
+    Closing the generator stops the workers. In the end a `Report` is logged. `progress` is called
+    with a number of labels just solved. Raises `ClusterError` if there is no scheduler or no worker
+    for a while, or workers die of a block; and what a block has raised on three workers, or on all
+    there are.
     """
     if not blocks:
         return

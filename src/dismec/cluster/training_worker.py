@@ -71,13 +71,7 @@ def find_data(data: Data) -> str | None:
 
 
 def adopt_data(parcel: str, data: Data) -> str:
-    """Make what has been sent here the copy of this machine; returns its path.
-
-    Raises
-    ------
-    DataError
-        If it is not the data.
-    """
+    """Make what has been sent here the copy of this machine, once checked; returns its path."""
     copy = _copy(data)
     with arrived(parcel) as path:
         _datasets[str(copy)] = _check(path, data)
@@ -127,13 +121,7 @@ def begin(run: Run, path: str) -> str | None:
 
 
 def solve(folder: str, number: int, labels: npt.NDArray[np.int64]) -> Answer:
-    """Solve a block of a run that has begun.
-
-    Raises
-    ------
-    WorkerLost
-        If this process knows nothing of the run: it is not the one that began it.
-    """
+    """Solve a block of a run; `WorkerLost` if this process is not the one that began it."""
     with _runs_lock:
         active = _runs.get(folder)
         if active is None:

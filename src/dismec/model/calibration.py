@@ -35,39 +35,20 @@ _MOST_PROBABLE = np.nextafter(np.float32(1), np.float32(0))
 class Calibration:
     """What makes probabilities of a model's scores.
 
-    Attributes
-    ----------
-    slopes, intercepts
-        float32 (n_labels,): of each label's curve; slopes are above 0.
-    shared
-        float64 (10,): coefficients of the shared curve for 1, s, c and s·c; those of the bend for
-        1, z and max(0, z − knot) at −2, 0 and 2; and the threshold for macro-F1 of labels that
-        nothing else is known of.
-    micro_threshold
-        The probability from which on labels are assigned for the highest micro-F1.
-    macro_thresholds
-        float32 (n_labels,): the same for macro-F1, label by label.
-
-    Raises
-    ------
-    ModelError
-        If sizes do not fit together, or a value is not finite or outside its range.
+    `shared` holds coefficients of the shared curve for 1, s, c and s·c; those of the bend for 1, z
+    and max(0, z − knot) at −2, 0 and 2; and the threshold for macro-F1 of labels that nothing else
+    is known of. Sizes, signs and ranges are checked: `ModelError`.
     """
 
-    slopes: Float32s
-    intercepts: Float32s
-    shared: Floats
-    micro_threshold: float
-    macro_thresholds: Float32s
+    slopes: Float32s  # (n_labels,), above 0
+    intercepts: Float32s  # (n_labels,)
+    shared: Floats  # (10,)
+    micro_threshold: float  # probability from which labels are assigned for the highest micro-F1
+    macro_thresholds: Float32s  # (n_labels,): the same for macro-F1, label by label
 
     def __post_init__(self) -> None:
-        n_labels = len(self.slopes)
-        for name, size in [
-            ("slopes", n_labels),
-            ("intercepts", n_labels),
-            ("macro_thresholds", n_labels),
-            ("shared", 10),
-        ]:
+        sizes = dict.fromkeys(("slopes", "intercepts", "macro_thresholds"), len(self.slopes))
+        for name, size in {**sizes, "shared": 10}.items():
             values = getattr(self, name)
             if values.shape != (size,):
                 raise ModelError(f"calibration: {name} has shape {values.shape}, not ({size},)")
@@ -151,14 +132,7 @@ class Calibration:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], n_labels: int) -> Calibration:
-        """The inverse of `to_arrays`.
-
-        Raises
-        ------
-        ModelError
-            If an array is missing, unknown or of another type or size, or holds what no
-            calibration does.
-        """
+        """The inverse of `to_arrays`; `ModelError` unless they are a calibration's, of n_labels."""
         kinds: dict[str, np.dtype[Any]] = {f.name: np.dtype(np.float32) for f in fields(cls)}
         kinds |= {"shared": np.dtype(np.float64), "micro_threshold": np.dtype(np.float64)}
         for name in sorted(arrays.keys() ^ kinds.keys()):

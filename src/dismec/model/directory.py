@@ -1,4 +1,4 @@
-"""The model directory: made, locked, committed to, tidied.
+"""The model directory: made, locked, committed to, tidied; its files of arrays.
 
 ``manifest.json`` says what the model is and names the files that belong to it. A file is written
 under a temporary name, flushed and renamed before the manifest names it, so that at any moment the
@@ -7,17 +7,22 @@ directory is a model, finished or not, whose every named file is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
+import numpy.typing as npt
+
+from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.files import whole_file
 from dismec.errors import ModelError
-from dismec.model.format import DATA, EDIT, FORMAT, LOCK, MANIFEST, MOST_MANIFEST_BYTES, RUN, is_own
+from dismec.model.format import DATA, EDIT, FORMAT, FORMAT_VERSION, LOCK, MANIFEST, RUN, is_own
 from dismec.model.manifest import Manifest
 
 __all__ = [
@@ -29,9 +34,14 @@ __all__ = [
     "locked",
     "make_directory",
     "make_run_folder",
+    "open_checked",
     "read_manifest",
+    "sha256_of",
     "tidy",
+    "write_hashed",
 ]
+
+_MOST_MANIFEST_BYTES = 1 << 30
 
 
 def make_directory(directory: Path) -> None:
@@ -131,16 +141,10 @@ def edit_folder(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read and check a manifest.
-
-    Raises
-    ------
-    ModelError
-        If there is no model, it is of a newer format, or the manifest contradicts itself.
-    """
+    """Read a manifest; `ModelError` if there is none, it is too new, or it contradicts itself."""
     path = directory / MANIFEST
     try:
-        if path.stat().st_size > MOST_MANIFEST_BYTES:
+        if path.stat().st_size > _MOST_MANIFEST_BYTES:
             raise ModelError(f"{path}: larger than a manifest can be")
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -154,3 +158,38 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest.from_json(content)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:
+    """Write a file of arrays and return its SHA-256; the metadata name the format too."""
+    write_arrays(path, arrays, {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata})
+    return sha256_of(path)
+
+
+def open_checked(
+    path: Path, sha256: str | None, size: int | None = None
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
+    """The arrays and metadata of a file that must have this SHA-256 and size, if they are given.
+
+    Raises `ModelError` if it is missing, cut off, altered or no file of arrays.
+    """
+    try:
+        if size is not None and path.stat().st_size != size:
+            raise ModelError(
+                f"{path}: {path.stat().st_size} bytes, the manifest says {size}; cut off or altered"
+            )
+        if sha256 is not None and sha256_of(path) != sha256:
+            raise ModelError(f"{path}: altered since it was written (SHA-256 differs)")
+        return open_arrays(path)
+    except FileNotFoundError:
+        raise ModelError(f"{path}: missing, though the manifest names it") from None
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    except ContainerError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

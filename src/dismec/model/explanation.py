@@ -16,53 +16,28 @@ __all__ = ["Contribution", "Explanation", "contributions", "highlights"]
 
 
 class Contribution(NamedTuple):
-    """What one feature of a row adds to a score.
-
-    Attributes
-    ----------
-    feature
-        Its number.
-    value
-        Its value in the row, transformed as the model does.
-    weight
-        The label's weight for it.
-    contribution
-        value · weight.
-    term
-        What the feature stands for, if that is known.
-    """
+    """What one feature of a row adds to a score."""
 
     feature: int
-    value: float
-    weight: float
-    contribution: float
-    term: str | None = None
+    value: float  # in the row, transformed as the model does
+    weight: float  # the label's
+    contribution: float  # value · weight
+    term: str | None = None  # what the feature stands for, if that is known
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Why a row has the score that it has for a label.
 
-    Attributes
-    ----------
-    label, name
-        The label and its name, if it has one.
-    score
-        Bit for bit what `Model.predict_topk` gives.
-    probability
-        That of the label, if the model is calibrated.
-    bias
-        What the bias adds, whatever the row.
-    terms
-        What the features of the row add, the largest in magnitude first; those for which the label
-        has no weight add nothing and are left out. Together with `bias` they sum to the score, but
-        for the rounding of a float32.
+    `terms` are what the features of the row add, the largest in magnitude first; those for which
+    the label has no weight add nothing and are left out. Together with `bias`, which is added
+    whatever the row, they sum to the score, but for the rounding of a float32.
     """
 
     label: int
     name: str | None
-    score: float
-    probability: float | None
+    score: float  # bit for bit what `Model.predict_topk` gives
+    probability: float | None  # if the model is calibrated
     bias: float
     terms: list[Contribution]
 
@@ -78,21 +53,8 @@ def contributions(
 ) -> tuple[float, list[Contribution]]:
     """The bias's part and the features' parts of a score, as an `Explanation` has them.
 
-    Parameters
-    ----------
-    row
-        One row, transformed: its bias feature has number `n_features`.
-    weights
-        That of each entry of the row.
-    n_features
-        Number of features, without the bias.
-    terms
-        One for each feature, or None.
-
-    Raises
-    ------
-    DataError
-        If there are not as many terms as features.
+    The row is transformed: its bias feature has number `n_features`. `weights` has one for each of
+    its entries, `terms` one for each feature.
     """
     if terms is not None and len(terms) != n_features:
         raise DataError(f"there are {len(terms)} terms for {n_features} features")

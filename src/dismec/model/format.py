@@ -30,7 +30,6 @@ PRECISIONS: dict[str, np.dtype[Any]] = {
 }
 PADDING = 16  # zeros behind the weights of a shard, so that vectors of them can be read
 MOST_WEIGHTS = 1 << 26  # of a shard: it is put together in memory
-MOST_MANIFEST_BYTES = 1 << 30
 QUICK_BYTES = 1 << 26  # files up to this size are compared with their SHA-256 in no time
 
 

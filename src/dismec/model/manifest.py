@@ -39,79 +39,44 @@ class _Receipt:
 
 @dataclass(frozen=True)
 class BlockReceipt(_Receipt):
-    """A block that training has written.
-
-    Attributes
-    ----------
-    isa
-        Instruction set of the kernels that solved it.
-    stats
-        What that took.
-    """
+    """A block that training has written."""
 
     number: int
-    isa: str
-    stats: BlockStats | None
+    isa: str  # instruction set of the kernels that solved it
+    stats: BlockStats | None  # what that took
 
 
 @dataclass(frozen=True)
 class ShardReceipt(_Receipt):
-    """A part of a finished model; `precision` is one of `dismec.model.format.PRECISIONS`."""
+    """A part of a finished model."""
 
-    precision: str
+    precision: str  # one of `dismec.model.format.PRECISIONS`
 
 
 @dataclass(frozen=True)
 class Manifest:
     """What ``manifest.json`` says; a value that is replaced as a whole.
 
-    Attributes
-    ----------
-    n_rows, n_features, n_labels
-        Shape of the training data; `n_features` without the bias.
-    params
-        The training parameters, as JSON holds them.
-    transform
-        The feature transform's scalars.
-    data
-        Fingerprint of the training data.
-    dismec
-        Version of the package that began the training.
-    parts
-        The files besides the weights: "labels", and if there are such "vocabulary" and
-        "calibration".
-    text
-        How texts become features (`TextParams`), if the model is one of texts.
-    estimator
-        What `DiSMECClassifier` needs to be itself again, if it wrote the model.
-    history
-        What has been done to the labels of the finished model, oldest first.
-    isa, stats
-        Of a finished model: the instruction sets that solved it, and what that took in all.
-    blocks
-        While training is under way: what is done, in the order of the blocks' numbers.
-    shards
-        The weights of a finished model, or None.
-    version
-        Of the format. Models of version 1 have only blocks; those up to 2 know their labels under
-        one name.
+    Of a finished model `isa` and `stats` are the instruction sets that solved it, and what that
+    took in all. Models of format version 1 have only blocks; those up to 2 know their labels under
+    one name.
     """
 
-    n_rows: int
-    n_features: int
+    n_rows: int  # of the training data
+    n_features: int  # without the bias
     n_labels: int
-    params: dict[str, Any]
-    transform: dict[str, Any]
-    data: str
-    dismec: str
-    parts: dict[str, PartReceipt] = field(default_factory=dict)
-    text: dict[str, Any] | None = None
-    estimator: dict[str, Any] | None = None
-    history: tuple[dict[str, Any], ...] = ()
+    params: dict[str, Any]  # of the training, as JSON holds them
+    transform: dict[str, Any]  # its scalars
+    data: str  # fingerprint of the training data
+    dismec: str  # version of the package that began the training
+    parts: dict[str, PartReceipt] = field(default_factory=dict)  # files besides the weights
+    text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
+    estimator: dict[str, Any] | None = None  # what `DiSMECClassifier` needs to be itself again
+    history: tuple[dict[str, Any], ...] = ()  # what was done to labels later, oldest first
     isa: str = ""
     stats: BlockStats | None = None
-    blocks: tuple[BlockReceipt, ...] = ()
-    shards: tuple[ShardReceipt, ...] | None = None
+    blocks: tuple[BlockReceipt, ...] = ()  # what is done, by number, while training is under way
+    shards: tuple[ShardReceipt, ...] | None = None  # the weights of a finished model
     version: int = FORMAT_VERSION
 
     @property
@@ -166,11 +131,8 @@ class Manifest:
     def from_json(cls, content: Any) -> Manifest:
         """The inverse of `to_json`, after JSON's own parser.
 
-        Raises
-        ------
-        ValueError
-            For the manifest of something else or a newer format, or one that contradicts itself;
-            its text is the reason.
+        Raises `ValueError`, whose text is the reason, for the manifest of something else or a newer
+        format, or one that contradicts itself.
         """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("not the manifest of a dismec model")

@@ -19,7 +19,7 @@ from dismec.measure.evaluation import Truth
 from dismec.measure.metrics import hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model import thresholds, weight_files
-from dismec.model.calibration import Calibration, logistic
+from dismec.model.calibration import Calibration, Float32s, logistic
 from dismec.model.directory import commit, discard, holds_model, locked, make_directory
 from dismec.model.explanation import Explanation, contributions
 from dismec.model.manifest import Manifest
@@ -358,11 +358,8 @@ class Model(TopkModel):
         least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
         return self._rescaled(calibration.slopes, calibration.intercepts - least)
 
-    def _rescaled(
-        self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32]
-    ) -> Predictor:
-        bias = self.transform.bias
-        shards = [shard.rescaled(slopes, offsets, bias) for shard in self._shards]
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
+        shards = [s.rescaled(slopes, offsets, self.transform.bias) for s in self._shards]
         return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dismec.data.names import pack_names, unpack_names
 from dismec.errors import ModelError
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
-from dismec.model.checked_files import open_checked, write_hashed
+from dismec.model.directory import open_checked, write_hashed
 from dismec.model.format import ARRAYS, QUICK_BYTES
 from dismec.model.manifest import Manifest, PartReceipt
 
@@ -27,20 +27,9 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class LabelTable:
-    """What is known of each label, and the idf of each feature if the model uses tf-idf.
+    """What is known of each label, and the idf of each feature if the model uses tf-idf."""
 
-    Attributes
-    ----------
-    counts
-        int64 (n_labels,): rows of the training data that have the label. A label with none is never
-        predicted.
-    names
-        One name per label, or None.
-    idf
-        float32 (n_features,), or None.
-    """
-
-    counts: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]  # training rows of each label; one with none is never predicted
     names: Sequence[str] | None = None
     idf: npt.NDArray[np.float32] | None = None
 
@@ -80,13 +69,7 @@ def write_parts(
 
 
 def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True) -> Parts:
-    """What the manifest names, checked against it; `check` as for `dismec.open_model`.
-
-    Raises
-    ------
-    ModelError
-        If a file is missing, altered, or not what the manifest says.
-    """
+    """What the manifest names, checked against it; `check` as for `dismec.open_model`."""
 
     def read(name: str, parse: Callable[[Arrays], T]) -> T | None:
         receipt = manifest.parts.get(name)
@@ -112,9 +95,7 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
         vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
         if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
             raise ModelError(f"{directory}: no vocabulary of {manifest.n_features} features")
-    calibration = read(
-        "calibration", lambda arrays: Calibration.from_arrays(arrays, manifest.n_labels)
-    )
+    calibration = read("calibration", lambda a: Calibration.from_arrays(a, manifest.n_labels))
     return Parts(labels, vocabulary, calibration)
 
 

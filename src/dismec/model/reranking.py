@@ -11,15 +11,12 @@ import numpy.typing as npt
 
 from dismec.data.matrices import check_X
 from dismec.errors import DataError
-from dismec.model.calibration import Calibration
+from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
 from dismec.model.thresholds import Rule, assigned, ranked
 from dismec.model.topk_model import TopkModel
 
 __all__ = ["Gains", "Reranked"]
-
-Floats = npt.NDArray[np.float64]
-Float32s = npt.NDArray[np.float32]
 
 _FIRST_LEVEL, _STEP = -1.0, 0.25  # of log(P/p^alpha); levels are multiples of the step
 _LEAST_LOG_P, _MOST_P = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
@@ -35,22 +32,13 @@ class Gains:
     labels that reach the level are those whose z less that number is at least 0. A first look finds
     a level that k labels reach; a second one all labels that do, and the best k of these are the
     best of all.
-
-    Parameters
-    ----------
-    rescaled
-        Makes of slopes and offsets of all labels what ranks by slope·score + offset.
-    calibration
-        What makes probabilities of scores.
-    bonus
-        float64 (n_labels,): −alpha·log p of each label, at least 0.
     """
 
     def __init__(
         self,
-        rescaled: Callable[[Float32s, Float32s], Predictor],
+        rescaled: Callable[[Float32s, Float32s], Predictor],  # ranks by slope·score + offset
         calibration: Calibration,
-        bonus: Floats,
+        bonus: Floats,  # (n_labels,): −alpha·log p, at least 0
     ) -> None:
         self._rescaled = rescaled
         self._calibration = calibration

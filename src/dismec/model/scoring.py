@@ -38,19 +38,8 @@ class Predictor:
     no row of it, never does. Results do not depend on how labels are cut into shards, nor on the
     number of threads.
 
-    Parameters
-    ----------
-    shards
-        In any order, no label twice.
-    n_labels
-        Number of labels of the model.
-    transform
-        What is done to rows first.
-
-    Raises
-    ------
-    ModelError
-        When the shards do not fit the transform, or hold a label twice or one beyond `n_labels`.
+    Shards may come in any order. Raises `ModelError` if they do not fit the transform, or hold a
+    label twice or one beyond `n_labels`.
     """
 
     def __init__(self, shards: Sequence[Shard], n_labels: int, transform: Transform) -> None:
@@ -72,27 +61,9 @@ class Predictor:
         self._labels = [(shard.labels, shard.label_starts) for shard in shards]
 
     def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
-        """The k labels with the highest scores for every row, ties to the smaller label.
+        """The k labels with the highest scores for every row; all as `TopkModel.predict_topk`.
 
-        Parameters
-        ----------
-        X
-            (n_rows, up to n_features): sparse or dense, raw; it is transformed piece by piece.
-        k
-            Number of places. Those beyond the labels that can be predicted hold label −1 and score
-            −inf.
-        threads
-            By default as many as there are cores that this process may use.
-
-        Returns
-        -------
-        labels, scores
-            int32 and float32, (n_rows, k), best first.
-
-        Raises
-        ------
-        DataError
-            For k < 1, and as `check_X` does.
+        X is raw, and transformed piece by piece.
         """
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
@@ -133,11 +104,6 @@ class Predictor:
         """A row transformed, the label's weight for each of its entries, and its score.
 
         The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
-
-        Raises
-        ------
-        DataError
-            If X is not one row, or training saw no row of the label, and as `check_X` does.
         """
         rows = check_rows(X, self.transform.n_features)
         if rows.n_rows != 1:

@@ -31,34 +31,19 @@ Labelled = tuple[npt.NDArray[np.int64], sp.csr_array]  # labels, and their rows 
 class Shard:
     """The weights of some labels, by feature.
 
-    Attributes
-    ----------
-    labels, label_starts
-        int32: the labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``,
-        ascending, and so are the first ones of the classifiers.
-    scales, bias
-        float32: a power of two, but for `rescaled`, and the bias of each classifier.
-    starts
-        uint32 (n_features + 1, 2): where the weights and the places of each feature begin. If the
-        shard is split, (n_features + 1, 4): first of those above 0, then of those below.
-    places
-        uint16: classifiers that have a weight for the feature, or a bit for every classifier.
-    weights
-        Of the type of one of `PRECISIONS`, times the classifier's scale.
-
-    Raises
-    ------
-    ModelError
-        If the arrays do not fit together.
+    The labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``, ascending, and
+    so are the first ones of the classifiers. `starts`, (n_features + 1, 2), is where the weights
+    and the places of each feature begin; if the shard is split, (n_features + 1, 4): first of those
+    above 0, then of those below.
     """
 
     labels: npt.NDArray[np.int32]
     label_starts: npt.NDArray[np.int32]
-    scales: npt.NDArray[np.float32]
-    bias: npt.NDArray[np.float32]
+    scales: npt.NDArray[np.float32]  # of the classifiers: powers of two, but for `rescaled`
+    bias: npt.NDArray[np.float32]  # of the classifiers
     starts: npt.NDArray[np.uint32]
-    places: npt.NDArray[np.uint16]
-    weights: npt.NDArray[Any]
+    places: npt.NDArray[np.uint16]  # classifiers with a weight for the feature, or a bit for each
+    weights: npt.NDArray[Any]  # one of `PRECISIONS`, times the classifier's scale
 
     @property
     def precision(self) -> str:
@@ -108,8 +93,7 @@ class Shard:
         to = np.arange(len(self.scales), dtype=np.int32)
         for step in (packer.count, packer.place):
             step(to, *_block_rows(to, rows, self.n_features))
-        packed = packer.take()
-        return Shard(self.labels, self.label_starts, *_typed(packed, precision))
+        return Shard(self.labels, self.label_starts, *_typed(packer.take(), precision))
 
     def rescaled(
         self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
@@ -118,19 +102,7 @@ class Shard:
 
         It is of rows whose bias feature is 1, whatever `bias` it is here. Only sums are scaled, so
         that the weights are shared; but scales are then no powers of two, and what `unpack` gives
-        is rounded once more.
-
-        Parameters
-        ----------
-        slopes, offsets
-            float32 (n_labels,), of all labels of the model.
-        bias
-            The value of the bias feature here.
-
-        Raises
-        ------
-        ModelError
-            If a classifier's scale would not be positive and finite, or its bias not finite.
+        is rounded once more. `slopes` and `offsets` are of all labels of the model.
         """
         first = self.labels[self.label_starts[:-1]]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -157,21 +129,9 @@ def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64
 def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterator[Shard]:
     """Shards of the labels in blocks, in an order that does not depend on how these were cut.
 
-    Parameters
-    ----------
-    blocks
-        ``(labels, weights)``, no label twice; weights is CSR, these labels × (n_features + 1), bias
-        last. A block is asked for three times and not kept in between: the sequence may read it
-        from a file each time.
-    n_features
-        Number of features, without the bias.
-    precision
-        One of `PRECISIONS`. A weight that rounds to 0 is dropped.
-
-    Raises
-    ------
-    ModelError
-        If weights are not finite or do not fit `n_features`, or a label is in two blocks.
+    No label may be in two blocks. Weights are CSR, these labels × (n_features + 1), bias last; one
+    that rounds to 0 is dropped. A block is asked for three times and not kept in between: the
+    sequence may read it from a file each time.
     """
     check_precision(precision)
     classifiers = _Classifiers.find(blocks, n_features)
@@ -193,18 +153,10 @@ def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterato
 
 @dataclass(frozen=True, eq=False)
 class _Classifiers:
-    """The distinct rows of weights, in the order of their first labels.
+    """The distinct rows of weights, in the order of their first labels."""
 
-    Attributes
-    ----------
-    sizes
-        Weights of each classifier.
-    targets
-        For each block and row of it the classifier it is the first of, or −1.
-    """
-
-    sizes: npt.NDArray[np.int64]
-    targets: list[npt.NDArray[np.int64]]
+    sizes: npt.NDArray[np.int64]  # weights of each classifier
+    targets: list[npt.NDArray[np.int64]]  # by block and row: what it is the first of, or −1
     _labels: npt.NDArray[np.int64]  # by classifier
     _starts: npt.NDArray[np.int64]  # of each classifier in them
 

@@ -25,23 +25,12 @@ __all__ = ["Capabilities", "TopkModel"]
 
 
 class Capabilities(NamedTuple):
-    """What a model can do where it is.
+    """What a model can do where it is; all but texts need its weights in this process."""
 
-    Attributes
-    ----------
-    texts
-        Turn texts into rows: it has a vocabulary.
-    probabilities
-        Make probabilities of scores: it is calibrated, and its weights are in this process.
-    explanations, rankings
-        Say what adds to a score; assign by threshold and rank rare labels higher. Both need the
-        weights in this process.
-    """
-
-    texts: bool
-    probabilities: bool = False
-    explanations: bool = False
-    rankings: bool = False
+    texts: bool  # turn texts into rows: it has a vocabulary
+    probabilities: bool = False  # make them of scores: it is calibrated
+    explanations: bool = False  # say what adds to a score
+    rankings: bool = False  # assign by threshold, and rank rare labels higher
 
 
 class TopkModel(ABC):

@@ -15,8 +15,7 @@ from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
-from dismec.model.checked_files import open_checked, write_hashed
-from dismec.model.directory import commit, tidy
+from dismec.model.directory import commit, open_checked, tidy, write_hashed
 from dismec.model.format import ARRAYS, BLOCK, PADDING, PRECISIONS, QUICK_BYTES, SHARD
 from dismec.model.manifest import BlockReceipt, Manifest, ShardReceipt
 from dismec.model.shards import Shard, pack
@@ -60,10 +59,7 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
 def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
     """Take in a block that `write_block` has written elsewhere: its folder, or what is in its file.
 
-    Raises
-    ------
-    ModelError
-        If the bytes are not those that were written.
+    Bytes that are not those that were written are a `ModelError`.
     """
     target = directory / receipt.file
     if isinstance(source, Path):
@@ -127,13 +123,7 @@ class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
 def read_block(
     directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
 ) -> Block:
-    """A block, memory-mapped and checked; without `check` only its sizes are.
-
-    Raises
-    ------
-    ModelError
-        If the file is missing, cut off, altered, or not what the manifest says.
-    """
+    """A block, memory-mapped and checked; without `check` only its sizes are."""
     path = directory / receipt.file
     arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     if metadata.get("number") != str(receipt.number):
@@ -169,11 +159,6 @@ def read_shards(
 
     With `check` every file is read and compared with its SHA-256, by default if that takes no time.
     Otherwise only sizes are compared.
-
-    Raises
-    ------
-    ModelError
-        If a file is missing, cut off, altered, or not what the manifest says.
     """
     if manifest.shards is None:  # of format version 1
         blocks = [

@@ -45,26 +45,12 @@ def estimate_training(
 ) -> dict[str, Any] | None:
     """About how long `dismec train` will take on this machine, and how much memory.
 
-    Parameters
-    ----------
-    X, Y
-        The training data.
-    params
-        Of the training; defaults as in `TrainingParams`. Of a training that holds rows out, only
-        the second, longer part is estimated.
-    seconds
-        About how long to try.
-    threads
-        All available CPUs by default.
-
-    Returns
-    -------
-    dict
-        "seconds" and "core-seconds" of solving, "peak bytes" of memory, "model bytes" on the disk,
-        and on what they rest: "sampled labels", "sampled seconds", "labels to solve", "threads",
-        "memory bytes" of this machine (or None). None if no label has rows. Where memory is short
-        already without weights nothing is tried, and there are only "peak bytes" and "memory
-        bytes".
+    It tries for about `seconds`. Of a training that holds rows out, only the second, longer part is
+    estimated. The result is None if no label has rows, else "seconds" and "core-seconds" of
+    solving, "peak bytes" of memory, "model bytes" on the disk, and on what they rest: "sampled
+    labels", "sampled seconds", "labels to solve", "threads", "memory bytes" of this machine (or
+    None). Where memory is short already without weights nothing is tried, and there are only "peak
+    bytes" and "memory bytes".
     """
     params = params or TrainingParams()
     threads = thread_count(threads)

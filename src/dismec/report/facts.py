@@ -136,15 +136,11 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Size, sparsity, parameters and solver statistics of a model; its files are checked.
 
-    Returns
-    -------
-    dict
-        Numbers by what they are; "file sizes", one entry per file; "label frequencies" of its
-        training data; and "weight counts": "after" pruning, and "before" it if the training has
-        counted them, in the bins of `solve.weight_counts`, whose "lower bounds" on the positive
-        side are there too. Labels that share a classifier count once there, and zeros are in the
-        middle. "share of ambiguous weights" is that of |w| < delta among all, "… other than 0"
-        among those that the training has made other than 0.
+    "weight counts" are those "after" pruning, and "before" it if the training has counted them, in
+    the bins of `solve.weight_counts`, whose "lower bounds" on the positive side are there too.
+    Labels that share a classifier count once there, and zeros are in the middle. "share of
+    ambiguous weights" is that of |w| < delta among all, "… other than 0" among those that the
+    training has made other than 0.
     """
     directory = Path(path)
     manifest = read_manifest(directory)
@@ -205,18 +201,10 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 def describe_test(model: Model, data: Dataset, threads: int | None = None) -> dict[str, Any]:
     """How a model does on rows with known labels, and on which labels; in percent.
 
-    Returns
-    -------
-    dict
-        "metrics" as of `Model.evaluate`; "groups" by training frequency (`measure.breakdown`);
-        "best labels" and "worst labels" by their F1 in the first 5 places, of those with at least
-        5 test rows ("labels judged" so many; ties: the one with more test rows first); and for a
-        calibrated model "reliability" of the probabilities of these places.
-
-    Raises
-    ------
-    DataError
-        If there are no rows, or they do not fit the model.
+    "metrics" as of `Model.evaluate`; "groups" by training frequency (`measure.breakdown`); "best
+    labels" and "worst labels" by their F1 in the first 5 places, of those with at least 5 test rows
+    ("labels judged" so many; ties: the one with more test rows first); and for a calibrated model
+    "reliability" of the probabilities of these places.
     """
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
     if truth.Y.shape[0] == 0:

@@ -1,7 +1,7 @@
-"""Facts of `dismec.report.facts` → drawings, as SVG (the only importer of matplotlib).
+"""Facts, and tables of tuning and sweeps → drawings (the only importer of matplotlib).
 
-Colours are those of Okabe and Ito, which everybody can tell apart. Every drawing has a bounded
-number of elements, whatever the number of labels.
+Colours are those of Okabe and Ito, which everybody can tell apart. Drawings of facts are SVG, and
+have a bounded number of elements, whatever the number of labels.
 """
 
 from __future__ import annotations
@@ -9,25 +9,35 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dismec.errors import DismecError
+from dismec.errors import DataError, DismecError
 from dismec.report.facts import frequency_range
 from dismec.solve.weight_counts import BINS, SIDE
+from dismec.training.request import StrPath
 
 __all__ = [
+    "check_plot",
     "draw_frequencies",
     "draw_groups",
     "draw_histogram",
     "draw_reliability",
+    "draw_sweep",
+    "draw_tuning",
     "draw_weights",
-    "new_figure",
 ]
+
+_Table = Sequence[Mapping[str, float]]
 
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
+# Of curves; markers and dashes differ too.
+_COLOURS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
+_MARKERS = "osD^vP"
+_DASHES = ("-", "--", ":", "-.", "-", "--")
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes no space
     "svg.hashsalt": "dismec",  # the same drawing has the same bytes
@@ -101,16 +111,18 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
                 ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=colour, label=label)
         if delta:
             line = {"color": VERMILION, "ls": "--", "lw": 1.5}
-            place = max(_place(delta), 0.5)  # a smaller one is in the middle bin
+            place = max(_axis_place(delta), 0.5)  # a smaller one is in the middle bin
             ax.axvline(-place, **line)
             ax.axvline(place, **line, label=f"w = ±Δ = ±{delta:g}")
         ax.set_yscale("log")
         ax.set_ylim(floor, max(10, 2 * either.max()))
         # Each decade has a tick, every other a name: there is no room for more.
-        named = {sign * _place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)}
+        named = {
+            sign * _axis_place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)
+        }
         ax.set_xticks([0, *named], ["0", *named.values()])
         ax.set_xticks(
-            [sign * _place(10.0**d) for d in (-5, -3, -1, 1) for sign in (-1, 1)], minor=True
+            [sign * _axis_place(10.0**d) for d in (-5, -3, -1, 1) for sign in (-1, 1)], minor=True
         )
         ax.set_xlim(-reach - 1, reach + 1)
         _plain_ticks(ax.yaxis)
@@ -169,14 +181,78 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
     return _svg(draw)
 
 
-def new_figure(width: float, height: float) -> Any:
-    """An empty figure of matplotlib, of so many inches.
+def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
+    """The metrics of each C (`Tuned.table`), as .svg, .png or .pdf by the file's ending."""
+    kind, _, k = metric.partition("@")
+    depths = sorted({1, 3, 5, int(k)})
+    grid = [row["C"] for row in table]
+    figure = _new_figure(5.2, 3.6)
+    axes = figure.subplots()
+    for depth, style in zip(depths, _styles(), strict=False):
+        name = f"{kind}@{depth}"
+        axes.plot(grid, [row[name] for row in table], label=name, **style)
+    axes.axvline(chosen, color="#666666", linewidth=1, linestyle=(0, (1, 2)))
+    to_the_left = chosen > grid[len(grid) // 2]
+    axes.annotate(
+        f"C = {chosen:g}, best {metric}",
+        (chosen, 0.02),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4 if to_the_left else 4, 0),
+        textcoords="offset points",
+        horizontalalignment="right" if to_the_left else "left",
+        fontsize=8,
+    )
+    axes.set_xscale("log")
+    axes.set_xticks(grid, [f"{C:g}" for C in grid])
+    axes.minorticks_off()
+    axes.set_xlabel("C, weight of the losses")
+    axes.set_ylabel(f"{kind}@k on rows held out, %")
+    _tidy(axes)
+    _save(figure, path)
 
-    Raises
-    ------
-    DismecError
-        If matplotlib is not installed.
-    """
+
+def draw_sweep(table: _Table, path: StrPath) -> None:
+    """P@k, weights and time of each delta (`sweep_model`); file as for `draw_tuning`."""
+    figure = _new_figure(5.2, 5.4)
+    quality, size = figure.subplots(2, 1, sharex=True)
+    deltas = [row["delta"] for row in table]
+    names = [name for name in table[0] if name.startswith("P@")]
+    for name, style in zip(names, _styles(), strict=False):
+        quality.plot(deltas, [row[name] for row in table], label=name, **style)
+    quality.set_ylabel("P@k, %")
+    _tidy(quality)
+    time = size.twinx()
+    first, second, *_ = _styles()
+    unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
+    size.plot(deltas, [row["weights"] / unit for row in table], label="weights", **first)
+    time.plot(deltas, [row["ms a row"] for row in table], label="time of a row", **second)
+    size.set_ylim(bottom=0)
+    size.set_ylabel(f"weights, {name}")
+    time.set_ylabel("prediction, ms of a core a row")
+    time.set_ylim(bottom=0)
+    # 0 has no place on a logarithmic scale: up to the smallest other delta it is linear.
+    least = min((delta for delta in deltas if delta > 0), default=0.01)
+    size.set_xscale("symlog", linthresh=least)
+    size.set_xlim(left=deltas[0])
+    size.set_xticks(deltas, [f"{delta:g}" for delta in deltas], rotation=60)
+    size.minorticks_off()
+    size.set_xlabel("Δ: weights with |w| < Δ are dropped")
+    _tidy(size, [*size.get_lines(), *time.get_lines()])
+    _save(figure, path)
+
+
+def check_plot(path: StrPath) -> None:
+    """Raise `DataError` unless a picture can be drawn to that file: before hours of work."""
+    target = Path(path)
+    known = _new_figure(1, 1).canvas.get_supported_filetypes()
+    if target.suffix.lower().lstrip(".") not in known:
+        raise DataError(f"{target.name}: unknown ending; use .svg, .png or .pdf")
+    if not target.parent.is_dir():
+        raise DataError(f"{target.parent}: no such directory")
+
+
+def _new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches; `DismecError` if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -185,7 +261,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def _svg(draw: Any) -> bytes:
-    figure = new_figure(7.5, 4.2)  # says so if matplotlib is missing
+    figure = _new_figure(7.5, 4.2)  # says so if matplotlib is missing
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -193,6 +269,30 @@ def _svg(draw: Any) -> bytes:
         target = io.BytesIO()
         figure.savefig(target, format="svg", metadata=_NO_METADATA)
     return target.getvalue()
+
+
+def _styles() -> list[dict[str, Any]]:
+    return [
+        {"color": c, "marker": m, "linestyle": d, "markersize": 4, "linewidth": 1.4}
+        for c, m, d in zip(_COLOURS, _MARKERS, _DASHES, strict=True)
+    ]
+
+
+def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
+    axes.grid(alpha=0.25)
+    axes.spines["top"].set_visible(False)
+    # Where no line can run through it.
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    axes.legend(handles=handles, frameon=False, fontsize=8, ncols=6, **above)
+
+
+def _save(figure: Any, path: StrPath) -> None:
+    try:
+        # Nothing of the day or the machine: the same table gives the same file.
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        figure.savefig(path, metadata=metadata, bbox_inches="tight")
+    except ValueError as error:
+        raise DataError(f"{Path(path).name}: {error}") from None
 
 
 def _plain_ticks(axis: Any) -> None:
@@ -218,6 +318,6 @@ def _raised(number: int) -> str:
     return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _place(weight: float) -> float:
+def _axis_place(weight: float) -> float:
     """Where a positive weight is on the axis of bins."""
     return 0.5 + 2 * (math.log2(weight) + 20)

@@ -60,11 +60,6 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
     """The page of data or a model: what one of the `describe_…` functions has found of it.
 
     A model's facts may have what `describe_test` has found under "test".
-
-    Raises
-    ------
-    DismecError
-        If matplotlib is not installed.
     """
     is_model = "weight counts" in facts
     sections = _model_sections(facts) if is_model else _data_sections(facts)
