@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dismec import DataError, open_model
-from dismec.serve.contract import Contract, Limits
-from dismec.serve.openapi import openapi
+from dismec.serve.contract import Contract, Limits, openapi
 from dismec.serve.queries import parse
 from servers import serving
 

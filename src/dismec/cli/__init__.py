@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import data, prediction, serving, training, tuning
+from dismec.cli import data, prediction, training, tuning
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -98,21 +98,11 @@ def main() -> None:
     """
 
 
-for _command in (
-    training.train,
-    tuning.tune,
-    tuning.sweep,
-    prediction.predict,
-    prediction.evaluate,
-    prediction.explain,
-    training.prune,
-    training.add_labels,
-    training.update,
-    training.remove_labels,
-    data.inspect,
-    serving.serve,
-    data.convert,
-    data.generate,
-    data.demo,
+for _group in (
+    (training.train, training.prune, training.add_labels, training.update, training.remove_labels),
+    (tuning.tune, tuning.sweep),
+    (prediction.predict, prediction.evaluate, prediction.explain, prediction.serve),
+    (data.inspect, data.convert, data.generate, data.demo),
 ):
-    main.add_command(_command)
+    for _command in _group:
+        main.add_command(_command)

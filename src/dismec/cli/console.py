@@ -72,13 +72,13 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
         if first is None:
             first = done
             if done:
-                click.echo(f"{what}: going on after {done:,} of {total:,} labels", err=True)
+                spoken(f"{what}: going on after {done:,} of {total:,} labels")
         if now - last < every and done < total:
             return
         last = now
         rate = (done - first) / (now - begin)
         left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-        click.echo(f"{what}: {done:,} of {total:,} labels, {rate:,.0f}/s{left}", err=True)
+        spoken(f"{what}: {done:,} of {total:,} labels, {rate:,.0f}/s{left}")
 
     return update
 
@@ -91,22 +91,19 @@ def spoken(line: str) -> None:
 def say_trained(model: Model, path: Path, seconds: float) -> None:
     """One line on a model that has been written."""
     size = sum(receipt.bytes for receipt in model.manifest.files)
-    click.echo(
+    spoken(
         f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
-        f"{size / 1e6:,.1f} MB; {seconds:.1f} s",
-        err=True,
+        f"{size / 1e6:,.1f} MB; {seconds:.1f} s"
     )
 
 
 def say_unsolved(model: Model) -> None:
     """A line if some labels were not solved to the tolerance."""
     stats = model.manifest.stats
-    unsolved = stats.unsolved if stats else 0
-    if unsolved:
-        click.echo(
-            f"dismec: {unsolved:,} of {model.n_labels:,} labels stopped before the tolerance was "
-            "reached; their weights are the best found",
-            err=True,
+    if stats and stats.unsolved:
+        spoken(
+            f"dismec: {stats.unsolved:,} of {model.n_labels:,} labels stopped before the tolerance "
+            "was reached; their weights are the best found"
         )
 
 
@@ -131,8 +128,8 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
     names = dict.fromkeys(key.split("@")[0] for key in result if "@" in key)
     rows = [[name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks)] for name in names]
     print_table(["%", *(f"@{k}" for k in ks)], rows, f"{int(result['rows']):,} rows")
-    others = {name: value for name, value in result.items() if "@" not in name and name != "rows"}
-    print_paragraphs([f"{name} {value:.2f} %" for name, value in others.items()])
+    others = [name for name in result if "@" not in name and name != "rows"]
+    print_paragraphs(f"{name} {result[name]:.2f} %" for name in others)
 
 
 def _console() -> Console:
@@ -201,12 +198,10 @@ def print_explanation(
     from rich.text import Text
 
     console = _console()
-    label = explanation.name or f"label {explanation.label}"
-    probability = explanation.probability
-    line = Text(label, style="bold")
+    line = Text(explanation.name or f"label {explanation.label}", style="bold")
     line.append(f"  score {explanation.score:.3f}", style="default")
-    if probability is not None:
-        line.append(f", probability {100 * probability:.1f} %", style="default")
+    if explanation.probability is not None:
+        line.append(f", probability {100 * explanation.probability:.1f} %", style="default")
     console.print(line)
     if text is not None and words:
         shown = Text(text)
@@ -245,7 +240,7 @@ def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            click.echo(f"dismec: {record.getMessage()}", err=True)
+            spoken(f"dismec: {record.getMessage()}")
 
     logger, handler = logging.getLogger("dismec"), Lines()
     logger.addHandler(handler)

@@ -1,22 +1,34 @@
-"""Commands that look at data, convert it or make it up."""
+"""Commands that look at data and models, convert data or make it up."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_metrics, print_table, say_trained, say_unknown, shown_progress
+from dismec.cli.console import (
+    print_metrics,
+    print_pairs,
+    print_paragraphs,
+    print_table,
+    say_trained,
+    say_unknown,
+    shown_progress,
+)
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
     from dismec.model.model import Model
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @click.command()
@@ -70,9 +82,107 @@ def inspect(
     if as_json:
         click.echo(json.dumps(facts, indent=1))
     else:
-        from dismec.cli.inspection import print_facts
+        _print_facts(facts)
 
-        print_facts(facts)
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    """The facts of data or a model (`dismec.report.facts`): lines, small bars and tables."""
+    from dismec.report.estimate import tell_estimate
+    from dismec.report.facts import plain_facts
+
+    lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
+    for key in ("features of a row", "characters of a text"):
+        if facts.get(key, {}).get("rows"):
+            low, high = facts[key]["edges"][0], facts[key]["edges"][-1] - 1
+            lines[key] = f"{_bars(facts[key]['rows'])}  {low:,} to {high:,}"
+    for when in ("before", "after"):
+        counts = facts.get("weight counts", {}).get(when)
+        if counts is not None:
+            lines[f"weights {when} pruning"] = f"{_bars(_logs(_coarse(counts)))}  −…0…+, log scales"
+    print_pairs(lines)
+    if facts.get("training"):
+        print_paragraphs(["", *tell_estimate(facts["training"])])
+    if len(facts.get("file sizes", ())) > 1:
+        _print_files(facts["file sizes"])
+    if "test" in facts:
+        _print_test(facts["test"])
+
+
+def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
+    if not found["ranks"]:
+        return {}
+    rows = found["rows"][:: max(1, len(found["rows"]) // 30)]
+    lines = {"rows of labels by rank": f"{_bars(_logs(rows))}  log scales"}
+    if found["beta"] is not None:
+        last = found["fitted ranks"][1]
+        r2 = "" if found["R2"] is None else f", R² {found['R2']:.3f} on log axes"
+        lines["power law"] = f"exponent {found['beta']:.2f}{r2}, ranks 1 to {last:,}"
+    for most, share in found["share with at most"].items():
+        unit = "row" if most == "1" else "rows"
+        lines[f"labels with at most {most} {unit}"] = f"{100 * share:.1f} %"
+    return lines
+
+
+def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
+    """Bins of weights, so many in one on either side of the middle one."""
+    middle = len(counts) // 2
+    below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
+    low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
+    return [*low[::-1], counts[middle], *high]
+
+
+def _print_files(files: Sequence[Mapping[str, Any]], most: int = 10) -> None:
+    counts = ("labels", "weights", "bytes")
+    rows = [[entry["file"], *(f"{entry[key]:,}" for key in counts)] for entry in files[:most]]
+    more = f"… and {len(files) - most:,} more" if len(files) > most else ""
+    print_table(["file", *counts], rows, more)
+
+
+def _print_test(test: Mapping[str, Any]) -> None:
+    from dismec.report.facts import KS, frequency_range
+
+    k = max(KS)
+    print_metrics(test["metrics"], KS)
+    names = [f"P@{k}", f"nDCG@{k}", f"PSP@{k}", f"R@{k}", f"Coverage@{k}"]
+    print_table(
+        ["training rows", "labels", "pairs", *names[:-1], f"cover@{k}"],
+        [
+            [
+                frequency_range(group["frequency"]),
+                f"{group['labels']:,}",
+                f"{group['true pairs']:,}",
+                *(f"{group[name]:.2f}" for name in names),
+            ]
+            for group in test["groups"]
+        ],
+        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k} and coverage of "
+        "the group alone",
+    )
+    for which in ("best", "worst"):
+        print_table(
+            [f"{which} labels", "training rows", "test rows", "precision", "recall", "F1"],
+            [
+                [
+                    entry["name"],
+                    *(f"{entry[key]:,}" for key in ("training rows", "test rows")),
+                    *(f"{entry[key]:.1f}" for key in ("precision", "recall", "F1")),
+                ]
+                for entry in test[f"{which} labels"]
+            ],
+            f"In the first {k} places, %, of {test['labels judged']:,} labels with 5 test rows",
+        )
+
+
+def _logs(counts: Sequence[float]) -> list[float]:
+    return [math.log(count) + 1 if count else 0 for count in counts]
+
+
+def _bars(heights: Sequence[float]) -> str:
+    """A bar per number; none where it is 0."""
+    most = max(heights, default=0) or 1
+    return "".join(
+        _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights
+    )
 
 
 @click.command()
@@ -145,6 +255,7 @@ def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | No
 
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)
+        path = directory / "model"
         click.echo(f"Generating {rows:,} rows with {labels:,} labels …")
         write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
         data = load_data(directory / "train.txt", threads=threads)
@@ -152,15 +263,8 @@ def demo(rows: int, labels: int, seed: int, keep: Path | None, threads: int | No
         click.echo(f"Training one classifier for each of {data.Y.shape[1]:,} labels …")
         begin = time.perf_counter()
         with shown_progress(not sys.stderr.isatty(), "training") as progress:
-            model = run(
-                data.X,
-                data.Y,
-                directory / "model",
-                threads=threads,
-                overwrite=True,
-                progress=progress,
-            )
-        say_trained(model, directory / "model", time.perf_counter() - begin)
+            model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)
+        say_trained(model, path, time.perf_counter() - begin)
         print_metrics(model.evaluate(test.X, test.Y, threads=threads), (1, 3, 5))
         _print_examples(model, test)
 

@@ -27,21 +27,11 @@ _COLUMNS = ("text_column", "label_column", "label_separator")
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read DATA.
+    """How to read DATA."""
 
-    Attributes
-    ----------
-    labels
-        The file of the label matrix.
-    names
-        The file of label names.
-    columns
-        ``text_column``, ``label_column`` and ``label_separator``, as far as they were given.
-    """
-
-    labels: Path | None
-    names: Path | None
-    columns: dict[str, str]
+    labels: Path | None  # the file of the label matrix
+    names: Path | None  # the file of label names
+    columns: dict[str, str]  # those of _COLUMNS that were given
 
     @property
     def fmt(self) -> TextFormat:
@@ -103,27 +93,16 @@ class Reading:
 
 def data_options(matrix: str = "--labels") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options for reading DATA, given to the command as one `Reading`."""
+    labels = "The label matrix that goes with DATA if that is an .npz file."
+    names = "Names of the labels of numeric DATA, one a line."
+    texts = "Where texts are in CSV, TSV or JSON lines [default: text]."
+    separator = "What is between labels in CSV and TSV [default: a comma]."
     options = (
-        click.option(
-            matrix,
-            "label_matrix",
-            type=PATH,
-            help="The label matrix that goes with DATA if that is an .npz file.",
-        ),
-        click.option(
-            "--label-names", type=PATH, help="Names of the labels of numeric DATA, one a line."
-        ),
-        click.option(
-            "--text-column",
-            metavar="NAME",
-            help="Where texts are in CSV, TSV or JSON lines [default: text].",
-        ),
+        click.option(matrix, "label_matrix", type=PATH, help=labels),
+        click.option("--label-names", type=PATH, help=names),
+        click.option("--text-column", metavar="NAME", help=texts),
         click.option("--label-column", metavar="NAME", help="Where labels are [default: labels]."),
-        click.option(
-            "--label-separator",
-            metavar="TEXT",
-            help="What is between labels in CSV and TSV [default: a comma].",
-        ),
+        click.option("--label-separator", metavar="TEXT", help=separator),
     )
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,16 +123,9 @@ def data_options(matrix: str = "--labels") -> Callable[[Callable[..., Any]], Cal
 
 def propensity_options(command: F) -> F:
     """The constants of propensities."""
-    for name in ("b", "a"):
-        default = {"a": 0.55, "b": 1.5}[name]
-        command = click.option(
-            f"--propensity-{name}",
-            name.upper(),
-            type=float,
-            default=default,
-            show_default=True,
-            help=f"The constant {name.upper()} of propensities.",
-        )(command)
+    for name, default in (("B", 1.5), ("A", 0.55)):
+        flag, text = f"--propensity-{name.lower()}", f"The constant {name} of propensities."
+        command = click.option(flag, name, default=default, show_default=True, help=text)(command)
     return command
 
 
@@ -167,23 +139,14 @@ def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> flo
         raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
 
 
-def precision_option(default: str | None, **more: Any) -> Callable[[F], F]:
+def precision_option(default: str | None) -> Callable[[F], F]:
     """``--precision``."""
     return click.option(
         "--precision",
         type=click.Choice(["float16", "float32", "int8"]),
         default=default,
         help="How weights are stored; int8: eight bits each.",
-        **more,
     )
-
-
-def number_option(
-    name: str, least: int, most: int | None, default: int, text: str
-) -> Callable[[F], F]:
-    """An option that is a whole number from `least` to `most`."""
-    kind = click.IntRange(least, most)
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:

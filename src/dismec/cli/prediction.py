@@ -1,18 +1,20 @@
-"""Commands that use models."""
+"""Commands that use models: to predict, to measure, to explain, to answer over HTTP."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from dismec.cli.console import (
     cluster_news,
+    hush_dask,
     print_explanation,
     print_metrics,
     say_unknown,
@@ -21,6 +23,7 @@ from dismec.cli.console import (
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
+    F,
     Reading,
     cluster_option,
     data_options,
@@ -45,6 +48,12 @@ def _parse_threshold(
         return float(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is neither a number, micro-f1 nor macro-f1") from None
+
+
+def _number_option(
+    *names: str, least: int = 1, most: int | None = None, **more: Any
+) -> Callable[[F], F]:
+    return click.option(*names, type=click.IntRange(least, most), show_default=True, **more)
 
 
 _rerank_option = click.option(
@@ -105,6 +114,7 @@ def predict(
 
     from dismec.data.names import load_names
     from dismec.data.predictions import print_text, write_predictions
+    from dismec.model.thresholds import ranked
 
     probabilities = probabilities or isinstance(threshold, str)
     if output is not None and output.exists() and data.exists() and output.samefile(data):
@@ -112,7 +122,7 @@ def predict(
     if rerank is not None and (probabilities or threshold is not None):
         raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
     names = load_names(reading.names) if reading.names else None
-    with _opened(model, cluster) as opened:
+    with _model_at(model, cluster) as opened:
         opened = _reranked(opened, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
@@ -121,20 +131,23 @@ def predict(
         places = opened.n_labels if k is None and threshold is not None else k or 5
         if output is None or output.suffix != ".npz":
             places = min(places, max(opened.n_labels, 1))  # empty places are not written
-        found = [
-            _best(opened, rows, places, probabilities, threshold, threads)
-            for rows in reading.batches(opened, reading.look(data), threads)
-        ]
+        batches = reading.batches(opened, reading.look(data), threads)
+        view: Any = opened
+        if threshold is not None:
+            how = {"probabilities": probabilities, "most": places, "threads": threads}
+            found = [ranked(view.assign(rows, threshold, **how)) for rows in batches]
+        else:
+            best = view.predict_proba_topk if probabilities else view.predict_topk
+            found = [best(rows, places, threads=threads) for rows in batches]
     width = max((top.shape[1] for top, _ in found), default=0)
     top = np.concatenate([_widened(top, width, -1) for top, _ in found])
     scores = np.concatenate([_widened(values, width, -np.inf) for _, values in found])
-    shown = names or opened.names
     if output is None:
-        print_text(top, scores, shown, sys.stdout)
+        print_text(top, scores, names or opened.names, sys.stdout)
         sys.stdout.flush()
     else:
         what = "probabilities" if probabilities else "scores"
-        write_predictions(top, scores, shown, output, what=what)
+        write_predictions(top, scores, names or opened.names, output, what=what)
 
 
 def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
@@ -143,30 +156,8 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
         return model
     if not model.capabilities.rankings:
         raise DismecError("rare labels are not ranked higher on a cluster: leave out --cluster")
-    view: Any = model
-    ranked: TopkModel = view.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
-    return ranked
-
-
-def _best(
-    model: Any,
-    rows: Any,
-    places: int,
-    probabilities: bool,
-    threshold: float | str | None,
-    threads: int | None,
-) -> tuple[Any, Any]:
-    """Labels and scores of some rows, best first."""
-    if threshold is not None:
-        from dismec.model.thresholds import ranked
-
-        sets = model.assign(
-            rows, threshold, probabilities=probabilities, most=places, threads=threads
-        )
-        return ranked(sets)
-    if probabilities:
-        return model.predict_proba_topk(rows, places, threads=threads)  # type: ignore[no-any-return]
-    return model.predict_topk(rows, places, threads=threads)  # type: ignore[no-any-return]
+    calibrated = model.capabilities.probabilities
+    return cast("Model", model).reranked(alpha, A, B, probabilities=calibrated)
 
 
 def _widened(array: Any, width: int, empty: float) -> Any:
@@ -207,7 +198,7 @@ def evaluate(
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
     odds, and F1 at the thresholds that were chosen.
     """
-    with _opened(model, cluster) as opened:
+    with _model_at(model, cluster) as opened:
         dataset = reading.rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
@@ -233,14 +224,7 @@ def evaluate(
     type=click.IntRange(min=1),
     help="ROW is a data file: this row of it, from 1.",
 )
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Features to show.",
-)
+@_number_option("-n", "--limit", default=20, help="Features to show.")
 @data_options()
 @json_option
 def explain(
@@ -274,10 +258,11 @@ def explain(
         if best < 0:
             raise DismecError("the model has no labels to explain")
         wanted = [best]
-    if opened.vocabulary and not x.nnz:
+    vocabulary = opened.vocabulary
+    if vocabulary and not x.nnz:
         spoken("the model knows no word of this text: what is left is the bias")
-    terms = opened.vocabulary.terms if opened.vocabulary else None
-    spans = opened.vocabulary.spans(text) if opened.vocabulary and text is not None else None
+    terms = vocabulary.terms if vocabulary else None
+    spans = vocabulary.spans(text) if vocabulary and text is not None else None
     for label in wanted:
         explanation = opened.explain(x, label, terms=terms)
         words = highlights(explanation, spans) if spans is not None else None
@@ -297,19 +282,19 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
     from dismec.data.dataset import load_features
     from dismec.training.texts import vocabulary_of
 
-    found = reading.look(data)
-    if not found.is_texts:
+    found, seen = reading.look(data), 0
+    if found.is_texts:
+        vocabulary = vocabulary_of(model)
+        for batch in read_texts(found, reading.fmt, needs_labels=False):
+            seen = batch.first_row + len(batch.texts)
+            if number <= seen:
+                text = batch.texts[number - 1 - batch.first_row]
+                return text, vocabulary.rows([text])
+    else:
         rows = load_features(found)
-        if number > rows.shape[0]:
-            raise DismecError(f"{data}: {rows.shape[0]} rows, and row {number} is asked for")
-        return None, rows[[number - 1]]
-    vocabulary = vocabulary_of(model)
-    seen = 0
-    for batch in read_texts(found, reading.fmt, needs_labels=False):
-        seen = batch.first_row + len(batch.texts)
+        seen = rows.shape[0]
         if number <= seen:
-            text = batch.texts[number - 1 - batch.first_row]
-            return text, vocabulary.rows([text])
+            return None, rows[[number - 1]]
     raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
 
 
@@ -332,7 +317,7 @@ def _row_of(model: Model, given: str) -> Any:
 
 
 @contextmanager
-def _opened(model: Path, cluster: str | None) -> Iterator[TopkModel]:
+def _model_at(model: Path, cluster: str | None) -> Iterator[TopkModel]:
     """A model, here or on a cluster."""
     from dismec.model.opening import open_model
 
@@ -348,3 +333,56 @@ def _opened(model: Path, cluster: str | None) -> Iterator[TopkModel]:
             ClusterPredictor(connection, model) as predictor,
         ):
             yield ClusterModel(predictor)
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@_number_option("--port", least=0, most=65535, default=8000, help="0: any that is free.")
+@_number_option("--max-body", most=1000, default=10, help="MB a request.")
+@_number_option("--max-rows", default=1000, help="Rows a request.")
+@_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels a row.")
+@_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
+@cluster_option
+@threads_option
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    cluster: str | None,
+    threads: int | None,
+    max_body: int,
+    max_rows: int,
+    max_k: int,
+    queue: int,
+) -> None:
+    """Answer HTTP requests for predictions of MODEL.
+
+    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
+    finishes what was begun and ends.
+    """
+    import logging
+
+    try:
+        from dismec.serve.application import serve as serve_model
+        from dismec.serve.contract import Limits
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dismec"):
+            raise
+        raise DismecError(
+            f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    if cluster is not None:
+        hush_dask()
+    serve_model(
+        model,
+        host=host,
+        port=port,
+        threads=threads,
+        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        token=os.environ.get("DISMEC_TOKEN"),
+        cluster=cluster,
+        ready=lambda address: click.echo(f"serving {model} on {address}"),
+    )

@@ -28,10 +28,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from dismec.cpu import thread_count
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
-from dismec.serve.contract import Limits
-from dismec.serve.openapi import docs_page, openapi
-from dismec.serve.page import page
-from dismec.serve.service import NoExplanations, Service
+from dismec.serve.answers import NoExplanations, Service
+from dismec.serve.contract import Limits, openapi
+from dismec.serve.page import docs_page, page
 
 __all__ = ["serve"]
 
@@ -58,37 +57,11 @@ def serve(
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
 
-    Must be called from the main thread. SIGHUP opens the model directory anew.
-
-    Parameters
-    ----------
-    path
-        The model directory, or a link to one.
-    host, port
-        Where to listen; port 0 is any that is free.
-    threads
-        Predictions computed at a time, each in one thread; all available CPUs by default, and on a
-        cluster 32, where threads only wait.
-    limits
-        What requests may ask for.
-    token
-        What requests must carry as ``Authorization: Bearer``; None lets everybody in, and there is
-        no ``/reload``.
-    cluster
-        Scheduler of a Dask cluster whose workers are to hold the weights, as an address or a file.
-    ready
-        Called with the address once requests are answered.
-
-    Raises
-    ------
-    ModelError
-        If the model cannot be opened.
-    ClusterError
-        If the cluster cannot be reached, or has no room for the model.
-    DataError
-        If the token is empty.
-    OSError
-        If the address cannot be listened on.
+    Must be called from the main thread. SIGHUP opens the model directory again. `threads` is how
+    many predictions are computed at a time, by default one per available CPU, and 32 on a cluster,
+    where threads only wait. Requests must carry `token` as ``Authorization: Bearer``; None lets
+    everybody in, and there is no ``/reload``. The workers of `cluster`, an address or a scheduler
+    file, hold the weights. `ready` is called with the address once requests are answered.
     """
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
@@ -267,7 +240,7 @@ class _Endpoints:
         return JSONResponse(self._service.describe())
 
     def reload_in_background(self) -> None:
-        """Open the model anew without waiting for it."""
+        """Open the model again without waiting for it."""
         task = asyncio.create_task(self._reload())
         self._reloads.add(task)  # the loop itself keeps no reference
         task.add_done_callback(self._reloads.discard)

@@ -1,7 +1,7 @@
 """What the requests and answers of the HTTP interface hold, stated once: request → checked request.
 
-The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and
-`dismec.serve.openapi` publishes it.
+The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and `openapi`
+publishes it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from dismec.errors import DataError
 
-__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits", "Schema", "ref"]
+__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits", "openapi"]
 
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
 HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
 LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
 
-Schema = dict[str, Any]
+_Schema = dict[str, Any]
 _TYPES = {"integer": (int,), "number": (int, float), "string": (str,)}  # a bool is none of them
 
 
@@ -37,47 +37,32 @@ class Limits:
 
 
 class Contract:
-    """What may be asked of a server, and what it answers.
-
-    Attributes
-    ----------
-    limits
-        The bounds that are chosen at start.
-    schemas
-        The OpenAPI schemas of all requests and answers, by name.
-    bodies, answers
-        The schemas of a request's body and of the answer, by path.
-    """
+    """What may be asked of a server, and what it answers."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.schemas = _schemas(limits)
-        self.bodies = {
+        self.schemas = _schemas(limits)  # of all requests and answers, by name
+        self.bodies = {  # what a request holds, by path
             "/predict": _either("OneRow", "OneText", "ManyRows")
             | {"title": 'either "features" or "text" (a row), or "rows" (many)'},
             "/explain": _either("RowAndLabel", "TextAndLabel")
             | {"title": 'either "features" or "text"'},
         }
-        self.answers = {
+        self.answers = {  # by path
             "/predict": _either("Best", "BestOfRows"),
-            "/explain": ref("Explanation"),
-            "/example": ref("Example"),
-            "/model": ref("Model"),
+            "/explain": _ref("Explanation"),
+            "/example": _ref("Example"),
+            "/model": _ref("Model"),
             "/metrics": _STRING,
-            "/health": ref("Health"),
-            "/reload": ref("Model"),
+            "/health": _ref("Health"),
+            "/reload": _ref("Model"),
         }
         self._kinds = {path: self._alternatives(body) for path, body in self.bodies.items()}
 
     def check(self, path: str, request: Any) -> dict[str, Any]:
-        """The request, with the defaults of what it leaves out.
+        """The request with defaults for what it leaves out; `DataError` if `path` does not take it.
 
         Pairs of features are passed on as they are: `dismec.serve.queries` reads and checks them.
-
-        Raises
-        ------
-        DataError
-            With a reason of one line, if it is not among the requests that `path` takes.
         """
         if not isinstance(request, dict):
             raise DataError("the body is not a JSON object")
@@ -88,12 +73,12 @@ class Contract:
             raise DataError(f"the request needs {self.bodies[path]['title']}")
         return self._checked_object(kinds[given[0]], request)
 
-    def _alternatives(self, schema: Schema) -> dict[str, Schema]:
+    def _alternatives(self, schema: _Schema) -> dict[str, _Schema]:
         """The objects that a schema leaves the choice of, by the key that only one of them has."""
         kinds = [self.schemas[kind["$ref"].rpartition("/")[2]] for kind in schema["oneOf"]]
         return {kind["required"][0]: kind for kind in kinds}
 
-    def _checked_object(self, schema: Schema, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked_object(self, schema: _Schema, given: dict[str, Any]) -> dict[str, Any]:
         _check_keys(given, schema["properties"])
         required = schema["required"]  # none is nullable: what is missing is refused as null is
         return {
@@ -103,7 +88,7 @@ class Contract:
             for key, value in schema["properties"].items()
         }
 
-    def _checked(self, key: str, schema: Schema, value: Any, row: int = 0) -> Any:
+    def _checked(self, key: str, schema: _Schema, value: Any, row: int = 0) -> Any:
         if schema.get("type") != "array":
             if not _allows(schema, value):
                 wanted = _expected(schema)
@@ -138,7 +123,7 @@ def _named(key: str, row: int) -> str:
     return f'row {row}: "{key}"' if key in ("features", "text") else f'"{key}"'
 
 
-def _allows(schema: Schema, value: Any) -> bool:
+def _allows(schema: _Schema, value: Any) -> bool:
     if "oneOf" in schema:
         return any(_allows(one, value) for one in schema["oneOf"])
     if type(value) not in _TYPES[schema["type"]]:
@@ -148,7 +133,7 @@ def _allows(schema: Schema, value: Any) -> bool:
     return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
 
 
-def _expected(schema: Schema) -> str:
+def _expected(schema: _Schema) -> str:
     if "enum" in schema:
         return " or ".join(f'"{value}"' for value in schema["enum"])
     if schema.get("type") == "integer":
@@ -156,27 +141,28 @@ def _expected(schema: Schema) -> str:
     return str(schema.get("title") or f"a {schema['type']}")
 
 
-def _of(kind: str, description: str | None = None, **more: Any) -> Schema:
+def _of(kind: str, description: str | None = None, **more: Any) -> _Schema:
     """The schema of a JSON type; its `title` is what an error calls it."""
     return {"type": kind, **more} | ({} if description is None else {"description": description})
 
 
-def _count(description: str, most: int, default: int) -> Schema:
+def _count(description: str, most: int, default: int) -> _Schema:
     return _of("integer", description, minimum=1, maximum=most, default=default)
 
 
-def _object(properties: dict[str, Schema], *required: str) -> Schema:
-    closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
+def _object(properties: dict[str, _Schema], *required: str) -> _Schema:
+    closed: _Schema = (
+        {"required": list(required), "additionalProperties": False} if required else {}
+    )
     return _of("object", properties=properties, **closed)
 
 
-def ref(name: str) -> Schema:
-    """The schema of this name, wherever it is used."""
+def _ref(name: str) -> _Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _either(*names: str) -> Schema:
-    return {"oneOf": [ref(name) for name in names]}
+def _either(*names: str) -> _Schema:
+    return {"oneOf": [_ref(name) for name in names]}
 
 
 _INTEGER, _NUMBER, _STRING = _of("integer"), _of("number"), _of("string")
@@ -246,7 +232,7 @@ _MODEL = {
 }
 
 
-def _schemas(limits: Limits) -> dict[str, Schema]:
+def _schemas(limits: Limits) -> dict[str, _Schema]:
     options = {
         "k": _count("Labels a row.", most=limits.k, default=5),
         "threshold": {
@@ -269,7 +255,7 @@ def _schemas(limits: Limits) -> dict[str, Schema]:
         "OneText": _object(_TEXT_ROW | options, "text"),
         "ManyRows": _object(options | {"rows": rows}, "rows"),
         "Best": _object(_BEST, "labels"),
-        "BestOfRows": _object({"rows": _of("array", items=ref("Best"))}, "rows"),
+        "BestOfRows": _object({"rows": _of("array", items=_ref("Best"))}, "rows"),
         "RowAndLabel": _object(_QUESTION | _ROW, "features", "label"),
         "TextAndLabel": _object(_QUESTION | _TEXT_ROW, "text", "label"),
         "Explanation": _object(_EXPLANATION, "label", "score", "bias", "terms"),
@@ -278,3 +264,58 @@ def _schemas(limits: Limits) -> dict[str, Schema]:
         "Health": _object({"status": _of("string", enum=["ok"])}, "status"),
         "Error": _object({"error": _of("string", "One line.")}, "error"),
     }
+
+
+def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
+    """The OpenAPI description; `guarded` says that a token is asked for."""
+    refused = {
+        "400": "The request is malformed.",
+        "408": "The body did not arrive in time.",
+        "413": f"The body has more than {contract.limits.body} bytes.",
+        "503": "The queue is full, or as for /health; try again after Retry-After seconds.",
+    }
+    unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
+    locked = {"401": "The token is missing or wrong."} if guarded else {}
+    elsewhere = {"501": "The weights are on a cluster.", **locked}
+    no_texts = {"400": "The model takes no texts.", "503": refused["503"], **elsewhere}
+    failed = {"500": "The model could not be opened; the old one stays.", **locked}
+    a_text = "A text of words that speak for some labels, other ones each time."
+    operations = [
+        ("/predict", "post", "The best labels of one row or of many.", refused | locked),
+        ("/explain", "post", "What carried the score of a label.", refused | elsewhere),
+        ("/example", "get", a_text, no_texts),
+        ("/model", "get", "What is served.", locked),
+        ("/metrics", "get", "Counters as Prometheus text.", locked),
+        ("/health", "get", "Whether the server answers.", unready),
+    ]
+    components: dict[str, Any] = {"schemas": contract.schemas}
+    if guarded:
+        operations.append(("/reload", "post", "Open the model directory anew.", failed))
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    paths: dict[str, Any] = {}
+    for path, method, summary, errors in operations:
+        answer = contract.answers[path]
+        content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
+        responses = {"200": {"description": "Done.", "content": content}}
+        for status, reason in sorted(errors.items()):
+            responses[status] = {"description": reason, "content": _json(_ref("Error"))}
+        operation: dict[str, Any] = {"summary": summary, "responses": responses}
+        if path in contract.bodies:
+            operation["requestBody"] = {"required": True, "content": _json(contract.bodies[path])}
+        if guarded and path != "/health":
+            operation["security"] = [{"token": []}]
+        paths[path] = {method: operation}
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "dismec",
+            "version": version,
+            "description": "The best labels of sparse rows or texts by a one-vs-rest model.",
+        },
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _json(schema: _Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -1,17 +1,19 @@
-"""A model → what a browser shows at ``/``, and the headers that keep it to itself."""
+"""What a browser shows: of a model at ``/``, of the OpenAPI description at ``/docs``."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import json
 import re
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from dismec.model.topk_model import TopkModel
 
-__all__ = ["page"]
+__all__ = ["docs_page", "page"]
 
 
 def page(model: TopkModel, name: str) -> tuple[str, dict[str, str]]:
@@ -58,3 +60,33 @@ def _policy(text: str) -> str:
 
 def _source(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
+
+
+def docs_page(description: dict[str, Any]) -> str:
+    """The OpenAPI description as a plain page that needs nothing from elsewhere."""
+    parts = []
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            answers = "".join(
+                f"<li>{status}: {html.escape(response['description'])}</li>"
+                for status, response in operation["responses"].items()
+            )
+            lock = " (with the token)" if "security" in operation else ""
+            body = operation.get("requestBody")
+            takes = f"<p>Body:</p>{_listing(body['content'])}" if body else ""
+            parts.append(
+                f"<h2>{method.upper()} {path}</h2><p>{html.escape(operation['summary'])}{lock}</p>"
+                f"{takes}<ul>{answers}</ul>"
+            )
+    schemas = _listing(description["components"]["schemas"])
+    info = description["info"]
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        f"<title>{info['title']}</title><h1>{info['title']} {info['version']}</h1>"
+        f"<p>{info['description']} <a href=openapi.json>openapi.json</a></p>"
+        f"{''.join(parts)}<h2>Schemas</h2>{schemas}</html>"
+    )
+
+
+def _listing(value: Any) -> str:
+    return f"<pre>{html.escape(json.dumps(value, indent=1))}</pre>"

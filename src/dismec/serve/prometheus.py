@@ -13,21 +13,11 @@ _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """What has been asked and answered. To be used from one thread.
-
-    Attributes
-    ----------
-    rows
-        Rows predicted.
-    reloads
-        Reloads by result, "ok" or "failed".
-    pending
-        Prediction requests that are being read, wait or run.
-    """
+    """What has been asked and answered. To be used from one thread."""
 
     def __init__(self) -> None:
-        self.rows = 0
-        self.pending = 0
+        self.rows = 0  # predicted
+        self.pending = 0  # prediction requests that are being read, wait or run
         self.reloads = Counter({"ok": 0, "failed": 0})
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}

@@ -29,12 +29,8 @@ def parse(
 ) -> tuple[sp.csr_array, dict[str, Any]]:
     """The rows of a request as CSR, and the request as `Contract.check` returns it.
 
-    Its "features" may be empty lists there: they are in the rows.
-
-    Raises
-    ------
-    DataError
-        With a reason of one line, for what `path` does not take or the model does not do.
+    Its "features" may be empty lists there: they are in the rows. `DataError` has a reason of one
+    line, for what `path` does not take or the model does not do.
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     request = contract.check(path, _read_json(body))
