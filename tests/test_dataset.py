@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from dismec.data import xmc_text
+from dismec.data.binary import XmcWriter
 from dismec.data.container import open_arrays, write_arrays
 from dismec.data.dataset import Dataset, fingerprint, load_data, save_data
-from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
 
 TEXT = b"""4 6 5

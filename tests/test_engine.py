@@ -10,8 +10,7 @@ import scipy.sparse as sp
 from conftest import random_problem
 from dismec.features.transform import Transform
 from dismec.solve import threads as engine
-from dismec.solve.blocks import cut, cut_evenly, effort
-from dismec.solve.labels import EqualLabels
+from dismec.solve.blocks import EqualLabels, cut, cut_evenly, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept, solve_blocks
 

@@ -14,7 +14,7 @@ import naive
 from dismec.data.labels import propensities
 from dismec.errors import DataError
 from dismec.measure import metrics
-from dismec.measure.evaluation import Truth
+from dismec.measure.metrics import Truth
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 
 GOLDEN = Path(__file__).parent / "golden"

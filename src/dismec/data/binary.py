@@ -1,22 +1,27 @@
-"""Binary datasets ⇄ the arrays of CSR matrices; what is read is mapped into memory."""
+"""Binary datasets ⇄ the arrays of CSR matrices, whole or in pieces of rows; reading maps a file."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from dismec.data.container import ContainerError, Spooled, open_arrays, write_arrays
-from dismec.data.matrices import Rows
-from dismec.data.names import pack_names, unpack_names
-from dismec.data.xmc_text import MAX_COLUMNS
+from dismec.data.matrices import MAX_COLUMNS, Rows, checked_arrays, row_pointers
+from dismec.data.names import check_names, pack_names, unpack_names
 from dismec.errors import DataError
 
-__all__ = ["read_xmc", "write_xmc"]
+__all__ = ["XmcWriter", "read_xmc", "write_xmc"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Ids: TypeAlias = NDArray[np.int32]
@@ -58,11 +63,6 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     """X, (indptr, indices) of Y, how many columns they have, and the names of labels if any.
 
     Nobody has looked at the entries yet. The arrays are read-only.
-
-    Raises
-    ------
-    DataError
-        If the file is not a dataset, or its arrays have the wrong sizes or types.
     """
     try:
         arrays, metadata = open_arrays(path)
@@ -92,7 +92,102 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
             names = list(unpack_names(arrays["names.utf8"], arrays["names.offsets"]))
         except ContainerError as error:
             raise DataError(f"{path}: {error}") from error
-    if names is not None and len(names) != n_labels:
-        raise DataError(f"{path}: {len(names)} names for {n_labels} labels")
+        if len(names) != n_labels:
+            raise DataError(f"{path}: {len(names)} names for {n_labels} labels")
     X = Rows(arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
+
+
+class XmcWriter:
+    """Writes a ``.xmc`` file whose rows come in pieces: to be used in a ``with`` statement.
+
+    `append` pieces, then `finish`. Only then is there a file at ``path``, complete and with the
+    bytes that `save_data` would have written; without `finish`, what was there before stays.
+
+    The file begins with the row pointers of all rows, which are known last. So ids and values wait
+    in temporary files: in memory are one piece, and 16 bytes per row. The temporary files, beside
+    ``path`` and of no name, take as much of the disk again until the end; they vanish with the
+    process. An ``OSError`` of any of them has ``path`` as its ``filename``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], n_features: int) -> None:
+        self._path = Path(path)
+        self._n_features = n_features
+        self._n_rows = 0
+        self._largest_label = -1
+        self._x_lengths: list[NDArray[np.int64]] = []
+        self._y_lengths: list[NDArray[np.int64]] = []
+        with ExitStack() as stack, _naming(self._path):
+            if self._path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "is a directory")
+            self._spooled = [
+                Spooled(stack.enter_context(tempfile.TemporaryFile(dir=self._path.parent)), dtype)
+                for dtype in map(np.dtype, ("<i4", "<f4", "<i4"))
+            ]
+            self._files = stack.pop_all()
+
+    def __enter__(self) -> XmcWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _naming(self._path):
+            self._files.close()
+
+    def append(self, X: csr_array[Any], labels: Sequence[Sequence[int]] | csr_array[Any]) -> None:
+        """Add rows, with the label ids of each in any order, or the indicator matrix of those.
+
+        If the piece is unsound, the `DataError` has the row's number in the whole file, and no row
+        of it is added.
+        """
+        if X.shape[1] != self._n_features:
+            raise DataError(
+                f"{self._path}: rows with {X.shape[1]} features, not {self._n_features}"
+            )
+        Y: Any = self._indicator(labels) if isinstance(labels, Sequence) else labels
+        x, (y_indptr, y_indices), _ = checked_arrays(self._path, X, Y, self._n_rows)
+        pieces = (x.indices, x.data, y_indices)
+        with _naming(self._path):
+            for spooled, piece in zip(self._spooled, pieces, strict=True):
+                spooled.file.write(np.ascontiguousarray(piece, spooled.dtype).data)
+        self._x_lengths.append(np.diff(x.indptr))
+        self._y_lengths.append(np.diff(y_indptr))
+        self._largest_label = max(self._largest_label, int(y_indices.max(initial=-1)))
+        self._n_rows += x.n_rows
+
+    def finish(self, n_labels: int, names: Sequence[str] | None = None) -> None:
+        """Write the file, now that all rows and the number of labels are known."""
+        if n_labels > MAX_COLUMNS:
+            raise DataError(f"{self._path}: more than {MAX_COLUMNS} labels")
+        if n_labels <= self._largest_label:
+            raise DataError(
+                f"{self._path}: {n_labels} labels, but a row has label {self._largest_label}"
+            )
+        try:
+            names = check_names(names, n_labels)
+        except DataError as error:
+            raise DataError(f"{self._path}: {error}") from None
+        x_indices, x_data, y_indices = self._spooled
+        x = (row_pointers(self._x_lengths), x_indices, x_data)
+        y = (row_pointers(self._y_lengths), y_indices)
+        with _naming(self._path):
+            write_xmc(self._path, x, y, (self._n_features, n_labels), names)
+
+    def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
+        indptr = np.cumsum([0, *map(len, labels)])
+        ids = np.fromiter(chain.from_iterable(labels), np.int64, indptr[-1])
+        wrong = np.flatnonzero((ids < 0) | (ids >= MAX_COLUMNS))
+        if len(wrong):
+            row = self._n_rows + int(np.searchsorted(indptr, wrong[0], side="right")) - 1
+            raise DataError(f"{self._path}: row {row}: {ids[wrong[0]]} is not a label id")
+        ones = np.ones(len(ids), np.uint8)
+        return csr_array((ones, ids, indptr), shape=(len(labels), MAX_COLUMNS))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Give errors of temporary files the name of the file that they are for."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise

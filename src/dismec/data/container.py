@@ -56,7 +56,7 @@ class Spooled:
 
     @property
     def nbytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return self.file.seek(0, os.SEEK_END)
 
     @property
@@ -113,14 +113,8 @@ def open_arrays(
     """Map a container into memory and return ``(arrays, metadata)``.
 
     The arrays are read-only views of the file: nothing is read until it is touched, and processes
-    that open the same file share one copy. What the arrays hold is for the caller to check.
-
-    Raises
-    ------
-    ContainerError
-        If the file is not a container, is cut off, or its header lies about what follows.
-    OSError
-        If there is no such file or it cannot be read.
+    that open the same file share one copy. What the arrays hold is for the caller to check; a file
+    that is not a container, is cut off or has a header that lies is a `ContainerError`.
     """
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size

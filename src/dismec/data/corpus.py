@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeAlias
 
-from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, StrPath, detect
-from dismec.data.gunzip import UnreadableError
+from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, StrPath, UnreadableError, detect
 from dismec.errors import DataError
 
 __all__ = ["TextBatch", "TextFormat", "read_texts"]
@@ -210,34 +209,34 @@ def _json_row(line: str, text_keys: list[str], label_key: str, needs_labels: boo
     except (ValueError, RecursionError) as error:
         raise _RefusedError(f"not JSON that can be read: {error}") from None
     if type(row) is not dict:
-        raise _RefusedError(f'expected {{"text": …, "labels": […]}}, not {_shown(row)}')
+        raise _RefusedError(f'expected {{"text": …, "labels": […]}}, not {_quoted(row)}')
     texts = []
     for key in text_keys:
         text = row.get(key)
         if type(text) is not str:
             if key in row:
-                raise _RefusedError(f"{_shown(key)} is {_shown(text)}, which is not text")
-            raise _RefusedError(f"no key {_shown(key)} (text_column); {_listed('keys', row)}")
+                raise _RefusedError(f"{_quoted(key)} is {_quoted(text)}, which is not text")
+            raise _RefusedError(f"no key {_quoted(key)} (text_column); {_names_there('keys', row)}")
         texts.append(text)
     text = texts[0] if len(texts) == 1 else _one_text(texts)
     _check_unicode(text)
     labels = row.get(label_key)
     if labels is None:
         if needs_labels:
-            what = f"no labels under the key {_shown(label_key)} (label_column)"
-            raise _RefusedError(f"{what}; {_listed('keys', row)}")
+            what = f"no labels under the key {_quoted(label_key)} (label_column)"
+            raise _RefusedError(f"{what}; {_names_there('keys', row)}")
         return text, []
     return text, _checked_labels([labels] if type(labels) is str else labels)
 
 
 def _checked_labels(labels: Any) -> list[str]:
     if type(labels) is not list:
-        raise _RefusedError(f"the labels are {_shown(labels)}; expected a list of names")
+        raise _RefusedError(f"the labels are {_quoted(labels)}; expected a list of names")
     try:
         named = all(map(str.strip, labels))
     except TypeError:
         wrong = next(label for label in labels if type(label) is not str)
-        raise _RefusedError(f"the label {_shown(wrong)} is not a name") from None
+        raise _RefusedError(f"the label {_quoted(wrong)} is not a name") from None
     if not named:
         raise _RefusedError("a label has an empty name")
     _check_unicode("\n".join(labels))
@@ -272,9 +271,9 @@ def _csv_rows(
     header = [name.strip() for name in names]
     label_place = None
     try:
-        text_places = [_place(header, name, "text_column") for name in fmt.text_keys]
+        text_places = [_column_place(header, name, "text_column") for name in fmt.text_keys]
         if needs_labels or fmt.label_key in header:
-            label_place = _place(header, fmt.label_key, "label_column")
+            label_place = _column_place(header, fmt.label_key, "label_column")
     except _RefusedError as error:
         raise DataError(f"{path}:{number}: {error}") from None
     separator = fmt.label_separator or ","
@@ -304,12 +303,12 @@ def _csv_fields(
         raise DataError(f"{path}:{number}: {reason}; {hint}") from None
 
 
-def _place(header: list[str], name: str, option: str) -> int:
+def _column_place(header: list[str], name: str, option: str) -> int:
     if header.count(name) > 1:
-        raise _RefusedError(f"there are {header.count(name)} columns {_shown(name)}")
+        raise _RefusedError(f"there are {header.count(name)} columns {_quoted(name)}")
     if name not in header:
-        what = f"no column {_shown(name)} ({option})"
-        raise _RefusedError(f"{what}; {_listed('columns', header)}")
+        what = f"no column {_quoted(name)} ({option})"
+        raise _RefusedError(f"{what}; {_names_there('columns', header)}")
     return header.index(name)
 
 
@@ -317,14 +316,14 @@ def _one_text(texts: list[str]) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def _listed(what: str, names: Any) -> str:
+def _names_there(what: str, names: Any) -> str:
     """The names that are there, as a part of a message."""
-    shown = [_shown(name) for name in names]
+    shown = [_quoted(name) for name in names]
     more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
     return f"the {what} are {', '.join(shown[:20])}{more}" if shown else f"there are no {what}"
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     """A value from the file, short and on one line."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"

@@ -10,32 +10,31 @@ import gzip
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dismec.data.binary import read_xmc, write_xmc
 from dismec.data.files import whole_file
 from dismec.data.formats import StrPath, detect
-from dismec.data.matrices import canonical, csr_on, first_fault, indicator, is_checked, sealed
+from dismec.data.matrices import (
+    Rows,
+    canonical,
+    check_entries,
+    checked_arrays,
+    csr_on,
+    indicator,
+    sealed,
+)
 from dismec.data.names import check_names
-from dismec.data.xmc_text import MAX_COLUMNS, read_xmc_text, write_xmc_text
+from dismec.data.xmc_text import read_xmc_text, write_xmc_text
 from dismec.errors import DataError
 
-__all__ = [
-    "Dataset",
-    "check_dataset",
-    "fingerprint",
-    "load_data",
-    "load_features",
-    "save_data",
-]
+__all__ = ["Dataset", "fingerprint", "load_data", "load_features", "save_data"]
 
 
 class Dataset(NamedTuple):
@@ -78,15 +77,15 @@ def load_data(
     DataError
         If there is no such file or it is unsound: ``path:line: reason`` for text.
     """
-    return _load(path, labels, (n_features, n_labels), threads)
+    return _loaded(path, labels, (n_features, n_labels), threads)
 
 
 def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
     """X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
-    return _load(path, None, (None, None), threads, needs_labels=False).X
+    return _loaded(path, None, (None, None), threads, needs_labels=False).X
 
 
-def _load(
+def _loaded(
     path: StrPath,
     labels: StrPath | None,
     sizes: tuple[int | None, int | None],
@@ -103,8 +102,7 @@ def _load(
                 "line read such files"
             )
         if data.kind == "XMC text":
-            x, y, columns = read_xmc_text(path, file, sizes, threads)
-            return _dataset(x, y, columns)
+            return _dataset(*read_xmc_text(path, file, sizes, threads))
         dataset = _load_npz(path, file, labels, needs_labels) if data.kind == "npz" else _map(path)
     found_sizes = dataset.X.shape[1], dataset.Y.shape[1]
     for what, wanted, found in zip(("features", "labels"), sizes, found_sizes, strict=True):
@@ -129,7 +127,7 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
         If the file cannot be written; what was there before is left as it was.
     """
     path = Path(path)
-    X, Y, names = check_dataset(path, dataset)
+    X, Y, names = _check_dataset(path, dataset)
     name = path.name.lower()
     kind = name.removesuffix(".gz")
     if labels is not None and not name.endswith(".npz"):
@@ -173,62 +171,31 @@ def fingerprint(X: Any, Y: Any) -> str:
     return digest.hexdigest()
 
 
-def check_dataset(path: Path, dataset: Dataset, first_row: int = 0) -> Dataset:
-    """The dataset in the types that ``Dataset`` promises, with everything checked.
-
-    In errors the file is called ``path`` and its rows are counted from ``first_row``.
-    """
-    X: Any = canonical(dataset.X)
-    Y: Any = indicator(dataset.Y)
-    if X.shape[0] != Y.shape[0]:
-        raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
-    if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:
-        raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
-    with np.errstate(over="ignore"):  # an overflow is found as an infinity
-        values = X.data.astype(np.float32, copy=False)
-    x, y = (
-        (matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False))
-        for matrix in (X, Y)
-    )
+def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
+    """The dataset in the types that ``Dataset`` promises, with everything checked."""
+    x, y, columns = checked_arrays(path, dataset.X, dataset.Y)
     try:
-        names = check_names(dataset.names, Y.shape[1])
+        return _dataset(x, y, columns, check_names(dataset.names, columns[1]))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if not is_checked(X):
-        _check_rows_of("X", path, (*x, values), X.shape[1], first_row)
-    _check_rows_of("Y", path, y, Y.shape[1], first_row)
-    return _dataset((*x, values), y, (X.shape[1], Y.shape[1]), names)
 
 
 def _map(path: Path) -> Dataset:
     """A binary dataset: nobody can write to its X once it has been checked."""
     x, y, columns, names = read_xmc(path)
-    _check_rows_of("X", path, x, columns[0])
-    _check_rows_of("Y", path, y, columns[1])
+    check_entries("X", path, x, columns[0])
+    check_entries("Y", path, y, columns[1])
     dataset = _dataset(x, y, columns, names)
     return dataset._replace(X=sealed(dataset.X))
 
 
-def _check_rows_of(
-    what: str, path: Path, arrays: Sequence[NDArray[Any]], n_columns: int, first_row: int = 0
-) -> None:
-    if fault := first_fault(n_columns, *arrays):
-        raise DataError(f"{path}: {what}, row {first_row + fault[0]}: {fault[1]}")
-
-
 def _dataset(
-    x: tuple[Any, Any, Any],
-    y: tuple[Any, Any],
-    columns: tuple[int, int],
-    names: list[str] | None = None,
+    x: Rows, y: tuple[Any, Any], columns: tuple[int, int], names: list[str] | None = None
 ) -> Dataset:
     """A dataset on arrays that are known to be sound."""
-    X, Y = (
-        csr_on(data, indices, indptr, (len(indptr) - 1, width), canonical=True)
-        for (indptr, indices, data), width in zip(
-            (x, (*y, np.ones(len(y[1]), np.uint8))), columns, strict=True
-        )
-    )
+    X = csr_on(x.data, x.indices, x.indptr, (x.n_rows, columns[0]), canonical=True)
+    ones = np.ones(len(y[1]), np.uint8)
+    Y = csr_on(ones, y[1], y[0], (x.n_rows, columns[1]), canonical=True)
     return Dataset(X, Y, names)
 
 
@@ -239,12 +206,12 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
         )
     X = _read_npz(path, file)
     if labels is None:
-        return check_dataset(path, Dataset(X, csr_array((X.shape[0], 0), dtype=np.uint8)))
+        return _check_dataset(path, Dataset(X, csr_array((X.shape[0], 0), dtype=np.uint8)))
     with detect(labels) as data, data.open() as file:
         Y = _read_npz(data.path, file)
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")
-    return check_dataset(path, Dataset(X, Y))
+    return _check_dataset(path, Dataset(X, Y))
 
 
 def _read_npz(path: Path, file: BinaryIO) -> Any:

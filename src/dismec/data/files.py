@@ -19,12 +19,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     It is written under a temporary name in the same directory, flushed to the disk and renamed. If
     the body raises, the temporary file is removed and what was at ``path`` stays as it was. A link
-    is followed; a device or a pipe cannot be replaced and is written to as it is.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; its ``filename`` is ``path``.
+    is followed; a device or a pipe cannot be replaced and is written to as it is. An ``OSError``
+    has ``path`` as its ``filename``.
     """
     path = Path(path)
     try:

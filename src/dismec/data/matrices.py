@@ -11,6 +11,7 @@ inside the package. `load_data` hands out only marked matrices whose memory is m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +22,15 @@ from dismec.cpu import kernels
 from dismec.errors import DataError
 
 __all__ = [
+    "MAX_COLUMNS",
     "Rows",
     "canonical",
     "check_X",
     "check_Y",
     "check_csr",
+    "check_entries",
     "check_rows",
+    "checked_arrays",
     "csr_on",
     "first_fault",
     "indicator",
@@ -36,16 +40,17 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
-_MOST_FEATURES = np.iinfo(np.int32).max
+MAX_COLUMNS = 2**31 - 1  # a column id is an int32
 
 
 class Rows(NamedTuple):
     """The arrays of a CSR matrix as `check_X` gives it, typed as the kernels take them."""
 
-    indptr: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int32]
+    indptr: Ints
+    indices: Ids
     data: Floats
 
     @property
@@ -64,29 +69,13 @@ def check_rows(X: Any, n_features: int) -> Rows:
 
 
 def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
-    """Any matrix of a caller as rows that the kernels can walk without looking.
+    """Any matrix of a caller, sparse or dense, as rows that the kernels can walk without looking.
 
-    Parameters
-    ----------
-    X
-        (n_rows, up to n_features): scipy sparse of any format, or a dense array. Never changed;
-        the result shares its memory where nothing had to be converted.
-    n_features
-        Number of columns of the result; by default that of `X`. Fewer columns in `X` stand for
-        features that are 0 in all its rows.
-
-    Returns
-    -------
-    csr_array
-        float32, finite; column numbers int32, ascending and unique in a row. ``indptr`` is int64
-        only where int32 does not hold the number of non-zeros. Its arrays are read-only. `X`
-        itself if it came from here and has `n_features` columns.
-
-    Raises
-    ------
-    DataError
-        For more than `n_features` columns, values that are not finite in float32, or arrays that
-        do not form a matrix.
+    The result has `n_features` columns, by default those of `X`: features that `X` lacks are 0 in
+    all its rows, and more are refused. It is float32, finite; column numbers int32, ascending and
+    unique in a row; ``indptr`` is int64 only where int32 does not hold the number of non-zeros. Its
+    arrays are read-only. `X` is never changed; the result shares its memory where nothing had to be
+    converted, and is `X` itself if that came from here and has `n_features` columns.
     """
     if is_checked(X) and n_features in (None, X.shape[1]):
         return X  # type: ignore[no-any-return]
@@ -121,8 +110,40 @@ def sealed(X: sp.csr_array) -> sp.csr_array:
     return X
 
 
+def checked_arrays(
+    path: Path, X: Any, Y: Any, first_row: int = 0
+) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int]]:
+    """X, (indptr, indices) of Y, and how many columns they have, with everything checked.
+
+    In errors they are the file `path`, whose rows are counted from `first_row`.
+    """
+    X, Y = canonical(X), indicator(Y)
+    if X.shape[0] != Y.shape[0]:
+        raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
+    if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:
+        raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
+    with np.errstate(over="ignore"):  # an overflow is found as an infinity
+        values = X.data.astype(np.float32, copy=False)
+    x, y = (
+        (matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False))
+        for matrix in (X, Y)
+    )
+    if not is_checked(X):
+        check_entries("X", path, (*x, values), X.shape[1], first_row)
+    check_entries("Y", path, y, Y.shape[1], first_row)
+    return Rows(*x, values), y, (X.shape[1], Y.shape[1])
+
+
+def check_entries(
+    what: str, path: Path, arrays: Sequence[npt.NDArray[Any]], n_columns: int, first_row: int = 0
+) -> None:
+    """Refuse unsound rows of a file: (indptr, indices) or these and values."""
+    if fault := first_fault(n_columns, *arrays):
+        raise DataError(f"{path}: {what}, row {first_row + fault[0]}: {fault[1]}")
+
+
 def first_fault(
-    n_columns: int, indptr: Ints, indices: npt.NDArray[np.int32], data: Floats | None = None
+    n_columns: int, indptr: Ints, indices: Ids, data: Floats | None = None
 ) -> tuple[int, str] | None:
     """A row whose ids do not ascend below `n_columns`, or with a value that is not finite: why."""
     fault = kernels.check_rows(indptr, indices, n_columns)
@@ -138,7 +159,7 @@ def _rows_as_they_are(X: Any, n_features: int | None) -> Rows | None:
         getattr(X, "format", None) == "csr"
         and X.dtype == np.float32
         and X.indices.dtype == np.int32
-        and X.shape[1] <= (X.shape[1] if n_features is None else n_features) < _MOST_FEATURES
+        and X.shape[1] <= (X.shape[1] if n_features is None else n_features) < MAX_COLUMNS
         and len(X.indptr) == X.shape[0] + 1
         and len(X.indices) == len(X.data)
         and X.data.flags.c_contiguous
@@ -156,8 +177,8 @@ def _converted(X: Any, n_features: int | None) -> sp.csr_array:
     wanted = n_columns if n_features is None else n_features
     if n_columns > wanted:
         raise DataError(f"X has {n_columns} features, the model has {wanted}")
-    if wanted >= _MOST_FEATURES:
-        raise DataError(f"X has {wanted} features; at most {_MOST_FEATURES - 1} fit")
+    if wanted >= MAX_COLUMNS:
+        raise DataError(f"X has {wanted} features; at most {MAX_COLUMNS - 1} fit")
     if not result.has_canonical_format:
         if result.dtype.kind != "f":
             result.data = result.data.astype(np.float64)  # a sum must not wrap around
@@ -183,11 +204,6 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
 
     scipy believes the arrays it is given, and would read and write beyond others. `what` and
     `columns` name the matrix and its columns in errors.
-
-    Raises
-    ------
-    DataError
-        For what is no matrix of numbers, or arrays that do not form one.
     """
     matrix = matrix if sp.issparse(matrix) else np.asarray(matrix)
     if matrix.ndim != 2:
@@ -202,20 +218,13 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
         except ValueError as error:
             raise DataError(f"{what}: {error}") from None
     rows: Any = matrix if getattr(matrix, "format", None) == "csr" else sp.csr_array(matrix)
-    nnz = _check_structure(what, columns, rows.indptr, rows.indices, rows.data, rows.shape)
-    # A new matrix on the same memory: the caller's own flags may be out of date, and stay as they
-    # are.
+    nnz = _entry_count(what, columns, rows)
+    # On the same memory, but a new matrix: the caller's own flags may be out of date, and stay.
     return csr_on(rows.data[:nnz], rows.indices[:nnz], rows.indptr, rows.shape)
 
 
 def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
-    """Any label matrix of a caller as an indicator: canonical CSR without stored zeros.
-
-    Raises
-    ------
-    DataError
-        As `check_csr`; for values other than 0 and 1, and if there are not `n_rows` rows.
-    """
+    """Any label matrix of a caller, of `n_rows` rows, as canonical CSR without stored zeros."""
     Y = check_csr(Y, "Y", "labels")
     if n_rows is not None and Y.shape[0] != n_rows:
         raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
@@ -269,19 +278,13 @@ def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
     return indptr
 
 
-def _check_structure(
-    what: str,
-    columns: str,
-    indptr: npt.NDArray[Any],
-    indices: npt.NDArray[Any],
-    data: npt.NDArray[Any],
-    shape: tuple[int, int],
-) -> int:
-    """The number of entries, all of them within `shape`."""
+def _entry_count(what: str, columns: str, rows: Any) -> int:
+    """The number of entries, all of them within the shape."""
+    indptr, indices, shape = rows.indptr, rows.indices, rows.shape
     if indptr.shape != (shape[0] + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
         raise DataError(f"{what}: indptr does not describe {shape[0]} rows")
     nnz = int(indptr[-1])
-    stored = min(len(indices), len(data))
+    stored = min(len(indices), len(rows.data))
     if nnz > stored:
         raise DataError(f"{what}: indptr names {nnz} entries, {stored} are there")
     if nnz:

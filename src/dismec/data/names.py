@@ -67,13 +67,7 @@ def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> N
 
 
 def load_names(path: StrPath) -> list[str]:
-    """Names of labels from a text file, one per line; UTF-8.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or a line is empty or not UTF-8: ``path:line: reason``.
-    """
+    """Names of labels from a text file, one per line, none of them empty; UTF-8."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

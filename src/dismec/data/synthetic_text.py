@@ -43,23 +43,6 @@ def generate_text(
     They come as they are asked for, so that there may be more of them than memory holds. A row has
     the words of the same row of `generate` with the same arguments, as often as they occur there,
     in some order; how words are cut into sentences means nothing.
-
-    Parameters
-    ----------
-    features
-        How many different words there are.
-    labels_per_row, features_per_row
-        What the mean number of labels, and of different words, is near to.
-    seed
-        The same arguments always give the same rows, and the training rows do not depend on
-        ``test_rows``.
-    test_rows
-        A fifth of ``rows`` by default.
-
-    Raises
-    ------
-    DataError
-        For sizes that no data can have.
     """
     world, train, test = draw(
         rows, features, labels, labels_per_row, features_per_row, seed, test_rows
@@ -129,10 +112,7 @@ def _label_names(world: World, words: NDArray[Any]) -> list[str]:
 
 
 def _texts(
-    chunks: Iterable[tuple[Counts, Counts]],
-    words: NDArray[Any],
-    names: list[str],
-    seed: list[int],
+    chunks: Iterable[tuple[Counts, Counts]], words: NDArray[Any], names: list[str], seed: list[int]
 ) -> Iterator[TextRow]:
     capitals = np.array([word.capitalize() for word in words.tolist()], object)
     for chunk, (counts, positives) in enumerate(chunks):
@@ -141,13 +121,8 @@ def _texts(
         pieces = np.where(starts, capitals[spoken], words[spoken])
         pieces += np.array([" ", ", ", ". "], object)[breaks]
         ends, label_ends = np.cumsum(lengths), np.cumsum(positives.lengths)
-        for end, length, label_end, n_labels in zip(
-            ends.tolist(),
-            lengths.tolist(),
-            label_ends.tolist(),
-            positives.lengths.tolist(),
-            strict=True,
-        ):
+        row_ends = (ends, lengths, label_ends, positives.lengths)
+        for end, length, label_end, n_labels in np.column_stack(row_ends).tolist():
             labels = positives.features[label_end - n_labels : label_end].tolist()
             text = "".join(pieces[end - length : end].tolist())
             yield text.rstrip(), [names[label] for label in labels]

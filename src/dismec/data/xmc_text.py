@@ -19,55 +19,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dismec.cpu import kernels, thread_count
-from dismec.data.gunzip import UnreadableError
-from dismec.data.matrices import row_pointers
+from dismec.data.formats import UnreadableError
+from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
 from dismec.errors import DataError
 
-__all__ = ["MAX_COLUMNS", "read_xmc_text", "write_xmc_text"]
-
-MAX_COLUMNS = 2**31 - 1  # a column id is an int32
+__all__ = ["read_xmc_text", "write_xmc_text"]
 
 _BLOCK = 1 << 20  # bytes of text that one thread parses at a time
 _LONGEST_LINE = 1 << 28
 _LONGEST_HEADER = 1000
 _HEADER = re.compile(rb"[ \t]*([0-9]+)[ \t]+([0-9]+)[ \t]+([0-9]+)[ \t]*\r?")
 
+_Wanted: TypeAlias = tuple[int | None, int | None]
 _Parsed: TypeAlias = tuple[
     NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]
 ]
 
 
 def read_xmc_text(
-    path: Path,
-    file: BufferedReader,
-    wanted: tuple[int | None, int | None],
-    threads: int | None,
-) -> tuple[
-    tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]],
-    tuple[NDArray[np.int64], NDArray[np.int32]],
-    tuple[int, int],
-]:
-    """Parse text, with a header or not, on ``threads`` threads.
+    path: Path, file: BufferedReader, wanted: _Wanted, threads: int | None
+) -> tuple[Rows, tuple[NDArray[np.int64], NDArray[np.int32]], tuple[int, int]]:
+    """X, (indptr, indices) of Y, and how many columns they have, from text with a header or not.
 
-    Parameters
-    ----------
-    path
-        The name of the file, for messages.
-    file
-        Its bytes, gunzipped (`dismec.data.formats.DataFile.open`).
-    wanted
-        How many features and labels there must be, where the caller knows.
-
-    Returns
-    -------
-    x, y, columns
-        (indptr, indices, values) of X, (indptr, indices) of Y, and how many columns they have.
-        Ids are sorted and unique within a row; values are finite.
-
-    Raises
-    ------
-    DataError
-        At the first line that is wrong, whatever the number of threads.
+    `file` holds the bytes, gunzipped (`dismec.data.formats.DataFile.open`); `path` is its name in
+    errors. There must be as many features and labels as are `wanted`, where the caller knows. Ids
+    are sorted and unique within a row; values are finite. The first line that is wrong is a
+    `DataError`, whatever the number of threads.
     """
     header: tuple[int, int, int] | None = None
 
@@ -129,7 +106,7 @@ def read_xmc_text(
             int(ids.max(initial=-1)) + 1 if size is None else size
             for ids, size in zip((features, labels), wanted, strict=True)
         )
-    return (x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
+    return Rows(x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
 
 
 def write_xmc_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
@@ -145,9 +122,7 @@ def write_xmc_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
         file.write(kernels.format_rows(*arrays, begin, end))
 
 
-def _header(
-    path: Path, words: Sequence[bytes], wanted: tuple[int | None, int | None]
-) -> tuple[int, int, int]:
+def _header(path: Path, words: Sequence[bytes], wanted: _Wanted) -> tuple[int, int, int]:
     for word, what in zip(words, ("rows", "features", "labels"), strict=True):
         if len(word) > 18 or (what != "rows" and int(word) > MAX_COLUMNS):
             raise DataError(f"{path}:1: the header says {word.decode()} {what}, which is too many")

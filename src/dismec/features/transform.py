@@ -25,24 +25,12 @@ class Transform:
 
     x∘idf (if there is an `idf`), divided by its Euclidean norm (if `normalize`), then `bias` as one
     more feature, the last. A row without features has norm 0 and stays zero but for the bias.
-
-    Attributes
-    ----------
-    n_features
-        D, without the bias.
-    normalize
-        Whether rows are scaled to norm 1.
-    bias
-        Value of the bias feature. Transformed rows have D + 1 columns in any case; with 0 the last
-        one is empty.
-    idf
-        float32 (D,), a positive factor per feature, or None.
     """
 
-    n_features: int
+    n_features: int  # without the bias
     normalize: bool = True
-    bias: float = 1.0
-    idf: Floats | None = None
+    bias: float = 1.0  # with 0, the last of the n_features + 1 columns is there and empty
+    idf: Floats | None = None  # (n_features,), positive
 
     def __post_init__(self) -> None:
         if self.n_features < 0:
@@ -95,18 +83,10 @@ class Transform:
         return kernels.row_scale(*rows, self.idf, self.n_features)
 
     def apply(self, X: Any) -> sp.csr_array:
-        """Transform rows.
+        """Transform rows that `check_X` would take, with up to n_features features.
 
-        Parameters
-        ----------
-        X
-            (n_rows, up to n_features), as for `check_X`; more features are refused.
-
-        Returns
-        -------
-        csr_array
-            float32 (n_rows, n_features + 1), canonical, in memory of its own. A value is x·scale,
-            then ·idf, each product rounded to float32, with scale as in `row_scale`.
+        The result is float32 (n_rows, n_features + 1), canonical, in memory of its own. A value is
+        x·scale, then ·idf, each product rounded to float32, with scale as in `row_scale`.
         """
         rows = check_rows(X, self.n_features)
         indptr, indices, data = self.apply_between(rows, 0, rows.n_rows)
@@ -135,13 +115,7 @@ class Transform:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], idf: npt.ArrayLike | None = None) -> Transform:
-        """The inverse of `to_dict`; `idf` must be there exactly when ``d["tfidf"]`` says so.
-
-        Raises
-        ------
-        ModelError
-            For a missing or an unknown key, or a value of the wrong kind.
-        """
+        """The inverse of `to_dict`; `idf` must be there exactly when ``d["tfidf"]`` says so."""
         kinds: dict[str, tuple[type, ...]] = {
             "n_features": (int,),
             "normalize": (bool,),

@@ -134,16 +134,8 @@ class VocabularyBuilder:
     Every 64 MB of text, if more than `max_terms` terms are held, the least frequent are forgotten
     until at most half of that are left, and `undercount` grows by the number of rows of the most
     frequent one forgotten. So a term is held to be in at most `undercount` rows fewer than it is
-    in, never in more, and one in `min_df` + `undercount` rows or more is never missed.
-
-    Parameters
-    ----------
-    params
-        Which terms to count, and which of them to keep.
-    threads
-        All available CPUs by default.
-    max_terms
-        How many terms to hold before some are forgotten; a million of them take some 80 MB.
+    in, never in more, and one in `min_df` + `undercount` rows or more is never missed. A million
+    terms take some 80 MB.
     """
 
     def __init__(
@@ -162,13 +154,7 @@ class VocabularyBuilder:
         self._n_bytes = 0
 
     def add(self, texts: Sequence[str]) -> None:
-        """Count the terms of some more rows.
-
-        Raises
-        ------
-        DataError
-            For what is not text; none of the batch is counted then.
-        """
+        """Count the terms of some more rows; if one is not text, none of the batch is counted."""
         native, ends = _native_texts(texts)
         windows = np.diff((self._n_bytes + ends) // _WINDOW, prepend=self._n_bytes // _WINDOW)
         begin = 0
@@ -186,13 +172,7 @@ class VocabularyBuilder:
         _in_chunks(lambda a, b: self._counter.add(texts, a, b), ends, begin, end, self._threads)
 
     def finish(self) -> Vocabulary:
-        """The terms to keep as a vocabulary; more rows may be added after it for another.
-
-        Raises
-        ------
-        DataError
-            If there is none.
-        """
+        """The terms to keep as a vocabulary, if any; more rows may be added for another."""
         params = self.params
         arrays = self._counter.list(params.min_df, params.max_df * self.n_rows, params.max_features)
         if len(arrays[1]) == 1:
@@ -208,12 +188,8 @@ class VocabularyBuilder:
 class Vocabulary:
     """Which feature each term is; immutable. Made by `VocabularyBuilder`, or by `from_arrays`.
 
-    Attributes
-    ----------
-    params
-        What the terms are.
-    terms
-        The term of each feature, those in most rows first, and by their bytes among equals.
+    The `terms` are in the order of their features: those in most rows first, and by their bytes
+    among equals.
     """
 
     def __init__(
@@ -228,35 +204,19 @@ class Vocabulary:
         return len(self.terms)
 
     def rows(self, texts: Sequence[str], *, threads: int | None = None) -> sp.csr_array:
-        """How often each term occurs in each text.
+        """How often each term occurs in each text; one without known terms has no entries.
 
-        Parameters
-        ----------
-        texts
-            One text per row; one without known terms is a row without entries.
-        threads
-            All available CPUs by default; does not change the result.
-
-        Returns
-        -------
-        csr_array
-            float32 (n_texts, n_terms), canonical: counts, or 1 + ln(count) if ``sublinear``. Their
-            idf and their norm are the business of `dismec.features.transform.Transform`.
-
-        Raises
-        ------
-        DataError
-            For what is not text.
+        The result is float32 (n_texts, n_terms), canonical: counts, or 1 + ln(count) if
+        ``sublinear``. idf and norm are the business of `dismec.features.transform.Transform`. The
+        number of threads does not change it.
         """
         native, ends = _native_texts(texts)
         sublinear = self.params.sublinear
-        parts = _in_chunks(
-            lambda begin, end: self._lexicon.rows(native, begin, end, sublinear),
-            ends,
-            0,
-            len(ends),
-            thread_count(threads),
-        )
+
+        def count(begin: int, end: int) -> tuple[npt.NDArray[Any], ...]:
+            return self._lexicon.rows(native, begin, end, sublinear)
+
+        parts = _in_chunks(count, ends, 0, len(ends), thread_count(threads))
         sizes, features, values = (
             np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
             for arrays in zip(*parts, strict=True)
@@ -278,13 +238,7 @@ class Vocabulary:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], params: TextParams) -> Vocabulary:
-        """The inverse of `to_arrays`; the memory of the arrays is used, not copied.
-
-        Raises
-        ------
-        ModelError
-            For arrays that it cannot have made, with these parameters.
-        """
+        """The inverse of `to_arrays`; the memory of the arrays is used, not copied."""
         try:
             utf8, offsets = arrays["terms"], arrays["term_offsets"]
         except KeyError as error:
@@ -344,16 +298,11 @@ def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.i
 
 
 def _in_chunks(
-    work: Callable[[int, int], T],
-    ends: npt.NDArray[np.int64],
-    begin: int,
-    end: int,
-    threads: int,
+    work: Callable[[int, int], T], ends: npt.NDArray[np.int64], begin: int, end: int, threads: int
 ) -> list[T]:
     """``work(begin, end)`` for rows of some bytes together, in as many threads as are worth it."""
     cuts = np.flatnonzero(np.diff(ends[begin:end] // _CHUNK)) + begin + 1
-    bounds = [begin, *cuts.tolist(), end]
-    chunks = list(pairwise(bounds))
+    chunks = list(pairwise([begin, *cuts.tolist(), end]))
     if threads == 1 or len(chunks) == 1:
         return [work(*chunk) for chunk in chunks]
     with ThreadPoolExecutor(min(threads, len(chunks)), thread_name_prefix="dismec-text") as pool:

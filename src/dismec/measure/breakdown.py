@@ -54,18 +54,9 @@ def by_group(
 ) -> list[dict[str, Any]]:
     """Metrics of each group in percent, as the module defines them.
 
-    Parameters
-    ----------
-    Y_true, top
-        As for `dismec.measure.metrics.evaluate`, with at least max(ks) places.
-    counts, propensities
-        Training rows and propensity of each label.
-
-    Returns
-    -------
-    list of dict
-        One for each group; then, if some labels are true and have no training rows, one for those,
-        whose "frequency" is [0, 0].
+    Arguments as for `dismec.measure.metrics.evaluate`, with at least max(ks) places, and the
+    training rows (`counts`) of each label. If some labels are true and have no training rows, there
+    is a last group of those, whose "frequency" is [0, 0].
     """
     n_labels = Y_true.shape[1]
     hits = metrics.hits(Y_true, top)

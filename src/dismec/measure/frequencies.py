@@ -20,29 +20,20 @@ RARE = (1, 5, 10)
 
 
 def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
-    """How the rows are spread over the labels.
+    """How the rows are spread over the labels; labels without rows have no rank.
 
-    Parameters
-    ----------
-    counts
-        Rows of each label. Labels without rows have no rank.
-
-    Returns
-    -------
-    dict
-        "ranks" and "rows": points of the ranked counts, at most `POINTS` of them; "beta", "n_1"
-        and "R2" of the law, with the same weights, None where there are fewer than two ranks (R2
-        also where all counts are equal); "fitted ranks", the first and the last; "share with at
-        most" so many rows, of the labels that have rows.
+    "ranks" and "rows": points of the ranked counts, at most `POINTS` of them; "beta", "n_1" and
+    "R2" of the law, with the same weights, None where there are fewer than two ranks (R2 also where
+    all counts are equal); "fitted ranks", the first and the last; "share with at most" so many
+    rows, of the labels that have rows.
     """
     n = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
     n = n[n > 0]
     ranks = spread_ranks(len(n))
-    rows = n[ranks - 1]
     beta, first, r2 = _law(n)
     return {
         "ranks": ranks.tolist(),
-        "rows": [round(value) for value in rows.tolist()],
+        "rows": [round(value) for value in n[ranks - 1].tolist()],
         "beta": beta,
         "n_1": first,
         "R2": r2,

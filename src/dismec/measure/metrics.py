@@ -35,12 +35,14 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
 from dismec.errors import DataError
 
-__all__ = ["check_truth", "evaluate", "hits", "psp_at_k"]
+__all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k"]
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def evaluate(
@@ -108,13 +110,43 @@ def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The true labels of rows, over all labels that they or a model have."""
+
+    Y: sp.csr_array  # (n_rows, n_labels); labels that the model does not have count as missed
+    label_counts: Ints  # (n_labels,): the model's training rows of each label
+    propensities: Floats  # (n_labels,), by these counts
+
+    @classmethod
+    def align(
+        cls, Y: Any, label_counts: Ints, n_rows: int, A: float = 0.55, B: float = 1.5
+    ) -> Truth:
+        """The truth for a model with these label counts, of so many training rows.
+
+        `Y` is sparse or dense, and not changed. `A` and `B` as for `dismec.data.labels`.
+        """
+        truth: Any = check_csr(Y, "Y", "labels").copy()
+        counts = np.zeros(max(len(label_counts), truth.shape[1]), np.int64)
+        counts[: len(label_counts)] = label_counts
+        truth.resize((truth.shape[0], len(counts)))
+        return cls(truth, counts, propensities_of(counts, n_rows, A, B))
+
+    def metrics(self, top: npt.NDArray[Any], ks: Sequence[int] = (1, 3, 5)) -> dict[str, float]:
+        """As `evaluate`; `top` holds the model's best labels, places beyond those are empty."""
+        missing = min(max(ks, default=0), self.Y.shape[1]) - top.shape[1]
+        if missing > 0:
+            top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
+        return evaluate(self.Y, top, ks, self.propensities)
+
+
 @dataclass(frozen=True)
 class _Judged:
     """Predictions held against the truth: all that the metrics are made of."""
 
-    top: npt.NDArray[np.int64]  # (n_rows, depth); there are no hits below min(k, n_labels)
+    top: Ints  # (n_rows, depth); there are no hits below min(k, n_labels)
     hits: npt.NDArray[np.bool_]  # (n_rows, depth)
-    n_true: npt.NDArray[np.int64]  # (n_rows,)
+    n_true: Ints  # (n_rows,)
     true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
     gains: Floats | None  # (n_rows, depth): 1/p where a hit, else 0
     best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
@@ -219,7 +251,7 @@ def check_truth(Y_true: Any) -> sp.csr_array:
     return truth  # type: ignore[no-any-return]
 
 
-def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> npt.NDArray[np.int64]:
+def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> Ints:
     """The first `depth` places, every one −1 or a label, and no label twice in a row."""
     places = np.asarray(top)
     if places.ndim != 2 or not np.issubdtype(places.dtype, np.integer):

@@ -23,24 +23,10 @@ __all__ = ["expected_calibration_error", "f1_scores", "reliability"]
 
 
 def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
-    """How well sets of labels agree with the true ones.
+    """``{"micro-F1": …, "macro-F1": …}``, between 0 and 1; 0 where nothing is true or assigned.
 
-    Parameters
-    ----------
-    Y_true, assigned
-        Sparse (n_rows, n_labels). True labels are entries other than 0; assigned are all that are
-        stored, whatever their value.
-
-    Returns
-    -------
-    dict
-        ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1, and 0 where nothing is true or
-        assigned.
-
-    Raises
-    ------
-    DataError
-        If the shapes differ or there are no rows.
+    Both matrices are sparse (n_rows, n_labels). True labels are entries other than 0; assigned are
+    all that are stored, whatever their value.
     """
     truth = check_truth(Y_true)
     chosen: Any = sp.csr_array(assigned)
@@ -67,24 +53,9 @@ def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
 def expected_calibration_error(
     probabilities: npt.ArrayLike, hits: npt.ArrayLike, bins: int = 15
 ) -> float:
-    """How far probabilities are from the share of hits; see the module.
+    """ECE, between 0 and 1, and 0 without pairs.
 
-    Parameters
-    ----------
-    probabilities, hits
-        Arrays of one shape: the probability of each predicted pair, and whether it is a hit.
-    bins
-        Number of bins between 0 and 1.
-
-    Returns
-    -------
-    float
-        Between 0 and 1; 0 without pairs.
-
-    Raises
-    ------
-    DataError
-        If the shapes differ, or a probability is not between 0 and 1.
+    The arrays, of one shape, hold the probability of each predicted pair, and whether it is a hit.
     """
     p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
     if p.shape != found.shape:

@@ -15,8 +15,7 @@ import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
-from dismec.measure.evaluation import Truth
-from dismec.measure.metrics import hits
+from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model import thresholds, weight_files
 from dismec.model.calibration import Calibration, Float32s, logistic

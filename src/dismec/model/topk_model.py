@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dismec.data.labels import propensities
 from dismec.errors import DataError
 from dismec.features.transform import Transform
-from dismec.measure.evaluation import Truth
+from dismec.measure.metrics import Truth
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts

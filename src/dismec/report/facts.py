@@ -16,9 +16,8 @@ from dismec.data.corpus import TextFormat, read_texts
 from dismec.data.dataset import Dataset, load_data
 from dismec.errors import DataError
 from dismec.measure.breakdown import by_group, by_label
-from dismec.measure.evaluation import Truth
 from dismec.measure.frequencies import describe_frequencies, histogram
-from dismec.measure.metrics import hits
+from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import reliability
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest

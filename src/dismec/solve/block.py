@@ -17,29 +17,16 @@ __all__ = ["Block", "BlockStats", "sum_counts"]
 
 @dataclass(frozen=True)
 class BlockStats:
-    """What solving a block took.
+    """What solving a block took; sums over its labels."""
 
-    Attributes
-    ----------
-    solved
-        Problems solved: labels with at least one positive, those with the same rows counted once.
-    unsolved
-        Labels that stopped before the tolerance was reached.
-    passes, steps, set_rows
-        Sums over labels: passes over all rows, steps on working sets, rows in these.
-    seconds
-        Core-seconds spent.
-    weight_counts
-        Weights other than 0 before pruning, in the bins of `weight_counts`; None where some of
-        what is summed up was solved by a version that did not count.
-    """
-
-    solved: int
-    unsolved: int
-    passes: int
-    steps: int
-    set_rows: int
-    seconds: float
+    solved: int  # labels with at least one positive, those with the same rows counted once
+    unsolved: int  # labels that stopped before the tolerance was reached
+    passes: int  # over all rows
+    steps: int  # on working sets
+    set_rows: int  # rows in working sets
+    seconds: float  # of cores
+    # Weights other than 0 before pruning, in the bins of `weight_counts`; None where some of what
+    # is summed up was solved by a version that did not count.
     weight_counts: tuple[int, ...] | None = None
 
     @classmethod
@@ -62,21 +49,11 @@ def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Weights of some labels.
+    """Weights of some labels."""
 
-    Attributes
-    ----------
-    number
-        Which of the model's blocks it is.
-    labels
-        int64, ascending: the labels of the rows of `weights`.
-    weights
-        CSR float32 (len(labels), n_features + 1), bias last.
-    """
-
-    number: int
-    labels: npt.NDArray[np.int64]
-    weights: sp.csr_array
+    number: int  # which of the model's blocks it is
+    labels: npt.NDArray[np.int64]  # of the rows of `weights`, ascending
+    weights: sp.csr_array  # float32 (len(labels), n_features + 1), bias last
     stats: BlockStats | None = None
 
     def trained(self, counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], sp.csr_array]:

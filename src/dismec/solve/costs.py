@@ -30,26 +30,11 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighting:
-    """How costs follow from the number of rows that have a label.
+    """How costs follow from the number of rows that have a label."""
 
-    Attributes
-    ----------
-    positive_weight
-        Factor of the losses of all labels' positive rows.
-    kind
-        None, or "propensity" for a further factor of 2/p − 1, where p is the label's propensity.
-    A, B
-        The constants of propensities, as for `dismec.data.labels.propensities`.
-
-    Raises
-    ------
-    ValueError
-        For a value that is out of range.
-    """
-
-    positive_weight: float = 1.0
-    kind: str | None = None
-    A: float = 0.55
+    positive_weight: float = 1.0  # factor of the losses of all labels' positive rows
+    kind: str | None = None  # "propensity": a further factor of 2/p − 1, p the label's propensity
+    A: float = 0.55  # as for `dismec.data.labels.propensities`
     B: float = 1.5
 
     def __post_init__(self) -> None:

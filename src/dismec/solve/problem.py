@@ -40,8 +40,8 @@ from dismec.cpu import kernels
 from dismec.data.matrices import check_X
 from dismec.errors import DataError
 from dismec.features.transform import Transform
+from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs, Weighting
-from dismec.solve.labels import EqualLabels
 from dismec.solve.weight_counts import BINS
 
 __all__ = ["Cancel", "LabelSolver", "Problem", "Solution", "SolverParams", "empty_array"]
@@ -51,27 +51,13 @@ PENALTIES = ("l2", "l1")
 
 @dataclass(frozen=True)
 class SolverParams:
-    """What is minimised, how exactly, and what is kept.
+    """What is minimised, how exactly, and what is kept."""
 
-    Attributes
-    ----------
-    C
-        Weight of the losses against the regulariser, > 0.
-    delta
-        Weights with |w| < delta are dropped; 0 keeps all.
-    tol
-        How exactly, > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1.
-    penalty
-        "l2" for ½‖w‖² or "l1" for ‖w‖₁, which leaves few weights.
-    weighting
-        How the costs of a label's rows follow from their number; under L1 all costs are 1.
-    """
-
-    C: float = 1.0
-    delta: float = 0.01
-    tol: float = 0.01
-    penalty: str = "l2"
-    weighting: Weighting = field(default_factory=Weighting)
+    C: float = 1.0  # weight of the losses against the regulariser, > 0
+    delta: float = 0.01  # weights with |w| < delta are dropped; 0 keeps all
+    tol: float = 0.01  # > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1
+    penalty: str = "l2"  # ½‖w‖², or "l1" for ‖w‖₁, which leaves few weights
+    weighting: Weighting = field(default_factory=Weighting)  # under L1 all costs are 1
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
@@ -88,41 +74,20 @@ class SolverParams:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What came out for some labels, one entry per label in each array.
-
-    Attributes
-    ----------
-    labels
-        Which labels.
-    weights
-        CSR float32 (len(labels), n_features + 1), bias last, pruned.
-    objective
-        f(w) before pruning.
-    gradient
-        Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows:
-        at most 1 is solved.
-    passes, steps
-        Passes over all rows; steps on the working set.
-    set_size
-        Rows in the working set at the end.
-    place
-        On a path of several C, the number of that which this is the solution at.
-    seconds
-        Time spent, with a share of what was done for several labels at once.
-    weight_counts
-        (len(labels), `weight_counts.BINS`): weights other than 0 before pruning, by size.
-    """
+    """What came out for some labels, one entry per label in each array."""
 
     labels: npt.NDArray[np.int64]
-    weights: sp.csr_array
-    objective: npt.NDArray[np.float64]
+    weights: sp.csr_array  # float32 (len(labels), n_features + 1), bias last, pruned
+    objective: npt.NDArray[np.float64]  # f(w) before pruning
+    # Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows: at
+    # most 1 is solved.
     gradient: npt.NDArray[np.float64]
-    passes: npt.NDArray[np.int32]
-    steps: npt.NDArray[np.int32]
-    set_size: npt.NDArray[np.int64]
-    place: npt.NDArray[np.int32]
-    seconds: npt.NDArray[np.float64]
-    weight_counts: npt.NDArray[np.int32]
+    passes: npt.NDArray[np.int32]  # over all rows
+    steps: npt.NDArray[np.int32]  # on the working set
+    set_size: npt.NDArray[np.int64]  # rows in the working set at the end
+    place: npt.NDArray[np.int32]  # which C of a path of several this is the solution at
+    seconds: npt.NDArray[np.float64]  # with a share of what was done for several labels at once
+    weight_counts: npt.NDArray[np.int32]  # (len(labels), BINS): before pruning, other than 0
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
         """The part of some labels, in the order of `which`."""
@@ -158,14 +123,8 @@ class Cancel:
 class Problem:
     """Rows and labels to solve, checked once; `solve` may then be called from any thread.
 
-    Parameters
-    ----------
-    X
-        (n_rows, n_features) sparse or dense. Used in place if it is CSR float32.
-    Y
-        (n_rows, n_labels) indicator, any scipy sparse format.
-    transform
-        What is done to a row. It is applied inside the loops: no second copy of X is made.
+    X (n_rows, n_features), sparse or dense, is used in place if it is CSR float32: the transform is
+    applied inside the loops, so that no second copy is made. Y is a sparse indicator.
     """
 
     def __init__(self, X: Any, Y: Any, transform: Transform) -> None:

@@ -13,12 +13,13 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.cpu import available_cpus
-from dismec.solve.block import Block
+from dismec.solve.block import Block, BlockStats, sum_counts
+from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs
-from dismec.solve.open_block import OpenBlock
-from dismec.solve.problem import Cancel, LabelSolver, Problem, Solution, SolverParams
+from dismec.solve.problem import Cancel, LabelSolver, Problem, Solution, SolverParams, empty_array
 
 __all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
 
@@ -40,20 +41,10 @@ def solve_blocks(
 ) -> Generator[T, None, None]:
     """Solve blocks of labels and yield what `keep` makes of each, as they are finished.
 
-    An exception, or closing the generator, stops the threads within milliseconds; what has been
-    kept by then stays.
-
-    Parameters
-    ----------
-    blocks
-        The labels of each block by its number.
-    keep
-        Called with each finished block, on one of the threads: writes it, say, and returns a
-        receipt.
-    threads
-        All available CPUs by default.
-    progress
-        Called with a number of labels just solved, on the calling thread.
+    `blocks` are the labels of each block by its number. `keep` is called on one of the threads: it
+    writes the block, say, and returns a receipt. `progress` is called on the calling thread, with a
+    number of labels just solved. An exception, or closing the generator, stops the threads within
+    milliseconds; what has been kept by then stays.
     """
     with BlockSolver(problem, params, keep, threads) as solver:
         for number, labels in blocks.items():
@@ -140,7 +131,7 @@ class BlockSolver(Generic[T]):
         self._problem = problem
         self._keep = keep
         self._cancel = Cancel()
-        self._open: dict[int, OpenBlock] = {}
+        self._open: dict[int, _OpenBlock] = {}
         self._owner = np.full(problem.n_labels, -1, dtype=np.int64)
         self._queue = _LabelQueue()
         self._results: SimpleQueue[Any] = SimpleQueue()
@@ -161,7 +152,7 @@ class BlockSolver(Generic[T]):
 
     def add(self, number: int, labels: npt.NDArray[np.int64]) -> None:
         """Begin a block, none of whose labels is in another that is not done; from any thread."""
-        block = OpenBlock(number, self._problem.equal_labels.among(labels))
+        block = _OpenBlock(number, self._problem.equal_labels.among(labels))
         self._open[number] = block
         distinct = block.equal.distinct
         self._owner[distinct] = number
@@ -200,6 +191,60 @@ class BlockSolver(Generic[T]):
                 del self._open[number]
                 self._pool.submit(_keep_block, self._keep, block.close(), self._results)
         return n_labels
+
+
+class _OpenBlock:
+    """A block whose labels come in bit by bit; only its distinct ones do."""
+
+    def __init__(self, number: int, equal: EqualLabels) -> None:
+        self.number = number
+        self.equal = equal
+        self._missing = len(equal.distinct)
+        self._solutions: list[Solution] = []
+        self._seconds = 0.0
+
+    def add(self, solution: Solution, seconds: float) -> int:
+        """Take some labels in; returns how many they stand for."""
+        self._solutions.append(solution)
+        self._missing -= len(solution.labels)
+        self._seconds += seconds
+        return int(self.equal.copies(solution.labels)[1][-1])
+
+    @property
+    def complete(self) -> bool:
+        return self._missing == 0
+
+    def close(self) -> Block:
+        """The block with all its labels, in order."""
+        solutions = self._solutions
+        stats = BlockStats(
+            solved=sum(int(np.count_nonzero(s.passes)) for s in solutions),
+            unsolved=sum(int(np.count_nonzero(~(s.gradient <= 1))) for s in solutions),
+            passes=sum(int(s.passes.sum(dtype=np.int64)) for s in solutions),
+            steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
+            set_rows=sum(int(s.set_size.sum()) for s in solutions),
+            seconds=round(self._seconds, 3),
+            weight_counts=sum_counts([s.weight_counts for s in solutions]),
+        )
+        labels = self.equal.labels
+        targets = [self.equal.copies(solution.labels) for solution in solutions]
+        lengths = np.zeros(len(labels), dtype=np.int64)
+        for solution, (places, bounds) in zip(solutions, targets, strict=True):
+            lengths[places] = np.repeat(np.diff(solution.weights.indptr), np.diff(bounds))
+        indptr = np.concatenate([[0], np.cumsum(lengths)])
+        indices = empty_array(indptr[-1], np.int32)
+        data = empty_array(indptr[-1], np.float32)
+        starts = indptr.tolist()
+        while solutions:  # what has been copied need not stay
+            source, (places, bounds) = solutions.pop().weights, targets.pop()
+            ends = source.indptr.tolist()
+            of_copy = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+            for row, place in zip(of_copy.tolist(), places.tolist(), strict=True):
+                span, target = slice(ends[row], ends[row + 1]), slice(*starts[place : place + 2])
+                indices[target] = source.indices[span]
+                data[target] = source.data[span]
+        weights = sp.csr_array((data, indices, indptr), shape=(len(labels), source.shape[1]))
+        return Block(self.number, labels, weights, stats)
 
 
 class _LabelQueue:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from dismec.data.binary import XmcWriter
 from dismec.data.corpus import TextBatch, TextFormat, read_texts
 from dismec.data.dataset import Dataset, fingerprint, load_data
-from dismec.data.xmc_writer import XmcWriter
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory

@@ -28,12 +28,12 @@ from dismec.data.corpus import TextFormat
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary
-from dismec.measure.evaluation import Truth
+from dismec.measure.metrics import Truth
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.scoring import empty_topk
 from dismec.model.shards import pack
-from dismec.solve.labels import EqualLabels
+from dismec.solve.blocks import EqualLabels
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
 from dismec.training.job import Job
