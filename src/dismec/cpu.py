@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["available_cpus", "kernels", "physical_memory", "thread_count"]
 
 
-def _load(wanted: str | None) -> object:
+def _module(wanted: str | None) -> object:
     """Import the best module that the CPU runs, or the one that ``DISMEC_ISA`` names."""
     available = _native_base.cpu_isas()
     if wanted and wanted not in available:
@@ -27,7 +27,7 @@ def _load(wanted: str | None) -> object:
 
 
 if not TYPE_CHECKING:
-    kernels = _load(os.environ.get("DISMEC_ISA"))
+    kernels = _module(os.environ.get("DISMEC_ISA"))
 
 
 def thread_count(threads: int | None) -> int:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeAlias
 
-from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, StrPath, UnreadableError, detect
+from dismec.data.files import StrPath
+from dismec.data.formats import BOM, FASTTEXT_LABEL, DataFile, UnreadableError, detect
 from dismec.errors import DataError
 
 __all__ = ["TextBatch", "TextFormat", "read_texts"]

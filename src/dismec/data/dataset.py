@@ -19,8 +19,8 @@ import scipy.sparse
 from scipy.sparse import csr_array
 
 from dismec.data.binary import read_xmc, write_xmc
-from dismec.data.files import whole_file
-from dismec.data.formats import StrPath, detect
+from dismec.data.files import StrPath, whole_file
+from dismec.data.formats import detect
 from dismec.data.matrices import (
     Rows,
     canonical,

@@ -8,13 +8,15 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
-__all__ = ["whole_file"]
+__all__ = ["StrPath", "whole_file"]
+
+StrPath: TypeAlias = str | os.PathLike[str]
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def whole_file(path: StrPath) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when it is complete.
 
     It is written under a temporary name in the same directory, flushed to the disk and renamed. If

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from dismec.data.files import StrPath
 from dismec.errors import DataError
 
-__all__ = ["BOM", "FASTTEXT_LABEL", "DataFile", "Kind", "StrPath", "UnreadableError", "detect"]
+__all__ = ["BOM", "FASTTEXT_LABEL", "DataFile", "Kind", "UnreadableError", "detect"]
 
-StrPath: TypeAlias = str | os.PathLike[str]
 Kind: TypeAlias = Literal["JSON", "CSV", "TSV", "fastText", "XMC text", "npz", "xmc"]
 
 BOM = b"\xef\xbb\xbf"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import numpy as np
 
 from dismec.data.container import ContainerError
+from dismec.data.files import StrPath
 from dismec.errors import DataError
 
 __all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
-
-StrPath: TypeAlias = str | os.PathLike[str]
 
 
 def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

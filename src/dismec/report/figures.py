@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from dismec.data.files import StrPath
 from dismec.errors import DataError, DismecError
 from dismec.report.facts import frequency_range
 from dismec.solve.weight_counts import BINS, SIDE
-from dismec.training.request import StrPath
 
 __all__ = [
     "check_plot",

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import thread_count
+from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError, ModelError
 from dismec.model import weight_files
@@ -35,7 +36,7 @@ from dismec.model.shards import Shard, gather, pack
 from dismec.solve.block import BlockStats
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
-from dismec.training.request import Progress, Request, StrPath
+from dismec.training.request import Progress, Request
 from dismec.training.resume import earlier_edit
 from dismec.training.running import run_into, workplace
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dismec.cpu import thread_count
+from dismec.data.files import StrPath
 from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -24,7 +25,7 @@ from dismec.model.opening import open_model
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
-from dismec.training.request import Progress, Request, StrPath
+from dismec.training.request import Progress, Request
 from dismec.training.running import Workplace, run_in_memory, run_into, workplace
 from dismec.training.trial import Trial
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dismec.data.files import StrPath
+
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.training.params import TrainingParams
 
-__all__ = ["Progress", "Request", "StrPath", "part_of"]
+__all__ = ["Progress", "Request", "part_of"]
 
-StrPath: TypeAlias = str | os.PathLike[str]
 Progress: TypeAlias = Callable[[int, int], None]
 
 

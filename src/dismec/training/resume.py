@@ -126,7 +126,7 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     found = ["other data"] if earlier.data != now.data else []
     before, after = _asked(earlier), _asked(now)
     found += [
-        f"{key} {_shown(key, before.get(key))} instead of {_shown(key, after.get(key))}"
+        f"{key} {_as_read(key, before.get(key))} instead of {_as_read(key, after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
@@ -146,7 +146,7 @@ def _asked(manifest: Manifest) -> dict[str, Any]:
     return params
 
 
-def _shown(key: str, value: Any) -> Any:
+def _as_read(key: str, value: Any) -> Any:
     """A value of `_asked` as a person reads it."""
     told = sentence(f"{key}_auto" if key in _CHOSEN else key, value)
     return f"auto {told}" if key in _CHOSEN and isinstance(value, dict) else told

@@ -14,6 +14,7 @@ import numpy as np
 
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
+from dismec.data.files import StrPath
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file
 from dismec.model.manifest import BlockReceipt, Manifest
@@ -25,7 +26,7 @@ from dismec.solve.blocks import effort
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
 from dismec.training.job import Blocks, Job, Mask
-from dismec.training.request import Progress, Request, StrPath
+from dismec.training.request import Progress, Request
 
 if TYPE_CHECKING:
     from dismec.cluster.connection import Cluster

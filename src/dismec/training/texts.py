@@ -16,13 +16,14 @@ import scipy.sparse as sp
 from dismec.data.binary import XmcWriter
 from dismec.data.corpus import TextBatch, TextFormat, read_texts
 from dismec.data.dataset import Dataset, fingerprint, load_data
+from dismec.data.files import StrPath
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
-from dismec.training.request import Progress, Request, StrPath
+from dismec.training.request import Progress, Request
 
 __all__ = [
     "TextRequest",

@@ -25,6 +25,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.corpus import TextFormat
+from dismec.data.files import StrPath
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary
@@ -39,7 +40,7 @@ from dismec.solve.threads import solve_path
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import Settle, carry_out
-from dismec.training.request import Progress, Request, StrPath, part_of
+from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
 from dismec.training.running import Workplace
 from dismec.training.texts import News, TextRequest, Texts
@@ -326,7 +327,7 @@ class _Trials:
             found = model.evaluate(
                 self.split.X_judge, self.split.Y_judge, self.depths, threads=self.place.threads
             )
-            table.append({"C": C, **_shown(found), "weights": model.nnz, "seconds": seconds})
+            table.append({"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds})
         return table
 
 
@@ -381,9 +382,9 @@ class _TrialAt:
 
 def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
     """As `Model.evaluate` has them."""
-    return _shown(Truth.align(truth, counts, n_rows).metrics(top, depths))
+    return _columns(Truth.align(truth, counts, n_rows).metrics(top, depths))
 
 
-def _shown(found: Row) -> Row:
+def _columns(found: Row) -> Row:
     """What a row of the table has of it, in as many digits as a person may want to see."""
     return {k: round(value, 4) for k, value in found.items() if k.partition("@")[0] in _KINDS}
