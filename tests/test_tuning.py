@@ -132,7 +132,7 @@ def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
 
 
 def test_scoring_in_pieces_changes_nothing(data, tuned, tmp_path):
-    with mock.patch("dismec.training.tuning._PENDING", 500):
+    with mock.patch("dismec.training.grid._PENDING", 500):
         again = tune(*data, tmp_path / "model", GRID, metric="nDCG@3")
     for row, before in zip(again.table, tuned[0].table, strict=True):
         assert row | {"seconds": 0} == before | {"seconds": 0}
@@ -172,7 +172,7 @@ def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
-    with mock.patch("dismec.training.tuning.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.grid.solve_path", side_effect=AssertionError):
         result = tune(*data, path, GRID, metric="nDCG@3")
     assert (result.C, weight_files(path)) == (tuned[0].C, weight_files(tuned[1]))
 
@@ -192,7 +192,7 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     path = tmp_path / "model"
     train(*data, path, TrainingParams(C=tuned[0].C))
     before = weight_files(path)
-    with mock.patch("dismec.training.tuning.solve_path", side_effect=AssertionError):
+    with mock.patch("dismec.training.grid.solve_path", side_effect=AssertionError):
         with pytest.raises(ModelError, match="another training"):
             tune(*data, path, GRID)
         with pytest.raises(ModelError, match="finished model of this training"):

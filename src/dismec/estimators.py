@@ -185,7 +185,9 @@ class DiSMECClassifier(Estimator):
         if validation is not None and not self.multilabel_:
             validation = validation[0], self._among_classes(validation[1])
         self.model_ = fit(
-            *(X, Y, self._params()),
+            X,
+            Y,
+            self._params(),
             names=names,
             validation=validation,
             threads=self._threads(),

@@ -1,4 +1,8 @@
-"""The command line: thin commands over the library. The one importer of click."""
+"""The command line: thin commands over the library; the one room that imports click.
+
+In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `model`,
+`cluster`, `training`, `report`, `serve`.
+"""
 
 from __future__ import annotations
 

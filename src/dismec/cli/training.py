@@ -168,7 +168,10 @@ def _edit(
         cluster_news(cluster, quiet),
     ):
         changed = run(
-            *(model, dataset.X, dataset.Y, dataset.names),
+            model,
+            dataset.X,
+            dataset.Y,
+            dataset.names,
             threads=threads,
             progress=progress,
             cluster=cluster,

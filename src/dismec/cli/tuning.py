@@ -49,7 +49,9 @@ _plot_option = click.option(
 @_plot_option
 @json_option
 @training_options(
-    *("C", "block_size"), validation="Data to choose on [default: a tenth of the rows of DATA]."
+    "C",
+    "block_size",
+    validation="Data to choose on [default: a tenth of the rows of DATA].",
 )
 def tune(
     data: Path,

@@ -319,10 +319,8 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             numbers = tuple(sorted(batch.todo & member.held))
             if numbers:
                 call = member.call or self._cluster.submit
-                task = call(
-                    *(member.address, prediction_worker.score, self._token, numbers),
-                    *(batch.rows, batch.places),
-                )
+                work = self._token, numbers, batch.rows, batch.places
+                task = call(member.address, prediction_worker.score, *work)
                 batch.todo.difference_update(numbers)
                 batch.scoring += 1
                 member.tasks[task] = batch, numbers

@@ -191,7 +191,9 @@ class _ClusterRun:
             _log.warning(
                 "worker %s runs %s kernels, others %s: weights are as exact, but their last bits "
                 "are not those of a model trained on one kind of CPU",
-                *(member.address, member.info.isa, ", ".join(sorted(kinds))),
+                member.address,
+                member.info.isa,
+                ", ".join(sorted(kinds)),
             )
 
     def _send_data(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
@@ -199,11 +201,8 @@ class _ClusterRun:
         host = member.info.host
         self._sending.add(host)
         try:
-            return (
-                yield from self._sender.send(
-                    *(member.address, Path(self._data.path)), training_worker.adopt_data, self._data
-                )
-            )
+            adopt, path = training_worker.adopt_data, Path(self._data.path)
+            return (yield from self._sender.send(member.address, path, adopt, self._data))
         finally:
             self._sending.discard(host)
 
@@ -264,10 +263,8 @@ class _ClusterRun:
                 continue
             del self._queue[place]
             self._queued -= self._cost[number]
-            task = self._cluster.submit(
-                *(member.address, training_worker.solve),
-                *(str(self._folder), number, self._blocks[number]),
-            )
+            work = str(self._folder), number, self._blocks[number]
+            task = self._cluster.submit(member.address, training_worker.solve, *work)
             member.tasks[task] = number
             return True
         return False

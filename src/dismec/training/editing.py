@@ -89,9 +89,8 @@ def add_labels(
         if not len(columns):
             raise DataError("the model has all labels of these rows already")
         where = client if cluster is None else cluster
-        request = Request(
-            *(X, Y, edit.params), source=source, threads=threads, progress=progress, cluster=where
-        )
+        how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
+        request = Request(X, Y, edit.params, **how)
         edit.train("added", request, columns, labels[columns])
     return open_model(path, check=False)
 
@@ -129,9 +128,8 @@ def update_labels(
             )
         columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
         where = client if cluster is None else cluster
-        request = Request(
-            *(X, Y, edit.params), source=source, threads=threads, progress=progress, cluster=where
-        )
+        how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
+        request = Request(X, Y, edit.params, **how)
         edit.train("updated", request, columns, found[columns])
     return open_model(path, check=False)
 

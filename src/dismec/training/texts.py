@@ -109,7 +109,10 @@ class TextRequest:
         if validation:
             judge = vectorised(validation, vocabulary, numbers, threads=self.threads)
         request = Request(
-            *(None, None, self.params or TrainingParams(tfidf=True), directory),
+            X=None,  # filled in below
+            Y=None,
+            params=self.params or TrainingParams(tfidf=True),
+            path=directory,
             names=names,
             validation=judge and (judge.X, judge.Y),
             vocabulary=vocabulary,
@@ -178,7 +181,16 @@ def train_text(
         ``file:line: reason`` for what cannot be read; otherwise as `dismec.train`.
     """
     request = TextRequest(
-        *(source, params, path, text, fmt, validation, threads, overwrite, progress, news),
+        source,
+        params,
+        path,
+        text=text,
+        fmt=fmt,
+        validation=validation,
+        threads=threads,
+        overwrite=overwrite,
+        progress=progress,
+        news=news,
         cluster=client if cluster is None else cluster,
     )
     with request.as_rows() as rows:
