@@ -1,4 +1,4 @@
-# make demo · make test · make lint — each builds what it needs into .venv.
+# make demo · make test · make quick · make lint — each builds what it needs into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,7 @@ NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 
 SANITIZED := .venv-sanitize/bin
 
-.PHONY: demo test lint format sanitize clean FORCE
+.PHONY: demo test quick lint format sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -14,6 +14,14 @@ demo: .venv/installed
 
 test: .venv/tools
 	$(BIN)/python -m pytest -q
+
+# The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
+# examples of each property. What passes here may still fail in `make test`.
+UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning report \
+  server shards synthetic tail text_training tuning
+quick: .venv/tools
+	$(BIN)/python -m pytest -q -x -m "not slow and not cluster" --hypothesis-profile=quick \
+	  $(filter-out $(UNHURRIED:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 lint: .venv/tools
 	$(BIN)/ruff check .

@@ -10,8 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import settings
 
 from dismec import train
+
+# For `make quick`.
+settings.register_profile("quick", max_examples=15, deadline=None)
 
 
 def data_directory() -> Path | None:

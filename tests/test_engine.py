@@ -102,7 +102,7 @@ def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
             if isinstance(event, Kept):
                 blocks.append(event.get())
     assert rows_of(blocks) == expected
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]
 
 
 def test_labels_with_the_same_rows_are_solved_once():
@@ -156,7 +156,7 @@ def test_error_in_keep_ends_the_run_and_its_threads(problem):
                 problem, SolverParams(), dict(enumerate(cut(np.arange(40), 10))), fail, threads=2
             )
         )
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]
 
 
 def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
@@ -191,4 +191,4 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
         next(run)
         run.close()
     assert len(taken) <= 2  # what each thread held in its hands
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]

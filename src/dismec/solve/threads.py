@@ -78,7 +78,7 @@ def solve_path(
     queue.end()
     results: SimpleQueue[Any] = SimpleQueue()
     missing = len(labels) * len(path)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-solve")
     try:
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
@@ -135,7 +135,7 @@ class BlockSolver(Generic[T]):
         self._owner = np.full(problem.n_labels, -1, dtype=np.int64)
         self._queue = _LabelQueue()
         self._results: SimpleQueue[Any] = SimpleQueue()
-        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec")
+        self._pool = ThreadPoolExecutor(threads + 1, thread_name_prefix="dismec-solve")
         costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         for _ in range(threads):
             self._pool.submit(
