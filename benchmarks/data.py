@@ -18,13 +18,18 @@ from dismec.data.dataset import Dataset, load_data
 SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 
 
-def load(name: str, part: str = "train") -> Dataset:
-    """A set's train or test part; ends the program where it is not there."""
+def find(name: str, part: str = "train") -> Path:
+    """The file of a set's train or test part; ends the program where it is not there."""
     folder = Path(os.environ.get("DISMEC_DATA", "data")) / name
     for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
         if path.exists():
-            return load_data(path)
+            return path
     sys.exit(f"no {part}.txt or {part}.txt.gz in {folder}: set DISMEC_DATA")
+
+
+def load(name: str, part: str = "train") -> Dataset:
+    """A set's train or test part."""
+    return load_data(find(name, part))
 
 
 def label_counts(Y: Any) -> np.ndarray:
