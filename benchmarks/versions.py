@@ -3,8 +3,8 @@
     python benchmarks/versions.py OTHER_PYTHON     # the Python of an environment with the other one
 
 The two take turns, each run in a process of its own, and the best run of each counts. Only what
-both have is used: the public functions, the command line, HTTP. Exits with 1 if this version is slower
-than the other by more than `NOISE` in any of them, or if their predictions differ.
+both have is used: the public functions, the command line, HTTP. Exits with 1 if this version is
+slower than the other by more than `NOISE` in any of them, or if their predictions differ.
 """
 
 from __future__ import annotations
