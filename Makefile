@@ -20,7 +20,8 @@ test: .venv/tools
 UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning report \
   server shards synthetic tail text_training tuning
 quick: .venv/tools
-	$(BIN)/python -m pytest -q -x -m "not slow and not cluster" --hypothesis-profile=quick \
+	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
+	  -m "not slow and not unhurried and not cluster" \
 	  $(filter-out $(UNHURRIED:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 lint: .venv/tools

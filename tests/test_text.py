@@ -515,7 +515,7 @@ def test_arrays_that_no_vocabulary_has_made_are_refused(arrays):
 # Tables
 
 
-@pytest.mark.slow
+@pytest.mark.unhurried
 @same_unicode
 def test_characters_are_what_python_says_they_are():
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
