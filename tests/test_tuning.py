@@ -335,7 +335,9 @@ def test_tune_prints_and_draws_what_it_tried(file, tmp_path, tuned):
     assert shown.exit_code == 0, shown.output
     assert f"C {tuned[0].C:g}, chosen by nDCG@3" in shown.stdout
     assert "</svg>" in plot.read_text()
-    listed = json.loads(run(*common, "-o", tmp_path / "b", "--json").stdout)
+    again = tmp_path / "again.svg"
+    listed = json.loads(run(*common, "-o", tmp_path / "b", "--json", "--plot", again).stdout)
+    assert again.read_bytes() == plot.read_bytes()
     assert listed["C"] == tuned[0].C
     assert [row["P@1"] for row in listed["table"]] == [row["P@1"] for row in tuned[0].table]
     assert weight_files(tmp_path / "a") == weight_files(tuned[1])

@@ -76,7 +76,7 @@ class Order:
                 "cluster": self.cluster,
             }
             if text is not None:
-                news = None if self.quiet else spoken
+                news = None if self.quiet or path is None else spoken
                 of_text = (text, self.reading.fmt, self.validation)
                 with TextRequest(found, params, path, *of_text, news=news, **common).as_rows() as r:
                     yield r

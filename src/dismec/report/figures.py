@@ -287,10 +287,13 @@ def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
 
 
 def _save(figure: Any, path: StrPath) -> None:
+    from matplotlib import rc_context
+
+    # Nothing of the day or of chance: the same table gives the same file.
+    metadata = {"Date": None} if str(path).endswith(".svg") else None
     try:
-        # Nothing of the day or the machine: the same table gives the same file.
-        metadata = {"Date": None} if str(path).endswith(".svg") else None
-        figure.savefig(path, metadata=metadata, bbox_inches="tight")
+        with rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
+            figure.savefig(path, metadata=metadata, bbox_inches="tight")
     except ValueError as error:
         raise DataError(f"{Path(path).name}: {error}") from None
 
