@@ -293,3 +293,17 @@ def test_commands(model, problem, whole, tmp_path):
     assert (code, said.count("\n")) == (2, 1)
     assert "no label 'label 3'" in said
     assert open_model(model).weights[[3, 4]].nnz == 0
+
+
+@pytest.mark.parametrize("label", [1.0, np.float32(2), True, None, b"3", (1,), -1, 2**70, "x"])
+def test_what_is_no_label_is_refused_in_one_line(tmp_path, problem_data, label):
+    train(*problem_data, tmp_path / "model")
+    before = weight_files(tmp_path / "model")
+    with pytest.raises(DataError, match="label"):
+        remove_labels(tmp_path / "model", [label])
+    assert weight_files(tmp_path / "model") == before
+
+
+def test_numbers_of_numpy_are_labels(tmp_path, problem_data):
+    train(*problem_data, tmp_path / "model")
+    assert remove_labels(tmp_path / "model", [np.int64(3)]).label_counts[3] == 0

@@ -122,7 +122,7 @@ def test_estimators_take_their_parameters_in_the_order_that_they_always_had():
     assert (clf.bias, clf.precision, clf.calibrate, clf.n_jobs) == (0.5, "int8", True, 3)
     text = DiSMECTextClassifier(2.0, None, 0.01, True, (1, 2))
     assert (text.calibrate, text.word_ngrams) == (True, (1, 2))
-    with pytest.raises(TypeError, match="block_size"):
+    with pytest.raises(TypeError, match=r"DiSMECClassifier.__init__.*block_size"):
         DiSMECClassifier(block_size=10)
 
 

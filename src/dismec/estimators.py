@@ -49,7 +49,10 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
     )
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(args[0]).__name__}.__init__() {error}") from None
         bound.apply_defaults()
         self, *values = bound.arguments.values()
         for name, value in zip(names, values, strict=True):

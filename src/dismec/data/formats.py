@@ -165,7 +165,7 @@ class DataFile(os.PathLike[str]):
             raise DataError(f"{error.filename or self.path}: {error.strerror or error}") from error
 
     def _opened(self) -> io.BufferedReader[Any]:
-        file: io.BufferedReader[Any] = io.BufferedReader(_File(self.path), _BUFFER)
+        file: io.BufferedReader[Any] = io.BufferedReader(_File(str(self.path)), _BUFFER)
         if file.peek(2)[:2] != b"\x1f\x8b":
             return file
         return io.BufferedReader(_Gunzip(file), _BUFFER // 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import reprlib
 from abc import ABC, abstractmethod
@@ -84,16 +85,20 @@ class TopkModel(ABC):
         DataError
             If the model has no such label.
         """
-        if not isinstance(label, str):
-            if not 0 <= label < self.n_labels:
-                shown = reprlib.repr(label)
-                raise DataError(f"label {shown} is outside 0 … {self.n_labels - 1}")
-            return label
-        if label in self.label_numbers:
-            return self.label_numbers[label]
-        if not re.fullmatch(r"\d{1,20}", label) or int(label) >= self.n_labels:
-            raise DataError(f"the model has no label {reprlib.repr(label)}")
-        return int(label)
+        if isinstance(label, str):
+            number = self.label_numbers.get(label)
+            if number is None and re.fullmatch(r"\d{1,20}", label):
+                number = int(label)
+            if number is None or number >= self.n_labels:
+                raise DataError(f"the model has no label {reprlib.repr(label)}")
+            return number
+        try:
+            number = -1 if isinstance(label, bool) else operator.index(label)
+        except TypeError:
+            raise DataError(f"the model has no label {reprlib.repr(label)}") from None
+        if not 0 <= number < self.n_labels:
+            raise DataError(f"label {reprlib.repr(label)} is outside 0 … {self.n_labels - 1}")
+        return number
 
     @cached_property
     def label_numbers(self) -> dict[str, int]:
