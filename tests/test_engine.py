@@ -21,6 +21,11 @@ def problem():
     return Problem(X, Y, Transform.fit(X))
 
 
+def own_threads():
+    """Threads of this package, those too that other tests may have left behind."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("dismec")}
+
+
 def run(problem, block_size, threads, progress=None):
     blocks = dict(enumerate(cut(problem.equal_labels.groups, block_size)))
     solved = solve_blocks(
@@ -85,6 +90,7 @@ def test_blocks_of_equal_effort_hold_every_label_once():
 
 
 def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
+    before = own_threads()
     expected = rows_of(run(problem, 10, 1))
     parts = cut(problem.equal_labels.groups, 10)
     blocks = []
@@ -102,7 +108,7 @@ def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
             if isinstance(event, Kept):
                 blocks.append(event.get())
     assert rows_of(blocks) == expected
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]
+    assert own_threads() <= before
 
 
 def test_labels_with_the_same_rows_are_solved_once():
@@ -147,6 +153,8 @@ def test_statistics_add_up(problem):
 
 
 def test_error_in_keep_ends_the_run_and_its_threads(problem):
+    before = own_threads()
+
     def fail(block):
         raise OSError("disk full")
 
@@ -156,10 +164,11 @@ def test_error_in_keep_ends_the_run_and_its_threads(problem):
                 problem, SolverParams(), dict(enumerate(cut(np.arange(40), 10))), fail, threads=2
             )
         )
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]
+    assert own_threads() <= before
 
 
 def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
+    before = own_threads()
     X, Y = random_problem(labels=300)
     problem = Problem(X, Y, Transform.fit(X))
     some_solved, closed = threading.Event(), threading.Event()
@@ -191,4 +200,4 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
         next(run)
         run.close()
     assert len(taken) <= 2  # what each thread held in its hands
-    assert not [t for t in threading.enumerate() if t.name.startswith("dismec-solve")]
+    assert own_threads() <= before
