@@ -49,11 +49,13 @@ class Problem {
     }
     check_entries(positives);
     summary = solve::summarise(X);
+    tiers.emplace(X, summary);
   }
 
   solve::Transformed X;
   Csr positives;  // by label
   solve::Summary summary;
+  std::optional<solve::Tiers> tiers;
 
  private:
   // The arrays are kept alive here; X and positives look into them.
@@ -163,7 +165,7 @@ class Worker {
     const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
     const solve::SolverOptions options{C, tolerance, delta};
     return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
-                     problem_.positives, costs, options);
+                     *problem_.tiers, problem_.positives, costs, options);
   }
 
   const Problem& problem_;

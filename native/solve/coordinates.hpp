@@ -198,7 +198,7 @@ class CoordinateSolver {
   /// max_j Σ_i |x_ij| over the features that no row of the set has.
   double largest_sum_elsewhere() const {
     s_.scaled = summary_.magnitudes;
-    for (const auto j : set_.features) s_.scaled[j] = 0;
+    for (const auto j : set_.copies.features) s_.scaled[j] = 0;
     return s_.scaled.empty() ? 0 : *std::max_element(s_.scaled.begin(), s_.scaled.end());
   }
 

@@ -23,14 +23,14 @@ inline void assign(Group& group, std::span<const std::int32_t> rows, const Worki
   group.sums.assign(set.w.size(), 0.0F);
   if (rows.empty()) return;
   float* sums = group.sums.data();
-  std::vector<std::int32_t>& local_of = memory.local_of;
+  std::int32_t* local_of = memory.local_of.data();
   if (!set.compact) {
     for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
     for (std::size_t j = 0; j < X.idf.size(); ++j) sums[j] *= X.idf[j];
   } else {
     // Features that the set has not go to the place of the bias.
-    const auto last = static_cast<std::int32_t>(set.features.size());
-    for (std::int32_t f = 0; f < last; ++f) local_of[set.features[f]] = f;
+    const auto last = static_cast<std::int32_t>(set.copies.features.size());
+    for (std::int32_t f = 0; f < last; ++f) local_of[set.copies.features[f]] = f;
     for (const auto r : rows) {
       const Row x = row_of(X, r);
       for (std::int64_t k = 0; k < x.size; ++k) {
@@ -39,8 +39,8 @@ inline void assign(Group& group, std::span<const std::int32_t> rows, const Worki
       }
     }
     for (std::int32_t f = 0; f < last; ++f) {
-      local_of[set.features[f]] = -1;
-      if (!X.idf.empty()) sums[f] *= X.idf[set.features[f]];
+      local_of[set.copies.features[f]] = -1;
+      if (!X.idf.empty()) sums[f] *= X.idf[set.copies.features[f]];
     }
   }
   group.sums.back() = X.bias * static_cast<float>(group.size);

@@ -21,7 +21,7 @@ class HugeArray {
   explicit HugeArray(std::int64_t size) {
     constexpr std::size_t kPage = std::size_t{1} << 21;
     const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T);
-    const std::size_t unit = wanted >= 4 * kPage ? kPage : 64;
+    const std::size_t unit = wanted >= kPage ? kPage : 64;
     const std::size_t bytes = (wanted / unit + 1) * unit;
     data_.reset(static_cast<T*>(std::aligned_alloc(unit, bytes)));
     if (data_ == nullptr) throw std::bad_alloc();
@@ -31,8 +31,10 @@ class HugeArray {
     std::memset(data_.get(), 0, wanted);
   }
 
+  const T& operator[](std::int64_t i) const { return data_.get()[i]; }
   T& operator[](std::int64_t i) { return data_.get()[i]; }
   T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
 
  private:
   struct Free {

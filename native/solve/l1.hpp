@@ -35,6 +35,8 @@ class L1 {
     state.group.sums.assign(set.w.size(), 0.0F);
   }
 
+  bool begins_near() const { return false; }
+
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
     CoordinateSolver solver(set, state.group, X_, summary_, C, scratch_);
@@ -91,7 +93,7 @@ class L1 {
       for (auto v = rest; v != violators.end(); ++v) grouped_.push_back(v->row);
       std::sort(grouped_.begin(), grouped_.end());
     }
-    take_worst(set, X_, violators, memory);
+    take_worst(set, X_, violators, room(set), memory);
     assign(state.group, grouped_, set, X_, memory);
   }
 

@@ -23,32 +23,47 @@ class L2 {
   struct State {
     Goal goal;
     SubspaceSolver::Minimum minimum;
+    std::int64_t n_active = 0;       // rows of the set inside the margin
+    std::vector<std::int32_t> kept;  // places of the rows that are not far outside it
+    int rounds = 0;
+    std::int64_t wider = 1;  // so many times as many violators are asked for
   };
 
   L2(const Transformed& X, const Summary& summary, double tolerance)
-      : X_(X), summary_(summary), tolerance_(tolerance) {}
+      : X_(X),
+        summary_(summary),
+        tolerance_(tolerance),
+        growth_(std::clamp(std::ssize(X.x.indices) / kNonZerosPerRow, kGrowth, 4 * kGrowth)) {}
 
   void begin(State& state, const WorkingSet& set, float C, bool on_path) {
     state.goal = goal_of(set, C);
     state.goal.trial = on_path;
   }
 
+  /// Whether a pass costs so much that it is better to begin with rows that are near the positives.
+  bool begins_near() const { return growth_ > kGrowth; }
+
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
+    state.goal.reduction = begins_near() && set.size() <= kMany ? 0.001 : 0.003;
     state.minimum = SubspaceSolver(set, X_, summary_, C, scratch_).minimise(state.goal, stop);
+    ++state.rounds;
+    sift(state, set);
     return state.minimum.steps;
   }
 
-  std::int64_t wanted(const State&, const WorkingSet& set) const { return room(set); }
+  std::int64_t wanted(const State& state, const WorkingSet&) const {
+    return state.wider * std::max(growth_, state.n_active);
+  }
 
   /// Whether the gradient over all rows is small enough, or rounding leaves nothing to gain.
   Verdict judge(const State& state, const WorkingSet& set, float C, FullPass& pass,
                 int slot) const {
     const SubspaceSolver::Minimum& minimum = state.minimum;
     // With more violators than can be taken in the label is not done, and which are worst is known
-    // well enough.
+    // well enough, unless there are many.
     const bool more = pass.more(slot);
-    if (!more) pass.rescore(slot, set);
+    if (!more || state.n_active > kMany) pass.rescore(slot, set);
     const std::vector<Violator>& violators = pass.violators(slot);
     double violation = 0;
     double loss = 0;
@@ -71,18 +86,50 @@ class L2 {
     const double allowed = state.goal.gradient_allowed(verdict.objective);
     verdict.gradient = bound == 0 ? 0.0 : bound / allowed;
     // A step is impossible where rounding leaves nothing to gain.
-    const bool stuck = violators.empty() && minimum.steps == 0;
+    const bool stuck = violators.empty() && !more && minimum.steps == 0;
     verdict.done = (verdict.gradient <= 1 && minimum.reached && !more) || stuck;
     return verdict;
   }
 
-  void grow(State&, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
-    take_worst(set, X_, pass.violators(slot), memory);
+  /// Takes in the worst violators, and drops the rows that are far outside the margin if they are
+  /// many.
+  void grow(State& state, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
+    // So many rows are close to the margin that some may be inside it and were not reported.
+    if (pass.violators(slot).empty() && pass.more(slot)) state.wider *= 2;
+    if (static_cast<double>(state.kept.size()) < kNear * static_cast<double>(set.size()) &&
+        state.rounds < kDroppingRounds) {
+      keep_only(set, X_, state.kept, memory);
+    }
+    take_worst(set, X_, pass.violators(slot), wanted(state, set), memory);
   }
 
   void follow(State& state, float ratio) const { state.goal.liblinear *= ratio; }
 
  private:
+  // A set or number of rows beyond this is solved less exactly before the last rounds, and
+  // violators get exact scores before they are taken in.
+  static constexpr std::int64_t kMany = 4096;
+  // Rows this far outside the margin are dropped, if no more than this share of the set is nearer,
+  // and not after so many rounds, so that every label comes to an end.
+  static constexpr float kFar = 0.1F;
+  static constexpr double kNear = 0.7;
+  static constexpr int kDroppingRounds = 50;
+  // The larger X is, the more rows come in at a time: a pass costs more, a set does not.
+  static constexpr std::int64_t kNonZerosPerRow = std::int64_t{1} << 15;
+
+  /// Notes which rows of the set are inside the margin, and which not far outside.
+  void sift(State& state, const WorkingSet& set) const {
+    state.kept.clear();
+    state.n_active = 0;
+    const float far = -kFar * set.negative_root;
+    for (std::int64_t i = 0; i < set.size(); ++i) {
+      state.n_active += scratch_.slack[i] > 0;
+      if (i < set.n_positive || scratch_.slack[i] > far) {
+        state.kept.push_back(static_cast<std::int32_t>(i));
+      }
+    }
+  }
+
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
   /// ∇f(0) = 2C·(b·Σ_all x − (a + b)·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the
   /// positives.
@@ -111,6 +158,7 @@ class L2 {
   const Transformed& X_;
   const Summary& summary_;
   double tolerance_;
+  std::int64_t growth_;  // rows that may come in at a time, at least
   SubspaceScratch scratch_;
 };
 

@@ -152,8 +152,91 @@ inline std::uint16_t narrow(float x) {
   std::memcpy(&bits, &x, sizeof bits);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
-// What rounding may change: |narrow(x) − x| ≤ kNarrowError·|x|.
-inline constexpr float kNarrowError = 1.0F / 256;
+/// The float that a number of sixteen bits stands for.
+inline float widen(std::uint16_t x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof y);
+  return y;
+}
+/// 2·kLanes sums of products of sixteen-bit numbers, one per slot.
+///
+/// A line holds the first factors of all slots, that of `slot` at `place_in_line(slot)`.
+#if defined(__AVX512BW__)
+
+class IntegerSums {
+ public:
+  /// Adds a·x + b·y for two lines a and b. `pair` are the bits of x and then of y.
+  void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
+    const __m512i x = _mm512_set1_epi32(pair);
+    const __m512i left = _mm512_loadu_si512(a);
+    const __m512i right = _mm512_loadu_si512(b);
+    const __m512i low = _mm512_madd_epi16(_mm512_unpacklo_epi16(left, right), x);
+    const __m512i high = _mm512_madd_epi16(_mm512_unpackhi_epi16(left, right), x);
+    sums_[0] = _mm512_add_epi32(sums_[0], low);
+    sums_[1] = _mm512_add_epi32(sums_[1], high);
+  }
+  /// The sums of sixteen slots, as floats.
+  Lanes half(int which) const { return {_mm512_cvtepi32_ps(sums_[which])}; }
+
+ private:
+  __m512i sums_[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+};
+inline constexpr int place_in_line(int slot) {
+  return slot % 16 / 4 * 8 + slot / 16 * 4 + slot % 4;
+}
+
+#elif defined(__AVX2__)
+
+class IntegerSums {
+ public:
+  void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
+    const __m256i x = _mm256_set1_epi32(pair);
+    for (int q = 0; q < 2; ++q) {
+      const __m256i left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a) + q);
+      const __m256i right = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b) + q);
+      const __m256i low = _mm256_madd_epi16(_mm256_unpacklo_epi16(left, right), x);
+      const __m256i high = _mm256_madd_epi16(_mm256_unpackhi_epi16(left, right), x);
+      sums_[2 * q] = _mm256_add_epi32(sums_[2 * q], low);
+      sums_[2 * q + 1] = _mm256_add_epi32(sums_[2 * q + 1], high);
+    }
+  }
+  Lanes half(int which) const {
+    return {_mm256_cvtepi32_ps(sums_[2 * which]), _mm256_cvtepi32_ps(sums_[2 * which + 1])};
+  }
+
+ private:
+  __m256i sums_[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
+                      _mm256_setzero_si256()};
+};
+inline constexpr int place_in_line(int slot) {
+  return slot / 16 * 16 + slot % 8 / 4 * 8 + slot % 16 / 8 * 4 + slot % 4;
+}
+
+#else
+
+class IntegerSums {
+ public:
+  void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
+    std::int16_t x, y;
+    std::memcpy(&x, &pair, sizeof x);
+    std::memcpy(&y, reinterpret_cast<const char*>(&pair) + sizeof x, sizeof y);
+    for (int slot = 0; slot < 2 * kLanes; ++slot) sums_[slot] += a[slot] * x + b[slot] * y;
+  }
+  Lanes half(int which) const {
+    float floats[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      floats[lane] = static_cast<float>(sums_[which * kLanes + lane]);
+    }
+    return load(floats);
+  }
+
+ private:
+  std::int32_t sums_[2 * kLanes] = {};
+};
+inline constexpr int place_in_line(int slot) { return slot; }
+
+#endif
 
 /// The sum of all lanes.
 inline float sum(Lanes a) {

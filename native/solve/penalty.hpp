@@ -28,8 +28,8 @@ inline std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.s
 
 /// Takes the worst violators into the set, as many as it has room for.
 inline void take_worst(WorkingSet& set, const Transformed& X, std::vector<Violator>& violators,
-                       SetMemory& memory) {
-  keep_worst(violators, room(set));
+                       std::int64_t most, SetMemory& memory) {
+  keep_worst(violators, most);
   std::vector<std::int32_t> added;
   for (const Violator& v : violators) added.push_back(v.row);
   std::sort(added.begin(), added.end());
@@ -43,6 +43,8 @@ concept Penalty = requires(P penalty, typename P::State state, WorkingSet set, f
   { P::kMostSteps } -> std::convertible_to<std::int32_t>;
   // The set holds the positives; on a path of several C the goal is less strict.
   penalty.begin(state, set, C, /*on_path=*/true);
+  // Whether a label begins with negatives near its positives, so that its first pass finds less.
+  { penalty.begins_near() } -> std::same_as<bool>;
   // 1. Moves set.w to the minimum of f_W, or so far that it is time for a pass; returns the steps.
   { penalty.minimise(state, set, C, stop) } -> std::same_as<std::int32_t>;
   // 2. How many violators the pass should report at least.

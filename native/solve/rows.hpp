@@ -42,6 +42,15 @@ inline Row row_of(const Transformed& X, std::int64_t i) {
           static_cast<std::int32_t>(X.x.nnz(i)), X.scale[i]};
 }
 
+/// Says that a row will be read soon.
+inline void prefetch(const Row& x) {
+  constexpr std::int64_t kLine = 16;  // numbers
+  for (std::int64_t k = 0; k < x.size; k += kLine) {
+    __builtin_prefetch(x.value + k);
+    __builtin_prefetch(x.index + k);
+  }
+}
+
 /// a · b of two dense vectors, n a multiple of kStride, in chains that the CPU can overlap.
 inline float inner(const float* a, const float* b, std::int64_t n) {
   Lanes sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
@@ -125,6 +134,9 @@ struct Summary {
   std::vector<float> magnitudes;  // Σ_i |x_i|, no bias
   double sums_squared = 0;        // ‖Σ_i x_i‖²
   double longest = 0;             // max ‖x_i‖
+  double longest_features = 0;    // max ‖x_i‖ without the bias
+  double mean_length = 0;         // of the rows without the bias
+  bool nonnegative = true;        // all of X
 };
 
 inline Summary summarise(const Transformed& X) {
@@ -141,12 +153,15 @@ inline Summary summarise(const Transformed& X) {
       summary.sums[x.index[k]] += v;
       summary.magnitudes[x.index[k]] += static_cast<float>(std::abs(v));
       squared += v * v;
+      if (v < 0) summary.nonnegative = false;
     }
     longest_squared = std::max(longest_squared, squared);
+    summary.mean_length += std::sqrt(squared) / static_cast<double>(X.size());
   }
   const double bias = X.bias;
   summary.sums[X.n_features()] = bias * static_cast<double>(X.size());
   for (const double s : summary.sums) summary.sums_squared += s * s;
+  summary.longest_features = std::sqrt(longest_squared);
   summary.longest = std::sqrt(longest_squared + bias * bias);
   return summary;
 }

@@ -44,12 +44,6 @@ struct SolvedLabel {
   WeightCounts counts = {};
 };
 
-/// A weight, and the feature that it is for.
-struct Weight {
-  std::int32_t feature;
-  float value;
-};
-
 /// Takes the weights of at least `delta` out of a set; `order` is memory for one label after
 /// another.
 inline void collect(const WorkingSet& set, std::int64_t n_features, float delta,

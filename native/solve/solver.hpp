@@ -38,8 +38,10 @@ struct Costs {
 
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
-// Labels are begun while the working sets of a thread are expected to take less than this.
+// Labels are begun while the working sets of a thread are expected to take less than this, or than
+// this share of X: the fewer labels there are, the more a pass costs each.
 inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
+inline constexpr std::int64_t kShareOfX = 4;
 }  // namespace solver_limits
 
 /// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
@@ -48,15 +50,17 @@ template <Penalty P>
 class Solver {
  public:
   /// Row l of `positives` are the rows of X that have label l.
-  Solver(const Transformed& X, const Summary& summary, const Csr& positives, const Costs& costs,
-         const SolverOptions& options)
+  Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
+         const Costs& costs, const SolverOptions& options)
       : X_(X),
         positives_(positives),
         costs_(costs),
         options_(options),
         penalty_(X, summary, options.tolerance),
-        pass_(X, summary),
-        memory_(X.n_features()) {}
+        pass_(X, summary, tiers),
+        memory_(X.n_features()),
+        most_bytes_(
+            std::max(solver_limits::kBytes, bytes_of_nonzeros(X) / solver_limits::kShareOfX)) {}
 
   /// Solves every label at these C one after the other instead of at the one C of the options, each
   /// from the solution at the first or at the last before it, whichever C is nearer. They are above
@@ -107,9 +111,9 @@ class Solver {
     typename P::State state;
     std::int64_t bytes = 0;  // counted for the set
     SolvedLabel out;
-    // On a path of several C the weights at the first, for the features that the set then had.
-    std::vector<float> first = {};
-    bool first_compact = true;
+    // On a path of several C the weights at the first.
+    std::vector<Weight> first = {};
+    float first_bias = 0;
   };
 
   template <typename Work>
@@ -125,7 +129,7 @@ class Solver {
     for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
       if (tasks_[slot].label >= 0) continue;
       const auto positives = positives_.columns(labels[next]);
-      if (running_ > 0 && bytes_ + expected_bytes(positives) > solver_limits::kBytes) break;
+      if (running_ > 0 && bytes_ + expected_bytes(positives) > most_bytes_) break;
       if (positives.empty()) {
         solved.push_back(SolvedLabel{.label = labels[next]});
         --slot;  // it is still free
@@ -146,6 +150,10 @@ class Solver {
     begin(task.set, X_, positives, costs_.of(label), memory_);
     penalty_.begin(task.state, task.set, task.C, !path_.empty());
     pass_.join(slot, positives);
+    if (!penalty_.begins_near()) return;
+    // Rows near the positives are nearly those that a first pass would find.
+    task.out.steps += penalty_.minimise(task.state, task.set, task.C, [] { return false; });
+    if (pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set))) grow(slot, task);
   }
 
   template <typename Stop>
@@ -165,10 +173,10 @@ class Solver {
   }
 
   void grow(int slot, Task& task) {
-    const std::int64_t before = task.set.size();
+    pass_.leave(slot, task.set.rows);
     penalty_.grow(task.state, task.set, pass_, slot, memory_);
-    count_bytes(task, std::max(task.bytes, task.set.bytes));
-    pass_.join(slot, std::span<const std::int32_t>(task.set.rows).subspan(before));
+    pass_.join(slot, task.set.rows);
+    count_bytes(task, task.set.bytes());
   }
 
   /// Goes on with the label at the C of that place on the path, if there is one.
@@ -177,13 +185,11 @@ class Solver {
     grow(slot, task);
     const auto distance = [&](float C) { return std::abs(std::log(path_[place] / C)); };
     if (place == 1) {
-      task.first = task.set.w;
-      task.first_compact = task.set.compact;
-    } else if (distance(path_[0]) < distance(task.C) && task.first_compact == task.set.compact) {
-      // New features come after those that a set has.
-      std::vector<float>& w = task.set.w;
-      std::fill(std::copy(task.first.begin(), task.first.end() - 1, w.begin()), w.end(), 0.0F);
-      w.back() = task.first.back();
+      task.first = weights_of(task.set);
+      task.first_bias = task.set.w.back();
+    } else if (distance(path_[0]) < distance(task.C)) {
+      assign_weights(task.set, task.first, memory_);
+      task.set.w.back() = task.first_bias;
     }
     penalty_.follow(task.state, path_[place] / task.C);
     task.C = path_[place];
@@ -196,7 +202,7 @@ class Solver {
     WorkingSet& set = task.set;
     pass_.close(slot, set);
     const auto plain = static_cast<double>(plain_bytes(set.n_positive));
-    if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes) / plain - usual_);
+    if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes()) / plain - usual_);
     end(set, memory_);
     task.state = {};
     task.label = -1;
@@ -221,6 +227,11 @@ class Solver {
     return (6 * n_positive + 2 * kGrowth) * nnz * copy_bytes(true);
   }
 
+  static std::int64_t bytes_of_nonzeros(const Transformed& X) {
+    return std::ssize(X.x.indices) *
+           static_cast<std::int64_t>(sizeof(float) + sizeof(std::int32_t));
+  }
+
   template <typename Work>
   static double timed(const Work& work) {
     const auto begin = std::chrono::steady_clock::now();
@@ -237,7 +248,8 @@ class Solver {
   FullPass pass_;
   SetMemory memory_;
   std::array<Task, kSlots> tasks_;
-  int running_ = 0;         // tasks
+  int running_ = 0;  // tasks
+  std::int64_t most_bytes_;
   std::int64_t bytes_ = 0;  // of all of them
   double usual_ = 1.5;      // bytes of a set, in plain_bytes
   std::vector<Weight> order_;

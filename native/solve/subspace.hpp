@@ -21,6 +21,9 @@ struct Goal {
   double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
   double gap = 0;        // f(w) − min f, as a share of f(w)
   bool trial = false;    // LIBLINEAR's rule between a gap of this and of nine times as much
+  // A set is solved until the gradient is down to this share of what it was, even if that is still
+  // above the tolerance: more rows are about to come in and change it again.
+  double reduction = 0.003;
 
   /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
   double gradient_allowed(double objective) const {
@@ -33,9 +36,6 @@ namespace subspace_limits {
 inline constexpr int kSteps = 1000;
 // The sub-problem is solved to this share of the goal; the rest is for rows outside.
 inline constexpr double kShare = 0.5;
-// A set is solved until the gradient is down to this share of what it was, even if that is still
-// above the tolerance: more rows are about to come in and change it again.
-inline constexpr double kReduction = 0.003;
 // Below this the gain drowns in the rounding of single precision.
 inline constexpr double kStalled = 1e-9;
 }  // namespace subspace_limits
@@ -94,7 +94,7 @@ class SubspaceSolver {
       result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_) / set_.cost.negative;
       result.objective = 0.5 * inner(set_.w, set_.w) + C_ * loss;
       result.gradient_norm = std::sqrt(inner(gradient.d, gradient.d));
-      if (result.steps == 0) far_enough = kReduction * result.gradient_norm;
+      if (result.steps == 0) far_enough = goal.reduction * result.gradient_norm;
       result.reached = result.gradient_norm <= kShare * goal.gradient_allowed(result.objective);
       if (result.reached || result.gradient_norm <= far_enough) break;
       if (result.steps > 0 && gain <= kStalled * result.objective) break;

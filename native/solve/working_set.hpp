@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "solve/huge_array.hpp"
 #include "solve/rows.hpp"
 
 namespace dismec::solve {
@@ -44,9 +45,107 @@ class ChunkPool {
 /// What one thread's sets share.
 struct SetMemory {
   ChunkPool pool;
-  std::vector<std::int32_t> local_of;  // global feature → local one; all −1 between uses
+  HugeArray<std::int32_t> local_of;  // global feature → local one; all −1 between uses
 
-  explicit SetMemory(std::int64_t n_features) : local_of(n_features, -1) {}
+  explicit SetMemory(std::int64_t n_features) : local_of(n_features) {
+    std::fill_n(local_of.data(), n_features, -1);
+  }
+};
+
+/// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
+inline std::int64_t copy_bytes(bool narrow) {
+  return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
+}
+
+/// Rows copied one after the other, with their features renumbered by first use.
+struct Copies {
+  std::vector<Row> rows;               // they look into chunks
+  std::vector<std::int32_t> features;  // new number → old one
+  std::int64_t bytes = 0;              // of all rows
+
+  /// Copies `n` rows of `nnz` non-zeros together and at most `longest` each. Old numbers are below
+  /// `n_features`, and rows are multiplied by `factor`, one number per feature, unless it is empty.
+  template <typename RowAt>
+  void append(std::int64_t n, std::int64_t nnz, std::int64_t n_features,
+              std::span<const float> factor, SetMemory& memory, const RowAt& row_at) {
+    auto n_local = static_cast<std::int32_t>(features.size());
+    const std::int64_t most = std::min(n_local + nnz, n_features);
+    const bool narrow = most <= kNarrow;
+    const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
+    bytes += nnz * copy_bytes(narrow);
+    features.resize(most);
+    std::int32_t* local = memory.local_of.data();
+    for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Row x = row_at(i);
+      if (chunks_.empty() || x.size > left_ || narrow != narrow_) {
+        chunks_.push_back(memory.pool.take());
+        left_ = chunk;
+        narrow_ = narrow;
+      }
+      // All values first, then all places: whoever walks the rows reads both as streams.
+      auto* values = reinterpret_cast<float*>(chunks_.back());
+      void* places = values + chunk;
+      const std::int64_t used = chunk - left_;
+      left_ -= x.size;
+      Row copy{values + used, nullptr, nullptr, x.size, 1.0F};
+      const auto copy_to = [&](auto* index) {
+        x.narrow ? copy_row(x, x.narrow, factor, values + used, index, local, n_local)
+                 : copy_row(x, x.index, factor, values + used, index, local, n_local);
+      };
+      if (narrow) {
+        auto* index = static_cast<std::uint16_t*>(places) + used;
+        copy_to(index);
+        copy.narrow = index;
+      } else {
+        auto* index = static_cast<std::int32_t*>(places) + used;
+        copy_to(index);
+        copy.index = index;
+      }
+      rows.push_back(copy);
+    }
+    for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = -1;
+    features.resize(n_local);
+  }
+
+  /// A row that is longer cannot be copied.
+  static constexpr std::int64_t kLongest =
+      ChunkPool::kChunk / (sizeof(float) + sizeof(std::int32_t));
+
+  void clear(SetMemory& memory) {
+    memory.pool.give_back(chunks_);
+    rows.clear();
+    features.clear();
+    left_ = 0;
+    bytes = 0;
+  }
+
+ private:
+  static constexpr std::int64_t kNarrow =
+      std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
+
+  /// Copies a row to `value` and `index`; `local` maps old numbers to new ones.
+  template <typename From, typename To>
+  void copy_row(const Row& x, const From* old, std::span<const float> factor, float* value,
+                To* index, std::int32_t* local, std::int32_t& n_local) {
+    for (std::int64_t k = 0; k < x.size; ++k) {
+      const auto j = old[k];
+      auto place = local[j];
+      if (place < 0) {
+        features[n_local] = j;
+        place = local[j] = n_local++;
+      }
+      index[k] = static_cast<To>(place);
+      value[k] = x.value[k] * x.scale;
+    }
+    if (!factor.empty()) {
+      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= factor[old[k]];
+    }
+  }
+
+  std::vector<std::byte*> chunks_;
+  std::int64_t left_ = 0;  // non-zeros that still fit into the last chunk
+  bool narrow_ = true;     // places are of sixteen bits there
 };
 
 /// What the losses of a label's positive and negative rows are multiplied by.
@@ -69,16 +168,12 @@ struct WorkingSet {
   float positive_root = 1;  // √cost
   float negative_root = 1;
   std::vector<float> w;
-
   bool compact = true;
-  std::vector<std::int32_t> features;  // compact: local → global
-  std::vector<Row> copies;             // compact: they look into chunks
-  std::vector<std::byte*> chunks;
-  std::int64_t left = 0;   // non-zeros that still fit into the last chunk
-  bool narrow = true;      // places are of sixteen bits there
-  std::int64_t bytes = 0;  // of all copies
+  Copies copies;  // if it is compact
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
+  std::int64_t bytes() const { return copies.bytes; }
+  std::int64_t n_features() const { return std::ssize(w) - 1; }
   /// √cost of a row: times this, its slack counts with cost 1.
   float root(std::int64_t i) const { return i < n_positive ? positive_root : negative_root; }
   /// s_i·√cost.
@@ -86,11 +181,11 @@ struct WorkingSet {
     return i < n_positive ? positive_root : -negative_root;
   }
   Row row(const Transformed& X, std::int64_t i) const {
-    return compact ? copies[i] : row_of(X, rows[i]);
+    return compact ? copies.rows[i] : row_of(X, rows[i]);
   }
   /// The feature that entry f of a vector is about; not for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
-    return compact ? features[f] : static_cast<std::int64_t>(f);
+    return compact ? copies.features[f] : static_cast<std::int64_t>(f);
   }
   /// What a row's features are still to be multiplied by; empty for ones.
   std::span<const float> factor(const Transformed& X) const {
@@ -100,8 +195,8 @@ struct WorkingSet {
 
 /// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
 /// memory.
-template <typename Take>
-double each_score(const WorkingSet& set, const Transformed& X, const std::vector<float>& d,
+template <typename Set, typename Take>
+double each_score(const Set& set, const Transformed& X, const std::vector<float>& d,
                   std::vector<float>& scaled, const Take& take) {
   const std::span<const float> factor = set.factor(X);
   const float* along = d.data();
@@ -122,41 +217,14 @@ double each_score(const WorkingSet& set, const Transformed& X, const std::vector
 
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
-/// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
-inline std::int64_t copy_bytes(bool narrow) {
-  return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
-}
-
 /// Turns a compact set into one that reads X in place.
 inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   std::vector<float> w(X.n_features() + 1, 0.0F);
-  for (std::size_t f = 0; f < set.features.size(); ++f) w[set.features[f]] = set.w[f];
+  for (std::int64_t f = 0; f < set.n_features(); ++f) w[set.feature(f)] = set.w[f];
   w.back() = set.w.back();
   set.w = std::move(w);
-  set.features = {};
-  set.copies = {};
-  memory.pool.give_back(set.chunks);
-  set.bytes = 0;
+  set.copies.clear(memory);
   set.compact = false;
-}
-
-/// Copies a row to `value` and `index`; `local` maps global features to local ones.
-template <typename Index>
-void copy_row(const Transformed& X, const Row& x, float* value, Index* index, std::int32_t* local,
-              std::int32_t* features, std::int32_t& n_local) {
-  for (std::int64_t k = 0; k < x.size; ++k) {
-    const auto j = x.index[k];
-    auto place = local[j];
-    if (place < 0) {
-      features[n_local] = j;
-      place = local[j] = n_local++;
-    }
-    index[k] = static_cast<Index>(place);
-    value[k] = x.value[k] * x.scale;
-  }
-  if (!X.idf.empty()) {
-    for (std::int64_t k = 0; k < x.size; ++k) value[k] *= X.idf[x.index[k]];
-  }
 }
 
 /// Adds rows.
@@ -171,55 +239,73 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
     nnz += X.x.nnz(r);
     longest = std::max(longest, X.x.nnz(r));
   }
-  auto n_local = static_cast<std::int32_t>(set.features.size());
-  const std::int64_t most = std::min(n_local + nnz, X.n_features());
-  const bool narrow = most <= std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
-  const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
-  set.bytes += nnz * copy_bytes(narrow);
-  if (set.bytes > kCompactBytes || longest > chunk) {
+  if (set.bytes() + nnz * copy_bytes(true) > kCompactBytes || longest > Copies::kLongest) {
     spread(set, X, memory);
     return;
   }
-  set.features.resize(most);
-  std::int32_t* features = set.features.data();
-  std::int32_t* local = memory.local_of.data();
-  for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
-  for (const auto r : added) {
-    const Row x = row_of(X, r);
-    if (set.chunks.empty() || x.size > set.left || narrow != set.narrow) {
-      set.chunks.push_back(memory.pool.take());
-      set.left = chunk;
-      set.narrow = narrow;
-    }
-    // All values first, then all places: whoever walks the rows reads both as streams.
-    auto* values = reinterpret_cast<float*>(set.chunks.back());
-    void* places = values + chunk;
-    const std::int64_t used = chunk - set.left;
-    set.left -= x.size;
-    Row copy{values + used, nullptr, nullptr, x.size, 1.0F};
-    if (narrow) {
-      auto* index = static_cast<std::uint16_t*>(places) + used;
-      copy_row(X, x, values + used, index, local, features, n_local);
-      copy.narrow = index;
-    } else {
-      auto* index = static_cast<std::int32_t*>(places) + used;
-      copy_row(X, x, values + used, index, local, features, n_local);
-      copy.index = index;
-    }
-    set.copies.push_back(copy);
-  }
-  for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = -1;
-  set.features.resize(n_local);
+  constexpr std::int64_t kAhead = 8;
+  set.copies.append(std::ssize(added), nnz, X.n_features(), X.idf, memory, [&](std::int64_t i) {
+    if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
+    return row_of(X, added[i]);
+  });
   const float bias = set.w.back();
   set.w.back() = 0;
-  set.w.resize(n_local + 1, 0.0F);
+  set.w.resize(set.copies.features.size() + 1, 0.0F);
   set.w.back() = bias;
+}
+
+/// A weight, and the feature that it is for.
+struct Weight {
+  std::int32_t feature;
+  float value;
+};
+
+/// The weights other than 0, without that of the bias.
+inline std::vector<Weight> weights_of(const WorkingSet& set) {
+  std::vector<Weight> weights;
+  for (std::int64_t f = 0; f < set.n_features(); ++f) {
+    if (set.w[f] == 0) continue;
+    weights.push_back({static_cast<std::int32_t>(set.feature(f)), set.w[f]});
+  }
+  return weights;
+}
+
+/// Gives a set these weights, as far as it has the features; the bias keeps its own.
+inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, SetMemory& memory) {
+  std::fill(set.w.begin(), set.w.end() - 1, 0.0F);
+  if (!set.compact) {
+    for (const auto& [feature, value] : weights) set.w[feature] = value;
+    return;
+  }
+  std::int32_t* local = memory.local_of.data();
+  const auto n = static_cast<std::int32_t>(set.n_features());
+  for (std::int32_t f = 0; f < n; ++f) local[set.feature(f)] = f;
+  for (const auto& [feature, value] : weights) {
+    if (local[feature] >= 0) set.w[local[feature]] = value;
+  }
+  for (std::int32_t f = 0; f < n; ++f) local[set.feature(f)] = -1;
+}
+
+/// Drops all rows but these, given by their places in the set, ascending. Features that no row has
+/// any more lose their weights.
+inline void keep_only(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> places,
+                      SetMemory& memory) {
+  std::vector<std::int32_t> kept;
+  for (const auto i : places) kept.push_back(set.rows[i]);
+  const std::vector<Weight> weights = weights_of(set);
+  const float bias = set.w.back();
+  set.copies.clear(memory);
+  set.rows.clear();
+  set.w.assign(1, bias);
+  set.compact = true;
+  append(set, X, kept, memory);
+  assign_weights(set, weights, memory);
 }
 
 /// Empties a set, and gives back the memory that only a large one needs.
 inline void end(WorkingSet& set, SetMemory& memory) {
   constexpr std::size_t kUsual = 2048;
-  memory.pool.give_back(set.chunks);
+  set.copies.clear(memory);
   if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
@@ -233,10 +319,6 @@ inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::in
   set.negative_root = static_cast<float>(std::sqrt(cost.negative));
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
   set.compact = true;
-  set.features.clear();
-  set.copies.clear();
-  set.left = 0;
-  set.bytes = 0;
   append(set, X, positives, memory);
 }
 

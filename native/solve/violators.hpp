@@ -1,0 +1,107 @@
+// Rows and their scores, as passes find them → for each label, the negatives outside its working
+// set that may violate the margin, the worst of them if they are too many.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "solve/lanes.hpp"
+
+namespace dismec::solve {
+
+/// Labels scored together.
+inline constexpr int kSlots = 2 * kLanes;
+using PerSlot = std::array<float, kSlots>;
+
+/// A negative row outside the working set whose score is, or may be, above −1.
+struct Violator {
+  std::int32_t row;
+  float score;
+};
+
+/// Whether `a` is the worse of two violators; equals by row number, so that the order is unique.
+inline bool worse(const Violator& a, const Violator& b) {
+  return a.score > b.score || (a.score == b.score && a.row < b.row);
+}
+
+/// Keeps the worst `n`, in no order.
+inline void keep_worst(std::vector<Violator>& violators, std::int64_t n) {
+  if (std::ssize(violators) <= n) return;
+  std::nth_element(violators.begin(), violators.begin() + n, violators.end(), worse);
+  violators.resize(n);
+}
+
+/// A list of violators per slot.
+class ViolatorLists {
+ public:
+  explicit ViolatorLists(std::int64_t n_rows) : in_set_(n_rows, 0) { thresholds_.fill(kIdle); }
+
+  /// Says that rows are in the working set of a slot's label, and not to be listed.
+  void join(int slot, std::span<const std::int32_t> rows) {
+    for (const auto r : rows) in_set_[r] |= bit(slot);
+  }
+  void leave(int slot, std::span<const std::int32_t> rows) {
+    for (const auto r : rows) in_set_[r] &= ~bit(slot);
+  }
+  bool has_joined(int slot, std::int32_t row) const { return (in_set_[row] & bit(slot)) != 0; }
+
+  /// Begins a list: of the worst `most` rows above the threshold at least, and of all of them
+  /// unless there are `more`.
+  void begin(int slot, float threshold, std::int64_t most) {
+    thresholds_[slot] = threshold;
+    most_[slot] = most;
+    more_[slot] = false;
+    lists_[slot].clear();
+  }
+  /// No row is listed until the next `begin`.
+  void close(int slot) {
+    thresholds_[slot] = kIdle;
+    lists_[slot] = {};
+  }
+
+  std::vector<Violator>& of(int slot) { return lists_[slot]; }
+  bool more(int slot) const { return more_[slot]; }
+
+  /// Lists a row for the slots for which it scores enough; `scores` are those of the first and the
+  /// second half of the slots.
+  void look(std::int64_t row, const std::array<Lanes, 2>& scores) {
+    std::uint32_t hits = greater(scores[0], load(thresholds_.data())) |
+                         greater(scores[1], load(thresholds_.data() + kLanes)) << kLanes;
+    hits &= ~in_set_[row];
+    if (hits == 0) return;
+    PerSlot stored;
+    store(stored.data(), scores[0]);
+    store(stored.data() + kLanes, scores[1]);
+    for (; hits != 0; hits &= hits - 1) {
+      const int slot = __builtin_ctz(hits);
+      add(slot, {static_cast<std::int32_t>(row), stored[slot]});
+    }
+  }
+
+ private:
+  static constexpr float kIdle = std::numeric_limits<float>::infinity();
+
+  static std::uint32_t bit(int slot) { return std::uint32_t{1} << slot; }
+
+  void add(int slot, Violator violator) {
+    std::vector<Violator>& list = lists_[slot];
+    list.push_back(violator);
+    if (std::ssize(list) < 2 * most_[slot]) return;
+    // Only what is worse than the least of the worst so far can still matter.
+    keep_worst(list, most_[slot]);
+    thresholds_[slot] = std::max_element(list.begin(), list.end(), worse)->score;
+    more_[slot] = true;
+  }
+
+  std::vector<std::uint32_t> in_set_;  // a bit per slot: the row is in that label's working set
+  PerSlot thresholds_;                 // kIdle where no label is at work
+  std::array<std::int64_t, kSlots> most_ = {};
+  std::array<bool, kSlots> more_ = {};
+  std::array<std::vector<Violator>, kSlots> lists_;
+};
+
+}  // namespace dismec::solve
