@@ -1,8 +1,9 @@
 """The model directory: made, locked, committed to, tidied; its files of arrays.
 
-``manifest.json`` says what the model is and names the files that belong to it. A file is written
-under a temporary name, flushed and renamed before the manifest names it, so that at any moment the
-directory is a model, finished or not, whose every named file is whole.
+``manifest.json`` says what the model is and names the files that belong to it, those of blocks that
+a training under way has finished in its journal. A file is written under a temporary name, flushed
+and renamed before it is named, so that at any moment the directory is a model, finished or not,
+whose every named file is whole.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.files import whole_file
 from dismec.errors import ModelError
 from dismec.model.format import DATA, EDIT, FORMAT, FORMAT_VERSION, LOCK, MANIFEST, RUN, is_own
+from dismec.model.journal import read_journal
 from dismec.model.manifest import Manifest
 
 __all__ = [
@@ -89,6 +91,8 @@ def tidy(directory: Path, manifest: Manifest) -> None:
     """Remove what killed writers have left: files of the model that its manifest does not name."""
     named = {MANIFEST, LOCK, *(receipt.file for receipt in manifest.files)}
     named.update(part.file for part in manifest.parts.values())
+    if manifest.journal is not None:
+        named.add(manifest.journal)
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
     for path in list(directory.iterdir()):
@@ -141,7 +145,28 @@ def edit_folder(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest; `ModelError` if there is none, it is too new, or it contradicts itself."""
+    """Read a manifest, with the blocks that are in its journal.
+
+    `ModelError` if there is none, it is too new, or it contradicts itself or its journal.
+    """
+    manifest = _read_manifest(directory)
+    while manifest.journal is not None:
+        path = directory / manifest.journal
+        try:
+            return manifest.with_journal(read_journal(path))
+        except FileNotFoundError:
+            # The run may just have ended, or another one taken over: then there is a new manifest.
+            before, manifest = manifest, _read_manifest(directory)
+            if manifest == before:
+                raise ModelError(f"{path}: missing, though the manifest names it") from None
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ModelError(f"{path}: {error}") from None
+    return manifest
+
+
+def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
         if path.stat().st_size > _MOST_MANIFEST_BYTES:

@@ -19,6 +19,7 @@ MANIFEST = "manifest.json"
 LOCK = ".lock"
 PARTS = ("labels", "vocabulary", "calibration")  # what there may be besides weights
 BLOCK, SHARD = "block-", "shard-"  # how the names of files of weights begin
+JOURNAL = "blocks-", ".journal"  # how the name of the journal of a training begins and ends
 ARRAYS = ".safetensors"  # how the names of all files of arrays end
 EDIT = ".edit"  # labels of a finished model that are being trained
 DATA, RUN = ".data-", ".run-"  # how the names of what a training on a cluster needs begin
@@ -44,6 +45,7 @@ def is_own(name: str) -> bool:
     return (
         name in (MANIFEST, LOCK, EDIT)
         or (name.startswith((*PARTS, BLOCK, SHARD)) and name.endswith(ARRAYS))
+        or (name.startswith(JOURNAL[0]) and name.endswith(JOURNAL[1]))
         or (name.startswith(".") and name.endswith(".tmp"))
         or name.startswith((DATA, RUN))
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -13,7 +12,14 @@ from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
-__all__ = ["BlockReceipt", "Manifest", "PartReceipt", "ShardReceipt"]
+__all__ = [
+    "BlockReceipt",
+    "Manifest",
+    "PartReceipt",
+    "ShardReceipt",
+    "parse_block",
+    "receipt_text",
+]
 
 R = TypeVar("R", bound="_Receipt | PartReceipt")
 
@@ -76,6 +82,7 @@ class Manifest:
     isa: str = ""
     stats: BlockStats | None = None
     blocks: tuple[BlockReceipt, ...] = ()  # what is done, by number, while training is under way
+    journal: str | None = None  # a file with more blocks (`dismec.model.journal`)
     shards: tuple[ShardReceipt, ...] | None = None  # the weights of a finished model
     version: int = FORMAT_VERSION
 
@@ -102,15 +109,23 @@ class Manifest:
         """The same manifest with these blocks instead of its own."""
         return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))
 
+    def with_journal(self, receipts: Iterable[BlockReceipt]) -> Manifest:
+        """The manifest that has the receipts of its journal itself.
+
+        Raises `ValueError`, whose text is the reason, if they contradict it or each other.
+        """
+        manifest = replace(self, journal=None).with_blocks([*self.blocks, *receipts])
+        _check_sizes(manifest)
+        return manifest
+
     def finished(self, shards: Iterable[ShardReceipt]) -> Manifest:
         """The manifest of the model that has these shards in the place of its blocks."""
         isa, stats = self.isa, self.stats
         if self.blocks:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
             stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
-        return replace(
-            self, isa=isa, stats=stats, blocks=(), shards=tuple(shards), version=FORMAT_VERSION
-        )
+        done = replace(self, isa=isa, stats=stats, shards=tuple(shards), version=FORMAT_VERSION)
+        return replace(done, blocks=(), journal=None)
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -119,11 +134,12 @@ class Manifest:
         content |= {k: v for k, v in vars(self).items() if k not in (*lists, "version")}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
+        if self.journal is None:
+            del content["journal"]
         text = json.dumps(content, indent=1).removesuffix("\n}")
-        # A line a file, each made once: with thousands of blocks there are thousands of commits.
         for name in lists:
             receipts = getattr(self, name)
-            lines = ",\n  ".join(map(_line, receipts or ()))
+            lines = ",\n  ".join(map(receipt_text, receipts or ()))
             text += f',\n "{name}": ' + ("null" if receipts is None else f"[\n  {lines}\n ]")
         return text + "\n}\n"
 
@@ -154,9 +170,17 @@ class Manifest:
         return manifest
 
 
-@lru_cache(maxsize=1 << 16)
-def _line(receipt: _Receipt) -> str:
+def receipt_text(receipt: _Receipt) -> str:
+    """A receipt as JSON, on one line."""
     return json.dumps(asdict(receipt))
+
+
+def parse_block(entry: Any) -> BlockReceipt:
+    """A block's receipt, after JSON's own parser; `ValueError`, whose text is the reason."""
+    try:
+        return _parse_receipt(BlockReceipt, entry)
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]!r} is missing") from None
 
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
@@ -171,6 +195,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
+    kinds |= {"journal": str}
     for key, kind in kinds.items():
         value = content.get(key)
         if not isinstance(value, kind | None):
@@ -182,6 +207,8 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
         raise ValueError("an entry of 'history' is not an object")
     values["parts"] = _parse_parts(content)
     values["stats"] = _parse_stats(content.get("stats"))
+    if values["journal"] is not None:
+        _check_name(values["journal"])
     values["blocks"] = tuple(_parse_receipt(BlockReceipt, entry) for entry in values["blocks"])
     if values["shards"] is not None:
         values["shards"] = tuple(_parse_receipt(ShardReceipt, entry) for entry in values["shards"])
@@ -210,9 +237,13 @@ def _parse_receipt(cls: type[R], entry: Any) -> R:
         if kind is not None and type(value) is not kind:
             raise ValueError(f"a file's {f.name!r} is not of type {f.type}")
         values[f.name] = _parse_stats(value) if f.name == "stats" else value
-    if PurePath(values["file"]).name != values["file"]:
-        raise ValueError(f"file {values['file']!r} is not in the model directory")
+    _check_name(values["file"])
     return cls(**values)
+
+
+def _check_name(file: str) -> None:
+    if PurePath(file).name != file:
+        raise ValueError(f"file {file!r} is not in the model directory")
 
 
 def _parse_stats(stats: Any) -> BlockStats | None:
@@ -243,7 +274,7 @@ def _check_sizes(manifest: Manifest) -> None:
     if scored != manifest.n_features:
         raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
     numbers = [receipt.number for receipt in manifest.blocks]
-    if numbers != sorted(set(numbers)):
+    if numbers != sorted(set(numbers)):  # or two blocks have the same
         raise ValueError("blocks are not in the order of their numbers")
     for receipt in (*manifest.blocks, *(manifest.shards or ())):
         if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_features + 1):

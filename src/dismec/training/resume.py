@@ -18,6 +18,7 @@ import numpy as np
 from dismec.errors import ModelError
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file, discard, holds_model, read_manifest, tidy
+from dismec.model.journal import make_journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import read_parts, write_parts
 from dismec.model.provenance import parse, sentence
@@ -68,7 +69,10 @@ def earlier_edit(folder: Path, job: Job) -> Manifest | None:
 
 
 def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest, Mask]:
-    """The manifest to go on from, and which labels are in the blocks that it has already."""
+    """The manifest to go on from, and which labels are in the blocks that it has already.
+
+    Its journal is empty: what an earlier run had in its own is in the manifest.
+    """
     held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier is None:
         discard(directory, keep=data_file(directory, job.manifest.data))
@@ -78,6 +82,7 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
         manifest = manifest.with_blocks(
             receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
         )
+    manifest = replace(manifest, journal=make_journal(directory))
     commit(directory, manifest)
     tidy(directory, manifest)
     return manifest, held

@@ -17,6 +17,7 @@ from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import StrPath
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file
+from dismec.model.journal import Journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
@@ -92,7 +93,7 @@ def run_into(
 ) -> Manifest:
     """Do a job into a directory that nobody else writes to, after an `earlier` run of it.
 
-    Every finished block is on the disk, and named by the manifest, before it counts as done.
+    Every finished block is on the disk, and named by the journal, before it counts as done.
     """
     manifest, held = resume.begin(directory, job, earlier)
     first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
@@ -106,10 +107,13 @@ def run_into(
         )
     else:
         receipts = _solve_there(job, directory, held, first, place, progress)
-    with closing(receipts):
+    done = []
+    with closing(receipts), Journal(directory / str(manifest.journal)) as journal:
         for receipt in receipts:
-            manifest = manifest.with_blocks([*manifest.blocks, receipt])
-            commit(directory, manifest)
+            journal.append(receipt)
+            done.append(receipt)
+    manifest = manifest.with_journal(done)
+    commit(directory, manifest)
     kernels.release_memory()  # the solver's, before more is taken
     return weight_files.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
 
