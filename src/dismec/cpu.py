@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from dismec import _native_base
 from dismec.errors import DataError, DismecError
@@ -12,7 +14,10 @@ from dismec.errors import DataError, DismecError
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["available_cpus", "kernels", "physical_memory", "thread_count"]
+__all__ = ["available_cpus", "in_threads", "kernels", "physical_memory", "thread_count"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def _module(wanted: str | None) -> object:
@@ -37,6 +42,27 @@ def thread_count(threads: int | None) -> int:
     if threads < 1:
         raise DataError(f"threads is {threads}; expected at least 1")
     return threads
+
+
+def in_threads(
+    work: Callable[[T], R],
+    items: Iterable[T],
+    threads: int,
+    stop: Callable[[], None] = lambda: None,
+) -> list[R]:
+    """What `work` makes of each item, in their order.
+
+    After an error, and when the user interrupts, no more items are begun, and `stop` may end those
+    that are under way.
+    """
+    if threads <= 1:
+        return list(map(work, items))
+    with ThreadPoolExecutor(threads, thread_name_prefix="dismec") as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            stop()
+            raise
 
 
 def available_cpus() -> int:

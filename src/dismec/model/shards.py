@@ -6,11 +6,9 @@ training rows have share one. ``docs/model-format.md`` specifies its arrays.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,14 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import Rows, check_rows, csr_on
-from dismec.errors import DataError, ModelError
+from dismec.data.matrices import Rows, csr_on
+from dismec.errors import ModelError
+from dismec.model.classifiers import Classifiers, Labelled, block_rows
 from dismec.model.format import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 
-__all__ = ["Shard", "first_labels", "gather", "pack", "prune"]
+__all__ = ["Packing", "Shard", "first_labels", "gather", "pack", "prune"]
 
-Labelled = tuple[npt.NDArray[np.int64], sp.csr_array]  # labels, and their rows of weights
+_PIECE_WEIGHTS = 1 << 21  # gathered from blocks at a time: 16 MB, and as much again on the way
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,7 @@ class Shard:
         packer = kernels.Packer(precision, len(self.scales), self.n_features, split=self.is_split)
         to = np.arange(len(self.scales), dtype=np.int32)
         for step in (packer.count, packer.place):
-            step(to, *_block_rows(to, rows, self.n_features))
+            step(to, *block_rows(to, rows, self.n_features))
         return Shard(self.labels, self.label_starts, *_typed(packer.take(), precision))
 
     def rescaled(
@@ -126,89 +125,73 @@ def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64
     return first
 
 
-def pack(blocks: Sequence[Labelled], n_features: int, precision: str) -> Iterator[Shard]:
+def pack(
+    blocks: Sequence[Labelled],
+    n_features: int,
+    precision: str,
+    counts: npt.NDArray[np.int64] | None = None,
+) -> Iterator[Shard]:
+    """The shards of a `Packing`, one after another."""
+    packing = Packing(blocks, n_features, precision, counts)
+    return map(packing.shard, range(len(packing)))
+
+
+class Packing:
     """Shards of the labels in blocks, in an order that does not depend on how these were cut.
 
     No label may be in two blocks. Weights are CSR, these labels × (n_features + 1), bias last; one
-    that rounds to 0 is dropped. A block is asked for three times and not kept in between: the
-    sequence may read it from a file each time.
+    that rounds to 0 is dropped. With `counts`, the training rows of each label, those without are
+    left out. Blocks are asked for several times and not kept in between: the sequence may map them
+    from files each time. Of each, only the rows of a shard are read for it.
     """
-    check_precision(precision)
-    classifiers = _Classifiers.find(blocks, n_features)
-    if not classifiers.ascend:
-        blocks = [_by_label(blocks)]
-        classifiers = _Classifiers.find(blocks, n_features)
-    for begin, end in _cuts(classifiers.sizes):
-        packer = kernels.Packer(
-            precision, end - begin, n_features, split=end - begin > kernels.split_rows
-        )
-        for step in (packer.count, packer.place):
-            for number, of_row in enumerate(classifiers.targets):
-                inside = (of_row >= begin) & (of_row < end)
-                if inside.any():
-                    to = np.where(inside, of_row - begin, -1).astype(np.int32)
-                    step(to, *_block_rows(*blocks[number], n_features))
-        yield Shard(*classifiers.labels(begin, end), *_typed(packer.take(), precision))
 
+    def __init__(
+        self,
+        blocks: Sequence[Labelled],
+        n_features: int,
+        precision: str,
+        counts: npt.NDArray[np.int64] | None = None,
+        *,
+        threads: int = 1,
+    ) -> None:
+        check_precision(precision)
+        self._n_features, self._precision = n_features, precision
+        self._stopped = False
+        self._classifiers = Classifiers.find(blocks, n_features, counts, threads)
+        self._ranges = list(_cuts(self._classifiers.sizes, kernels.shard_rows, MOST_WEIGHTS))
 
-@dataclass(frozen=True, eq=False)
-class _Classifiers:
-    """The distinct rows of weights, in the order of their first labels."""
-
-    sizes: npt.NDArray[np.int64]  # weights of each classifier
-    targets: list[npt.NDArray[np.int64]]  # by block and row: what it is the first of, or −1
-    _labels: npt.NDArray[np.int64]  # by classifier
-    _starts: npt.NDArray[np.int64]  # of each classifier in them
-
-    @classmethod
-    def find(cls, blocks: Sequence[Labelled], n_features: int) -> _Classifiers:
-        labels, sizes, digests = [np.empty(0, np.int64)], [np.empty(0, np.int64)], []
-        for number in range(len(blocks)):
-            rows = _block_rows(*blocks[number], n_features)
-            labels.append(blocks[number][0])
-            sizes.append(np.diff(rows[0]))
-            digests.append(_digests(rows))
-        lengths = [len(part) for part in labels[1:]]
-        label, size = np.concatenate(labels), np.concatenate(sizes)
-        key = np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
-        order = np.lexsort([label, *key.T])  # those with the same weights together
-        new = np.ones(len(order), np.bool_)
-        new[1:] = (np.diff(label[order]) <= 0) | (key[order[1:]] != key[order[:-1]]).any(axis=1)
-        twice = np.flatnonzero(np.diff(np.sort(label)) == 0)
-        if len(twice):
-            raise ModelError(f"label {np.sort(label)[twice[0]]} is in two blocks")
-        first = order[new]
-        by_first_label = np.argsort(label[first])
-        of_row = np.full(len(label), -1)
-        of_row[first[by_first_label]] = np.arange(len(first))
-        group = np.empty(len(label), np.int64)
-        group[order] = of_row[first][np.cumsum(new) - 1]
-        by_classifier = np.lexsort([label, group])
-        starts = np.searchsorted(group[by_classifier], np.arange(len(first) + 1))
-        targets = np.split(of_row, np.cumsum(lengths)[:-1]) if lengths else []
-        return cls(size[first[by_first_label]], targets, label[by_classifier], starts)
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self._ranges)
 
     @property
-    def ascend(self) -> bool:
-        """Whether going through the blocks is going through the classifiers."""
-        found = np.concatenate([np.empty(0, np.int64), *self.targets])
-        return bool((np.diff(found[found >= 0]) > 0).all())
+    def most_weights(self) -> int:
+        """Weights of the largest shard: it takes up to six bytes per weight while it is made."""
+        sizes = self._classifiers.sizes
+        return max((int(sizes[begin:end].sum()) for begin, end in self._ranges), default=0)
 
-    def labels(self, begin: int, end: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """`labels` and `label_starts` of a shard of some classifiers."""
-        starts = self._starts[begin : end + 1]
-        held = self._labels[starts[0] : starts[-1]]
-        return held.astype(np.int32), (starts - starts[0]).astype(np.int32)
+    def shard(self, number: int) -> Shard:
+        """Put one together; threads may do so at the same time, until one calls `stop`."""
+        begin, end = self._ranges[number]
+        packer = kernels.Packer(
+            self._precision, end - begin, self._n_features, split=end - begin > kernels.split_rows
+        )
+        pieces = list(_cuts(self._classifiers.sizes[begin:end], end - begin, _PIECE_WEIGHTS))
 
+        @lru_cache(1)  # of several, each is gathered twice
+        def gathered(first: int, last: int) -> Rows:
+            return self._classifiers.weights(begin + first, begin + last)
 
-def _digests(rows: Rows) -> bytes:
-    """Sixteen bytes per row that are the same for the same weights, and for no others."""
-    digests = []
-    for begin, end in pairwise(rows.indptr.tolist()):
-        digest = hashlib.blake2b(rows.indices[begin:end].data, digest_size=16)
-        digest.update(rows.data[begin:end].data)
-        digests.append(digest.digest())
-    return b"".join(digests)
+        for step in (packer.count, packer.place):
+            for piece in pieces:
+                if self._stopped:
+                    raise InterruptedError
+                step(np.arange(*piece, dtype=np.int32), *gathered(*piece))
+        return Shard(*self._classifiers.labels(begin, end), *_typed(packer.take(), self._precision))
+
+    def stop(self) -> None:
+        """End what threads are putting together, with an `InterruptedError`."""
+        self._stopped = True
 
 
 def prune(weights: sp.csr_array, delta: float) -> sp.csr_array:
@@ -222,14 +205,6 @@ def prune(weights: sp.csr_array, delta: float) -> sp.csr_array:
     return csr_on(weights.data[keep], weights.indices[keep], indptr, weights.shape)
 
 
-def _by_label(blocks: Sequence[Labelled]) -> Labelled:
-    """All blocks as one, in the order of labels."""
-    labels = np.concatenate([labels for labels, _ in blocks])
-    stacked: Any = sp.vstack([weights for _, weights in blocks], format="csr")
-    order = np.argsort(labels)
-    return labels[order], stacked[order]
-
-
 def _typed(packed: tuple[npt.NDArray[Any], ...], precision: str) -> Iterator[npt.NDArray[Any]]:
     """The kernel's arrays; it has no name for a float of 16 bits."""
     *others, weights = packed
@@ -237,13 +212,18 @@ def _typed(packed: tuple[npt.NDArray[Any], ...], precision: str) -> Iterator[npt
     yield weights.view(PRECISIONS[precision])
 
 
-def _cuts(size: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of classifiers that make a shard, given how many weights each has."""
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(size)])
+def _cuts(
+    sizes: npt.NDArray[np.int64], most_rows: int, most_weights: int
+) -> Iterator[tuple[int, int]]:
+    """Ranges of up to so many classifiers and weights, given how many weights each has.
+
+    One that has more is alone.
+    """
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     begin = 0
-    while begin < len(size):
-        full = int(np.searchsorted(before, before[begin] + MOST_WEIGHTS, side="right")) - 1
-        end = max(begin + 1, min(full, begin + kernels.shard_rows, len(size)))
+    while begin < len(sizes):
+        full = int(np.searchsorted(before, before[begin] + most_weights, side="right")) - 1
+        end = max(begin + 1, min(full, begin + most_rows, len(sizes)))
         yield begin, end
         begin = end
 
@@ -258,16 +238,3 @@ def gather(shards: Sequence[Shard], n_labels: int, n_features: int) -> sp.csr_ar
         place[shard.labels] = np.repeat(rows, np.diff(shard.label_starts))
         done += len(shard.scales)
     return stacked[place]  # type: ignore[no-any-return]
-
-
-def _block_rows(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
-    """A block's weights, as the kernels take them."""
-    if weights.shape != (len(labels), n_features + 1):
-        raise ModelError(
-            f"a block of {len(labels)} labels holds {weights.shape[0]} × {weights.shape[1]} "
-            f"weights; expected {n_features + 1} a label: {n_features} features and the bias"
-        )
-    try:
-        return check_rows(weights, n_features + 1)
-    except DataError as error:
-        raise ModelError(f"a block's weights: {error}") from None

@@ -11,14 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import kernels
+from dismec.cpu import in_threads, kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
 from dismec.model.directory import commit, open_checked, tidy, write_hashed
-from dismec.model.format import ARRAYS, BLOCK, PADDING, PRECISIONS, QUICK_BYTES, SHARD
+from dismec.model.format import (
+    ARRAYS,
+    BLOCK,
+    MOST_WEIGHTS,
+    PADDING,
+    PRECISIONS,
+    QUICK_BYTES,
+    SHARD,
+)
 from dismec.model.manifest import BlockReceipt, Manifest, ShardReceipt
-from dismec.model.shards import Shard, pack
+from dismec.model.shards import Packing, Shard, pack
 from dismec.solve.block import Block
 
 __all__ = [
@@ -92,24 +100,37 @@ def next_shard(manifest: Manifest) -> int:
 
 
 def finish(
-    directory: Path, manifest: Manifest, precision: str, counts: npt.NDArray[np.int64]
+    directory: Path,
+    manifest: Manifest,
+    precision: str,
+    counts: npt.NDArray[np.int64],
+    threads: int = 1,
 ) -> Manifest:
     """Turn the blocks of a training that is through into the shards of a model.
 
-    `counts` are the training rows of each label. One shard and one block are in memory at a time.
+    `counts` are the training rows of each label. Each thread has one shard in memory, but all of
+    them no more weights than two of the largest possible shards.
     """
-    shards = pack(_BlockFiles(directory, manifest, counts), manifest.n_features, precision)
-    done = manifest.finished(write_shard(directory, i, shard) for i, shard in enumerate(shards))
+    blocks = _BlockFiles(directory, manifest)
+    packing = Packing(blocks, manifest.n_features, precision, counts, threads=threads)
+    at_once = min(threads, 2 * MOST_WEIGHTS // max(packing.most_weights, 1))
+    receipts = in_threads(
+        lambda number: write_shard(directory, number, packing.shard(number)),
+        range(len(packing)),
+        at_once,
+        packing.stop,
+    )
+    done = manifest.finished(receipts)
     commit(directory, done)
     tidy(directory, done)
     return done
 
 
 class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
-    """The blocks of a training that is through, each opened when it is asked for."""
+    """The blocks of a training that is through, each mapped when it is asked for."""
 
-    def __init__(self, directory: Path, manifest: Manifest, counts: npt.NDArray[np.int64]) -> None:
-        self._directory, self._manifest, self._counts = directory, manifest, counts
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory, self._manifest = directory, manifest
 
     def __len__(self) -> int:
         return len(self._manifest.blocks)
@@ -117,7 +138,7 @@ class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
     def __getitem__(self, number: Any) -> Any:
         receipt = self._manifest.blocks[number]
         block = read_block(self._directory, self._manifest, receipt, check=False)
-        return block.trained(self._counts)
+        return block.labels, block.weights
 
 
 def read_block(
@@ -167,8 +188,8 @@ def read_shards(
         held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
         if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
             raise ModelError(f"{directory}: the blocks do not hold every label once")
-        trained = [block.trained(counts) for block in blocks]
-        return list(pack(trained, manifest.n_features, "float32"))
+        stored = [(block.labels, block.weights) for block in blocks]
+        return list(pack(stored, manifest.n_features, "float32", counts))
     if check is None:
         check = sum(receipt.bytes for receipt in manifest.shards) <= QUICK_BYTES
     n_labels, n_features = manifest.n_labels, manifest.n_features
@@ -206,9 +227,8 @@ def read_shard(
 
 def _check_held(directory: Path, counts: npt.NDArray[np.int64], shards: Sequence[Shard]) -> None:
     """That every label with training rows is in one shard, and no other label in any."""
-    held = np.zeros(len(counts), np.int64)
-    for shard in shards:
-        held += np.bincount(shard.labels, minlength=len(counts))
+    labels = np.concatenate([np.empty(0, np.int32), *(shard.labels for shard in shards)])
+    held = np.bincount(labels, minlength=len(counts))
     if (held > 1).any():
         raise ModelError(f"{directory}: a label is in its shards twice")
     if not np.array_equal(held > 0, counts > 0):

@@ -55,11 +55,3 @@ class Block:
     labels: npt.NDArray[np.int64]  # of the rows of `weights`, ascending
     weights: sp.csr_array  # float32 (len(labels), n_features + 1), bias last
     stats: BlockStats | None = None
-
-    def trained(self, counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], sp.csr_array]:
-        """The labels that had training rows, by the `counts` of all labels, and their weights."""
-        has_rows = counts[self.labels] > 0
-        if has_rows.all():
-            return self.labels, self.weights
-        rows: Any = self.weights
-        return self.labels[has_rows], rows[np.flatnonzero(has_rows)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dismec.cpu import kernels
+from dismec.cpu import in_threads, kernels
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import StrPath
 from dismec.model import weight_files
@@ -21,7 +21,7 @@ from dismec.model.journal import Journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
-from dismec.model.shards import pack
+from dismec.model.shards import Packing
 from dismec.solve.block import Block, BlockStats
 from dismec.solve.blocks import effort
 from dismec.solve.threads import solve_blocks
@@ -77,8 +77,14 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
             return open_model(folder, check=False)
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
     blocks = list(_solve_here(job, everything, lambda block: block, place.threads, progress))
-    trained = [block.trained(job.parts.labels.counts) for block in blocks]
-    shards = list(pack(trained, job.problem.n_features, job.params.precision))
+    packing = Packing(
+        [(block.labels, block.weights) for block in blocks],
+        job.problem.n_features,
+        job.params.precision,
+        job.parts.labels.counts,
+        threads=place.threads,
+    )
+    shards = in_threads(packing.shard, range(len(packing)), place.threads, packing.stop)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
     return Model(manifest, job.transform, job.parts, shards)
@@ -115,7 +121,9 @@ def run_into(
     manifest = manifest.with_journal(done)
     commit(directory, manifest)
     kernels.release_memory()  # the solver's, before more is taken
-    return weight_files.finish(directory, manifest, job.params.precision, job.parts.labels.counts)
+    return weight_files.finish(
+        directory, manifest, job.params.precision, job.parts.labels.counts, place.threads
+    )
 
 
 def _solve_here(
