@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conftest import random_problem
 from dismec.features.transform import Transform
@@ -67,6 +70,28 @@ def test_labels_are_found_equal_by_their_rows_alone():
     assert some.first.tolist() == [1, 0]
     assert [found.tolist() for found in some.copies([1, 3])] == [[0, 2, 1, 3], [0, 2, 4]]
     assert [found.tolist() for found in some.copies([])] == [[], [0]]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.sets(st.integers(0, 3)), max_size=30),
+    n_rows=st.sampled_from([4, 2**31 - 1]),
+    at_once=st.integers(1, 9),
+)
+def test_labels_are_equal_to_the_first_with_the_same_rows(rows, n_rows, at_once):
+    far = [sorted(n_rows - 1 - row for row in of_label) for of_label in rows]
+    indptr = np.cumsum([0, *map(len, rows)])
+    with mock.patch("dismec.solve.blocks._ENTRIES_AT_ONCE", at_once):
+        equal = EqualLabels.of(indptr, np.array(list(chain(*far)), np.int32), n_rows)
+    assert equal.groups.tolist() == [far.index(of_label) for of_label in far]
+
+
+def test_what_is_known_of_all_labels_is_not_found_out_again():
+    equal = EqualLabels(np.arange(4), np.array([0, 1, 0, 3]))
+    assert equal.among(np.arange(4)) is equal
+    assert equal.among(np.array([3, 2, 1, 0])).distinct.tolist() == [2, 1, 3]
+    for found in (equal, equal.among(np.array([0, 1, 2, 3]))):
+        assert [part.tolist() for part in found.copies([0, 3])] == [[0, 2, 3], [0, 2, 3]]
 
 
 def test_blocks_of_equal_effort_hold_every_label_once():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from itertools import pairwise
+from operator import eq
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,22 +17,30 @@ from dismec.errors import DataError
 
 __all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
 
+_NAMES_AT_ONCE = 1 << 12  # decoded one by one from one copy of their bytes
+
 
 def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Names end to end as UTF-8, and where each of them begins and the last one ends."""
-    encoded = [name.encode() for name in names]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    if isinstance(names, Names):
+        return names.utf8, names.offsets
+    encoded = list(map(str.encode, names))
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets
 
 
 class Names(Sequence[str]):
-    """Names that become text when they are asked for: of millions, few ever are."""
+    """Names that become text when they are asked for: of millions, few ever are.
+
+    `utf8` and `offsets` are as `pack_names` gives them.
+    """
 
     def __init__(self, utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> None:
-        self._utf8, self._offsets = utf8, offsets
+        self.utf8, self.offsets = utf8, offsets
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -39,12 +50,68 @@ class Names(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self))[index]
-        return self._utf8[self._offsets[place] : self._offsets[place + 1]].tobytes().decode()
+        return self.utf8[self.offsets[place] : self.offsets[place + 1]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for begin in range(0, len(self), _NAMES_AT_ONCE):
+            bounds = self.offsets[begin : begin + _NAMES_AT_ONCE + 1]
+            encoded = self.utf8[bounds[0] : bounds[-1]].tobytes()
+            for first, last in pairwise((bounds - bounds[0]).tolist()):
+                yield encoded[first:last].decode()
+
+    def find(self, name: str) -> int | None:
+        """The place of a name, of equal ones the first; None if it is not there.
+
+        The first call makes an index of all names, 16 bytes for each.
+        """
+        try:
+            utf8 = np.frombuffer(name.encode(), np.uint8)
+        except UnicodeEncodeError:
+            return None
+        hashes, places = self._index
+        wanted = _hashes(utf8, np.array([0, len(utf8)]))
+        begin, end = (int(np.searchsorted(hashes, wanted, side)[0]) for side in ("left", "right"))
+        return next((p for p in places[begin:end].tolist() if self[p] == name), None)
+
+    @cached_property
+    def _index(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The hashes of all names in order, and the places of the names."""
+        hashes = np.empty(len(self), np.uint64)
+        for begin in range(0, len(self), _NAMES_AT_ONCE):
+            bounds = self.offsets[begin : begin + _NAMES_AT_ONCE + 1]
+            part = _hashes(self.utf8[bounds[0] : bounds[-1]], bounds - bounds[0])
+            hashes[begin : begin + _NAMES_AT_ONCE] = part
+        places = np.argsort(hashes, kind="stable")
+        return hashes[places], places
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+        if isinstance(other, Names):
+            return np.array_equal(self.offsets, other.offsets) and np.array_equal(
+                self.utf8, other.utf8
+            )
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _hashes(
+    utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """A number for each name: the sum of its bytes, each times a factor for its place."""
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    places = np.arange(len(utf8)) - np.repeat(starts, lengths)
+    factors = _factors()
+    hashes = lengths.astype(np.uint64)
+    filled = lengths > 0
+    if filled.any():
+        terms = (utf8 + np.uint64(1)) * factors[places % len(factors)]
+        hashes[filled] += np.add.reduceat(terms, starts[filled])
+    return hashes
+
+
+@cache
+def _factors() -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.random.default_rng(0).integers(0, 2**64, 1024, dtype=np.uint64)
 
 
 def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> Names:
@@ -70,15 +137,19 @@ def load_names(path: StrPath) -> list[str]:
         content = Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    names = []
-    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            name = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError:
-            raise DataError(f"{path}:{number}: not UTF-8") from None
-        if not name:
-            raise DataError(f"{path}:{number}: a label without a name")
-        names.append(name)
+    content = content.removesuffix(b"\n")
+    sound = len(content)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        sound = error.start
+        text = content[:sound].decode()
+    names = list(map(str.strip, text.removeprefix("\ufeff").split("\n")))
+    whole = names if sound == len(content) else names[:-1]
+    if "" in whole:
+        raise DataError(f"{path}:{1 + whole.index('')}: a label without a name")
+    if whole is not names:
+        raise DataError(f"{path}:{len(names)}: not UTF-8")
     return names
 
 
@@ -88,6 +159,9 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
         return None
     if len(names) != n_labels:
         raise DataError(f"there are {len(names)} label names for {n_labels} labels")
+    found = list(names)
+    if _is_sound(found):
+        return found
     for label, name in enumerate(names):
         if not isinstance(name, str):
             raise DataError(f"label {label}: its name is {name!r}, which is not text")
@@ -96,3 +170,14 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
         except UnicodeEncodeError:
             raise DataError(f"label {label}: its name {name!r} is not sound Unicode") from None
     return [str(name) for name in names]
+
+
+def _is_sound(names: list[str]) -> bool:
+    """Whether nothing can be wrong with names; found out for all at once, as there are millions."""
+    if not set(map(type, names)) <= {str}:
+        return False
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

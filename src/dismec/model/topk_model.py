@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.labels import propensities
+from dismec.data.names import Names
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.measure.metrics import Truth
@@ -86,7 +87,8 @@ class TopkModel(ABC):
             If the model has no such label.
         """
         if isinstance(label, str):
-            number = self.label_numbers.get(label)
+            known = self.names
+            number = (known.find if isinstance(known, Names) else self.label_numbers.get)(label)
             if number is None and re.fullmatch(r"\d{1,20}", label):
                 number = int(label)
             if number is None or number >= self.n_labels:

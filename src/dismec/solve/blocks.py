@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy.typing as npt
 __all__ = ["EqualLabels", "cut", "cut_evenly", "effort"]
 
 Ints = npt.NDArray[np.int64]
+
+_ENTRIES_AT_ONCE = 1 << 15  # of the labels' rows: 256 KB of numbers, which stay in the cache
 
 
 class EqualLabels:
@@ -34,14 +37,11 @@ class EqualLabels:
     def of(cls, indptr: Ints, rows: npt.NDArray[np.int32], n_rows: int) -> EqualLabels:
         """All labels of a problem, given the rows of each as those of a CSC matrix.
 
-        Row sets are compared by the sum of two random 64-bit numbers per row.
+        Row sets are compared by their sizes and the sums of two pseudo-random 64-bit numbers per
+        row.
         """
-        random = np.random.default_rng(0)
-        keys = [np.diff(indptr).astype(np.uint64)]
-        for _ in range(2):
-            of_row = random.integers(0, 2**64, n_rows, dtype=np.uint64)
-            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(of_row[rows])])
-            keys.append(sums[indptr[1:]] - sums[indptr[:-1]])
+        sums = (_sums(indptr, rows, seed) for seed in (0, n_rows))
+        keys = [np.diff(indptr).astype(np.uint64), *sums]
         order = np.lexsort(keys)
         new = np.ones(len(order), dtype=np.bool_)
         for key in keys:
@@ -53,6 +53,8 @@ class EqualLabels:
 
     def among(self, labels: Ints) -> EqualLabels:
         """The same for some labels of a problem; `self` is of all of them."""
+        if np.array_equal(labels, self.labels):
+            return self
         return EqualLabels(labels, self.groups[labels])
 
     def copies(self, distinct: npt.NDArray[Any]) -> tuple[Ints, Ints]:
@@ -65,6 +67,30 @@ class EqualLabels:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(bounds[-1]) + np.repeat(self._starts[at] - bounds[:-1], sizes)
         return self._order[places], bounds
+
+
+def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
+    """The sum of a pseudo-random number per row over the rows of each label, modulo 2⁶⁴."""
+    filled = np.flatnonzero(np.diff(indptr))
+    starts, ends = indptr[filled], indptr[filled + 1]
+    sums = np.zeros(len(indptr) - 1, np.uint64)
+    bounds = np.searchsorted(starts, np.arange(0, len(rows), _ENTRIES_AT_ONCE))
+    for begin, end in pairwise(np.unique([*bounds.tolist(), len(starts)]).tolist()):
+        first = starts[begin]
+        numbers = _mixed(rows[first : ends[end - 1]], seed)
+        sums[filled[begin:end]] = np.add.reduceat(numbers, starts[begin:end] - first)
+    return sums
+
+
+def _mixed(rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
+    """Numbers seed + row + 1 of the SplitMix64 sequence: a table of all would not be in a cache."""
+    z = rows.astype(np.uint64)
+    z += np.uint64(seed + 1)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    return z ^ (z >> np.uint64(31))
 
 
 def cut(groups: Ints, block_size: int) -> list[Ints]:
