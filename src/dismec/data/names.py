@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
-from operator import eq
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,16 +16,25 @@ from dismec.errors import DataError
 
 __all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
 
-_NAMES_AT_ONCE = 1 << 12  # decoded one by one from one copy of their bytes
+_NAMES_AT_ONCE = 1 << 12  # few enough that what is made of them stays in the cache
 
 
 def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Names end to end as UTF-8, and where each of them begins and the last one ends."""
     if isinstance(names, Names):
         return names.utf8, names.offsets
-    encoded = list(map(str.encode, names))
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    names = list(names)
+    encoded, offsets, reached = [], np.zeros(len(names) + 1, np.int64), 0
+    for begin in range(0, len(names), _NAMES_AT_ONCE):
+        together = names[begin : begin + _NAMES_AT_ONCE]
+        text = "".join(together).encode()
+        ends = np.cumsum(np.fromiter(map(len, together), np.int64, len(together)))
+        if ends[-1] != len(text):  # in characters, of which some have several bytes
+            is_first = np.frombuffer(text, np.uint8) & 0xC0 != 0x80
+            ends = np.append(np.flatnonzero(is_first), len(text))[ends]
+        offsets[begin + 1 : begin + 1 + len(ends)] = reached + ends
+        encoded.append(text)
+        reached += len(text)
     return np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets
 
 
@@ -85,11 +93,13 @@ class Names(Sequence[str]):
         return hashes[places], places
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Names):
-            return np.array_equal(self.offsets, other.offsets) and np.array_equal(
-                self.utf8, other.utf8
-            )
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        try:
+            utf8, offsets = pack_names(other)
+        except (TypeError, UnicodeEncodeError):
+            return False
+        return np.array_equal(self.offsets, offsets) and np.array_equal(self.utf8, utf8)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from dismec.cpu import in_threads
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
+from dismec.solve.blocks import first_equal, repeated
 
 __all__ = ["Classifiers", "Labelled", "block_rows"]
 
@@ -68,10 +69,10 @@ class Classifiers:
         twice = np.flatnonzero(label[1:] == label[:-1])
         if len(twice):
             raise ModelError(f"label {label[twice[0]]} is in two blocks")
-        alike = _not_alone(signature)
+        alike = repeated(signature)
         digests = _digests(blocks, n_features, block[alike], row[alike], threads)
         first = np.arange(len(label))  # for each label the first one with the same weights
-        first[alike] = alike[_firsts(digests)]
+        first[alike] = alike[first_equal([*digests.T])]
         is_first = first == np.arange(len(label))
         classifier = (np.cumsum(is_first) - 1)[first]
         starts = np.zeros(np.count_nonzero(is_first) + 1, np.int64)
@@ -131,16 +132,6 @@ def _signatures(rows: Rows) -> npt.NDArray[np.uint64]:
     return signature
 
 
-def _not_alone(keys: npt.NDArray[np.uint64]) -> Ints:
-    """The places of keys that occur more than once, ascending."""
-    order = np.argsort(keys)
-    same = keys[order[1:]] == keys[order[:-1]]
-    several = np.zeros(len(keys), np.bool_)
-    several[order[1:]] = same
-    several[order[:-1]] |= same
-    return np.flatnonzero(several)
-
-
 def _digests(
     blocks: Sequence[Labelled],
     n_features: int,
@@ -166,16 +157,6 @@ def _digests(
 
     in_threads(digest, _runs(numbers[by_block]), threads)
     return digests
-
-
-def _firsts(digests: npt.NDArray[np.uint64]) -> Ints:
-    """For each digest the place of the first one that is the same."""
-    order = np.lexsort([*digests.T])  # stable
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
-    firsts = np.empty(len(order), np.int64)
-    firsts[order] = order[new][np.cumsum(new) - 1]
-    return firsts
 
 
 def _runs(values: npt.NDArray[Any]) -> list[slice]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EqualLabels", "cut", "cut_evenly", "effort"]
+__all__ = ["EqualLabels", "cut", "cut_evenly", "effort", "first_equal", "repeated"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -41,15 +42,8 @@ class EqualLabels:
         row.
         """
         sums = (_sums(indptr, rows, seed) for seed in (0, n_rows))
-        keys = [np.diff(indptr).astype(np.uint64), *sums]
-        order = np.lexsort(keys)
-        new = np.ones(len(order), dtype=np.bool_)
-        for key in keys:
-            new[1:] &= key[order[1:]] == key[order[:-1]]
-        new[1:] = ~new[1:]
-        groups = np.empty(len(order), dtype=np.int64)
-        groups[order] = order[new][np.cumsum(new) - 1]
-        return cls(np.arange(len(order)), groups)
+        groups = first_equal([*sums, np.diff(indptr)])
+        return cls(np.arange(len(groups)), groups)
 
     def among(self, labels: Ints) -> EqualLabels:
         """The same for some labels of a problem; `self` is of all of them."""
@@ -67,6 +61,32 @@ class EqualLabels:
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(bounds[-1]) + np.repeat(self._starts[at] - bounds[:-1], sizes)
         return self._order[places], bounds
+
+
+def first_equal(keys: Sequence[npt.NDArray[Any]]) -> Ints:
+    """For each place the first one at which all keys are the same.
+
+    Fastest if few are the same by the first key alone.
+    """
+    first = np.arange(len(keys[0]))
+    alike = repeated(keys[0])
+    keys = [key[alike] for key in keys]
+    order = np.lexsort(keys)  # stable
+    new = np.arange(len(order)) == 0
+    for key in keys:
+        new[1:] |= np.diff(key[order]) != 0
+    first[alike[order]] = alike[order[new]][np.cumsum(new) - 1]
+    return first
+
+
+def repeated(keys: npt.NDArray[Any]) -> Ints:
+    """The places of keys that occur more than once, ascending."""
+    order = np.argsort(keys)
+    same = np.diff(keys[order]) == 0
+    several = np.zeros(len(keys), np.bool_)
+    several[order[1:][same]] = True
+    several[order[:-1][same]] = True
+    return np.flatnonzero(several)
 
 
 def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
