@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dismec.data.dataset import Dataset, load_data
+from dismec.data.synthetic import generate
 
 SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 
@@ -28,7 +29,9 @@ def find(name: str, part: str = "train") -> Path:
 
 
 def load(name: str, part: str = "train") -> Dataset:
-    """A set's train or test part."""
+    """A set's train or test part; "generated" has 10⁵ rows and features, and 10⁴ labels."""
+    if name == "generated":
+        return generate(100_000, 100_000, 10_000, features_per_row=42)[part == "test"]
     return load_data(find(name, part))
 
 

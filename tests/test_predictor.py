@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -16,7 +17,7 @@ from dismec.cpu import kernels
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model.format import PRECISIONS
-from dismec.model.scoring import Predictor
+from dismec.model.scoring import Predictor, empty_topk
 from dismec.model.shards import gather, pack
 
 
@@ -250,6 +251,60 @@ def test_labels_with_the_same_weights_tie_in_the_order_of_their_numbers():
         scores = naive.brute_force_scores(predictor.transform.apply(X), W)
         for k in (1, 7, 60, 61):
             assert_same(predictor.topk(X, k), naive.topk(scores, k))
+
+
+@pytest.mark.parametrize("n_labels", [1, 31, 33, 257, 700])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rows_that_are_scored_together_get_what_each_gets_alone(n_labels, precision):
+    rng = np.random.default_rng(13)
+    n_features = 60
+    density = rng.choice([0.0, 0.01, 0.05, 0.5, 1.0], n_features + 1)  # no weights, lists and bits
+    W = rng.standard_normal((n_labels, n_features + 1)) * (
+        rng.random((n_labels, n_features + 1)) < density
+    )
+    W *= np.exp2(rng.integers(-3, 4, (n_labels, 1)))  # scales differ
+    W = sp.csr_array(W.astype(np.float32))[np.sort(rng.integers(0, n_labels, n_labels))]
+    X = random_csr(rng, 1300, n_features, 0.6)  # more than share a table
+    X = sp.vstack([X, sp.csr_array((2, n_features), dtype=np.float32)], format="csr")
+    predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(n_features), precision)
+    scores = naive.brute_force_scores(predictor.transform.apply(X), stored(W, precision))
+    for k in (1, 5, 400):
+        together = predictor.topk(X, k, threads=1)
+        assert_same(together, naive.topk(scores, k))
+        for row in (0, 700, 1301):
+            assert_same(
+                predictor.topk(X[row : row + 1], k),
+                (together[0][row : row + 1], together[1][row : row + 1]),
+            )
+
+
+def test_rows_with_more_features_than_a_table_has_lines_are_cut_into_batches():
+    rng = np.random.default_rng(14)
+    n_features = 10_000
+    W = random_csr(rng, 40, n_features + 1, 0.8)
+    X = random_csr(rng, 60, n_features, 0.5)
+    predictor = predictor_of([(range(40), W)], 40, Transform(n_features))
+    scores = naive.brute_force_scores(predictor.transform.apply(X), stored(W, "float32"))
+    assert_same(predictor.topk(X, 3, threads=1), naive.topk(scores, 3))
+
+
+def test_a_damaged_list_leaves_nothing_for_the_next_shard():
+    rng = np.random.default_rng(15)
+    small, large = random_csr(rng, 400, 7, 0.03), random_csr(rng, 5000, 7, 0.5)
+    for split_rows in (0, 1 << 16):
+        with mock.patch.object(kernels, "split_rows", split_rows):
+            (shard,) = pack([(np.arange(400), small)], 6, "float32")
+        beyond = np.full_like(shard.places, 3000)  # which it does not have
+        rows = integers(0, 6), integers(*range(6), dtype=np.int32), floats(1, 2, 3, 1, 2, 3)
+        for lookup in (0, 8):
+            kernels.merge_topk(
+                replace(shard, places=beyond).native, *rows, *empty_topk(1, 5), lookup
+            )
+            predictor = predictor_of([(range(5000), large)], 5000, Transform(6, normalize=False))
+            X = sp.csr_array(floats(1, 2, 3, 1, 2, 3)[None, :])
+            scores = naive.brute_force_scores(predictor.transform.apply(X), large)
+            assert_same(predictor.topk(X, 5000), naive.topk(scores, 5000))
+            np.testing.assert_array_equal(predictor.decision_function(X), scores)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

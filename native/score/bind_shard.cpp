@@ -110,7 +110,8 @@ void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
   nb::gil_scoped_release release;
   check_rows(rows);
   handle.visit([&](const auto& shard) {
-    score::merge_topk(shard, handle.labels(), rows, k, lookup, span_of(labels), span_of(scores));
+    score::merge_topk(shard, handle.labels(), rows, lookup,
+                      score::Ranking{k, span_of(labels), span_of(scores)});
   });
 }
 

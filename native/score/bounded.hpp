@@ -40,16 +40,6 @@ inline constexpr std::int64_t kTries = 2;
 /// Entries of a list that are looked at together.
 inline constexpr std::int64_t kWindow = 32;
 
-/// Sixteen classifiers by the bound of the best that has not been looked up.
-struct Group {
-  Place best;          // not after any of them: its label is the first one of the group
-  std::int32_t start;  // the first of them
-  std::uint32_t open;  // a bit for each that has not been looked up
-};
-
-/// The order of the queue, a heap with the highest in front.
-inline constexpr auto lower = [](const Group& a, const Group& b) { return before(b.best, a.best); };
-
 /// A term of the score of one of the classifiers that are looked up.
 template <typename Code>
 struct Found {
@@ -58,10 +48,17 @@ struct Found {
   std::uint32_t candidate;
 };
 
+/// The bounds of a row's classifiers, and which of them have been looked up. The highest one is
+/// found from the highest of each group of kGroup classifiers and of each block of kGroup groups.
+struct Bounds {
+  std::vector<float> groups, blocks;  // −inf where there are no more
+  std::vector<std::uint16_t> taken;   // a bit for each classifier of a group
+};
+
 /// Memory that is used for one row after another.
 template <typename Code>
 struct Scratch {
-  std::vector<Group> rest, queue;
+  Bounds bounds;
   std::vector<Found<Code>> found;
 };
 
@@ -137,74 +134,66 @@ inline void look_up(const Shard<Code>& shard, std::span<const Term<Code>> terms,
   for (const auto& [weight, value, j] : found) sums[j] += value * decode(*weight);
 }
 
-/// The groups that have a bound which ranks before `worst`.
+/// The highest of kGroup numbers.
+inline float highest_of_group(const float* numbers) {
+  Wide highest = load(numbers);
+  for (int l = kWide; l < kGroup; l += kWide) {
+    const Wide more = load(numbers + l);
+    highest = highest > more ? highest : more;
+  }
+  return highest_of(highest);
+}
+
+/// Where the first of the highest numbers is. There are a multiple of kGroup, and none is a NaN.
+inline std::int64_t first_highest(std::span<const float> numbers) {
+  Wide highest = load(numbers.data());
+  for (std::size_t i = kWide; i < numbers.size(); i += kWide) {
+    const Wide more = load(numbers.data() + i);
+    highest = highest > more ? highest : more;
+  }
+  return std::ranges::find(numbers, highest_of(highest)) - numbers.begin();
+}
+
+/// Bounds all classifiers, given the sums of what lifts them.
 template <typename Code>
-inline void find_groups(const Shard<Code>& shard, const Labels& of, float bias, const float* sums,
-                        const Place& worst, std::vector<Group>& groups) {
-  groups.clear();
-  for (std::int64_t start = 0; start < shard.n_rows(); start += kGroup) {
-    const float highest = highest_score(shard, bias, sums, start);
-    if (highest < worst.score) continue;  // before the label is read
-    const Place best{highest, of.first(start)};
-    if (!before(best, worst)) continue;
-    const std::int64_t size = std::min(kGroup, shard.n_rows() - start);
-    groups.push_back({best, static_cast<std::int32_t>(start), (1U << size) - 1});
-  }
+inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums, Bounds& bounds) {
+  for (std::int64_t group = 0; group < shard.n_words(); ++group)
+    bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup);
+  for (std::size_t block = 0; block * kGroup < bounds.groups.size(); ++block)
+    bounds.blocks[block] = highest_of_group(&bounds.groups[block * kGroup]);
+  std::ranges::fill(bounds.taken, std::uint16_t{0});
 }
 
-/// Moves the groups with the highest bounds from `rest` to the queue, and drops those that do not
-/// rank before `worst`. As long as places are empty, all groups do: to order all would take longer
-/// than the rest together.
-inline void fill_queue(std::vector<Group>& rest, const Place& worst, std::vector<Group>& queue) {
-  const auto may_enter = [&](const Group& group) { return before(group.best, worst); };
-  rest.erase(std::partition(rest.begin(), rest.end(), may_enter), rest.end());
-  float least = -HUGE_VALF;
-  std::array<float, 64> sample;
-  if (rest.size() > 4 * sample.size()) {
-    for (std::size_t i = 0; i < sample.size(); ++i)
-      sample[i] = rest[i * rest.size() / sample.size()].best.score;
-    std::nth_element(sample.begin(), sample.begin() + 2, sample.end(), std::greater<>());
-    least = sample[2];
-  }
-  const auto later = [&](const Group& group) { return group.best.score < least; };
-  const auto first = std::partition(rest.begin(), rest.end(), later);
-  queue.assign(first, rest.end());
-  rest.erase(first, rest.end());
-  std::make_heap(queue.begin(), queue.end(), lower);
-}
-
-/// Takes the classifier with the highest bound from the queue; −1 if none ranks before `worst`.
+/// Takes the classifier with the highest bound, the first of several; −1 if it does not rank before
+/// `worst`, so that none does. A bound of −inf is not told from there being no more: −2.
 template <typename Code>
 inline std::int64_t take_best(const Shard<Code>& shard, const Labels& of, float bias,
-                              const float* sums, const Place& worst, Scratch<Code>& scratch) {
-  auto& queue = scratch.queue;
-  if (queue.empty() || !before(queue.front().best, worst)) fill_queue(scratch.rest, worst, queue);
-  if (queue.empty()) return -1;
-  std::pop_heap(queue.begin(), queue.end(), lower);
-  Group& group = queue.back();
-  Place best, second;
-  int best_bit = 0;
-  for (std::uint32_t open = group.open; open != 0; open &= open - 1) {
-    const int bit = std::countr_zero(open);
-    const std::int64_t row = group.start + bit;
-    const Place place{at_most(score_of(shard, bias, sums[row], row)), of.first(row)};
-    if (before(place, best)) {
-      second = best;
-      best = place;
-      best_bit = bit;
-    } else if (before(place, second)) {
-      second = place;
+                              const float* sums, const Place& worst, Bounds& bounds) {
+  const std::int64_t block = first_highest(bounds.blocks);
+  const float highest = bounds.blocks[block];
+  if (highest < worst.score) return -1;
+  if (highest == -HUGE_VALF) return -2;
+  const std::int64_t group =
+      block * kGroup +
+      first_highest(std::span<const float>(bounds.groups).subspan(block * kGroup, kGroup));
+  const std::int64_t stop = std::min(kGroup, shard.n_rows() - group * kGroup);
+  float second = -HUGE_VALF;
+  std::int64_t best = -1;
+  for (std::int64_t i = 0; i < stop; ++i) {
+    if (bounds.taken[group] >> i & 1) continue;
+    const std::int64_t row = group * kGroup + i;
+    const float bound = at_most(score_of(shard, bias, sums[row], row));
+    if (best < 0 && bound == highest) {
+      best = i;
+    } else {
+      second = std::max(second, bound);
     }
   }
-  const std::int64_t row = group.start + best_bit;
-  group.best = second;
-  group.open &= ~(1U << best_bit);
-  if (group.open == 0) {
-    queue.pop_back();
-  } else {
-    std::push_heap(queue.begin(), queue.end(), lower);
-  }
-  return row;
+  if (!before({highest, of.first(group * kGroup + best)}, worst)) return -1;
+  bounds.taken[group] |= static_cast<std::uint16_t>(1U << best);
+  bounds.groups[group] = second;
+  bounds.blocks[block] = highest_of_group(&bounds.groups[block * kGroup]);
+  return group * kGroup + best;
 }
 
 /// How many classifiers can be looked up in the time that is saved by not reading all parts.
@@ -227,31 +216,36 @@ inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
                             float* sums, std::span<Place> heap, Scratch<Code>& scratch) {
   std::int64_t left = lookups_worth(shard, terms, lookup);
   const std::int64_t empty = heap.front().label == Place::empty ? std::ssize(heap) : 0;
-  if (left <= kTries * empty) return false;
+  if (left <= kTries * empty || shard.n_rows() == 0) return false;
   // Nothing may fail for want of memory while the sums are not 0.
-  scratch.rest.reserve(shard.n_words());
-  scratch.queue.reserve(shard.n_words());
+  Bounds& bounds = scratch.bounds;
+  const std::int64_t n_blocks = (shard.n_words() + kGroup - 1) / kGroup;
+  const std::int64_t some_blocks = (n_blocks + kGroup - 1) / kGroup * kGroup;
+  bounds.groups.resize(n_blocks * kGroup, -HUGE_VALF);
+  bounds.blocks.resize(some_blocks, -HUGE_VALF);
+  bounds.taken.resize(shard.n_words());
   scratch.found.reserve(terms.size() * kAtOnce);
 
-  for (const auto& term : terms)
-    if (term.lifts) add_term(term, shard.n_words(), sums);
-  find_groups(shard, of, bias, sums, heap.front(), scratch.rest);
-  scratch.queue.clear();
+  add_terms(shard, terms, true, sums);
+  find_bounds(shard, bias, sums, bounds);
   std::array<std::int64_t, kAtOnce> candidates;
   std::array<float, kAtOnce> exact;
-  std::size_t size = kAtOnce;
-  for (; size == kAtOnce && left > 0; left -= kAtOnce) {
-    for (size = 0; size < kAtOnce; ++size) {
-      candidates[size] = take_best(shard, of, bias, sums, heap.front(), scratch);
-      if (candidates[size] < 0) break;
+  std::int64_t next = 0;
+  while (next >= 0 && left > 0) {
+    std::size_t size = 0;
+    for (; size < kAtOnce; ++size) {
+      next = take_best(shard, of, bias, sums, heap.front(), bounds);
+      if (next < 0) break;
+      candidates[size] = next;
     }
+    left -= static_cast<std::int64_t>(size);
     look_up(shard, terms, std::span<const std::int64_t>(candidates.data(), size), exact.data(),
             scratch.found);
     for (std::size_t j = 0; j < size; ++j)
       compete(of, candidates[j], score_of(shard, bias, exact[j], candidates[j]), heap);
   }
   std::fill_n(sums, shard.n_words() * kGroup, 0.0f);
-  return size < kAtOnce;
+  return next == -1;
 }
 
 }  // namespace dismec::score

@@ -21,13 +21,17 @@
 
 namespace dismec::score {
 
-/// This thread's sums: room for every classifier that sixteen bits can name, whatever a file
-/// holds. All zero whenever a row is begun.
-inline float* sums() {
+/// This thread's sums: room for every classifier that sixteen bits can name, whatever a file holds.
+/// Those of a shard's words are 0 whenever a row is begun. Others are not if a damaged list names
+/// classifiers that the shard does not have: they are set to 0 for the first shard that has them.
+inline float* sums(std::int64_t n_words) {
   struct alignas(64) Line {
     float sums[kGroup] = {};
   };
   thread_local std::vector<Line> memory(kShardRows / kGroup);
+  thread_local std::int64_t clean = kShardRows / kGroup;
+  if (n_words > clean) std::fill_n(memory.begin() + clean, n_words - clean, Line{});
+  clean = n_words;
   return memory.front().sums;
 }
 
@@ -124,15 +128,93 @@ inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums) 
   }
 }
 
+#if defined(__AVX2__)
+
+/// Codes ahead of where they are needed: prefetchers of processors stop at the end of a page.
+inline constexpr std::int64_t kAhead = 1024;
+
+/// The same as `add_term` for some dense terms in turn, but sums are read and written only once. As
+/// many codes as there are bits must be in the array, whatever these say.
+template <int n, typename Code>
+inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_words,
+                               float* __restrict sums) {
+  const Code* weights[n];
+  const std::uint16_t* words[n];
+  Wide values[n];
+  for (int t = 0; t < n; ++t) {
+    weights[t] = terms[t]->list.weights.data();
+    words[t] = terms[t]->list.places;
+    values[t] = Wide{} + terms[t]->value;
+  }
+  constexpr int vectors = kGroup / kWide;
+  constexpr std::uint32_t all = (1U << kWide) - 1;
+  for (std::int64_t i = 0; i < n_words; ++i) {
+    Wide own[vectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) own[v] = load(sums + i * kGroup + v * kWide);
+#pragma GCC unroll 4
+    for (int t = 0; t < n; ++t) {
+      const std::uint32_t word = words[t][i];
+      __builtin_prefetch(weights[t] + kAhead);
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) {
+        const std::uint32_t bits = word >> v * kWide & all;
+        own[v] += values[t] * decode_spread(bits, weights[t]);
+        weights[t] += std::popcount(bits);
+      }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) store(sums + i * kGroup + v * kWide, own[v]);
+  }
+}
+
+#endif
+
+/// sums += value · weight for the terms that lift, or for all of them, in their order.
 template <typename Code>
-inline void add_terms(const Shard<Code>& shard, const std::vector<Term<Code>>& terms, float* sums) {
-  for (const auto& term : terms) add_term(term, shard.n_words(), sums);
+inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, bool lifting,
+                      float* sums) {
+  const std::int64_t n_words = shard.n_words();
+#if defined(__AVX2__)
+  constexpr std::size_t together = 4;
+  const Term<Code>* dense[together];
+  std::size_t n = 0;
+  const auto add_waiting = [&] {
+    if (n == 1) add_dense_together<1>(dense, n_words, sums);
+    if (n == 2) add_dense_together<2>(dense, n_words, sums);
+    if (n == 3) add_dense_together<3>(dense, n_words, sums);
+    if (n == 4) add_dense_together<4>(dense, n_words, sums);
+    n = 0;
+  };
+  for (const auto& term : terms) {
+    if ((lifting && !term.lifts) || term.list.weights.empty()) continue;
+    const auto behind = shard.weights.data() + shard.weights.size() - term.list.weights.data();
+    // What is not finite must not meet the zeros of those that have no weight.
+    if (term.list.dense && behind >= (n_words + 1) * kGroup && std::isfinite(term.value)) {
+      dense[n++] = &term;
+      if (n == together) add_waiting();
+    } else {
+      add_waiting();
+      add_term(term, n_words, sums);
+    }
+  }
+  add_waiting();
+#else
+  for (const auto& term : terms)
+    if (!lifting || term.lifts) add_term(term, n_words, sums);
+#endif
 }
 
 /// The score of a classifier.
 template <typename Code>
 inline float score_of(const Shard<Code>& shard, float bias, float sum, std::int64_t row) {
   return sum * shard.scales[row] + bias * shard.bias[row];
+}
+
+/// The scores of kWide classifiers from `row` on.
+template <typename Code>
+inline Wide scores_of(const Shard<Code>& shard, float bias, const float* sums, std::int64_t row) {
+  return load(sums + row) * load(&shard.scales[row]) + bias * load(&shard.bias[row]);
 }
 
 /// The score, or +inf for a NaN.
@@ -142,19 +224,19 @@ inline float at_most(float score) { return score < HUGE_VALF ? score : HUGE_VALF
 template <typename Code>
 inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
                            std::int64_t start) {
-  // The bits as integers of the same order: compilers find the largest of these with vectors.
-  constexpr std::int32_t all = std::numeric_limits<std::int32_t>::max();
-  const auto ordered = [](std::int32_t bits) { return bits ^ (bits >> 31 & all); };
-  const auto among = [&](std::int64_t size) {
-    std::int32_t highest = -all - 1;
-    for (std::int64_t row = start; row < start + size; ++row) {
-      const float score = at_most(score_of(shard, bias, sums[row], row));
-      highest = std::max(highest, ordered(std::bit_cast<std::int32_t>(score)));
-    }
-    return std::bit_cast<float>(ordered(highest));
-  };
-  // Compiled for the number of all groups but the last.
-  return start + kGroup <= shard.n_rows() ? among(kGroup) : among(shard.n_rows() - start);
+  float highest = -HUGE_VALF;
+  if (start + kGroup > shard.n_rows()) {
+    for (std::int64_t row = start; row < shard.n_rows(); ++row)
+      highest = std::max(highest, at_most(score_of(shard, bias, sums[row], row)));
+    return highest;
+  }
+  Wide best = Wide{} - HUGE_VALF;
+  for (std::int64_t row = start; row < start + kGroup; row += kWide) {
+    const Wide scores = scores_of(shard, bias, sums, row);
+    const Wide known = scores < HUGE_VALF ? scores : Wide{} + HUGE_VALF;
+    best = best > known ? best : known;
+  }
+  return highest_of(best);
 }
 
 }  // namespace dismec::score

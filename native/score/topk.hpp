@@ -6,13 +6,18 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "score/bounded.hpp"
 #include "score/ranking.hpp"
 #include "score/sums.hpp"
+#include "score/tiles.hpp"
 
 namespace dismec::score {
+
+/// Fewer rows than this hardly share a table.
+inline constexpr std::int64_t kFewRows = 32;
 
 /// Lets the labels of a shard compete for the places of one row, and sets the sums back to 0.
 /// `heap` is ordered by `before`, its worst place in front; returns whether anything entered.
@@ -20,51 +25,104 @@ template <typename Code>
 inline bool enter(const Shard<Code>& shard, const Labels& of, float bias, float* sums,
                   std::span<Place> heap) {
   bool entered = false;
-  for (std::int64_t start = 0; start < shard.n_rows(); start += kGroup) {
-    const float highest = highest_score(shard, bias, sums, start);
+  const auto enter_each = [&](std::int64_t start, std::int64_t stop) {
+    for (std::int64_t row = start; row < stop; ++row)
+      entered |= compete(of, row, score_of(shard, bias, sums[row], row), heap);
+  };
+  std::int64_t start = 0;
+  for (; start + kGroup <= shard.n_rows(); start += kGroup) {
+    const float worst = heap.front().score;
+    Mask may_enter{};
+    for (std::int64_t row = start; row < start + kGroup; row += kWide)
+      may_enter |= scores_of(shard, bias, sums, row) >= worst;
     // Labels only grow from here: a tie that is lost for the first one is lost for the group.
-    if (highest >= heap.front().score && before({highest, of.first(start)}, heap.front())) {
-      const std::int64_t stop = std::min(start + kGroup, shard.n_rows());
-      for (std::int64_t row = start; row < stop; ++row)
-        entered |= compete(of, row, score_of(shard, bias, sums[row], row), heap);
-    }
+    if (any(may_enter) &&
+        before({highest_score(shard, bias, sums, start), of.first(start)}, heap.front()))
+      enter_each(start, start + kGroup);
     std::fill_n(sums + start, kGroup, 0.0f);
   }
+  enter_each(start, shard.n_rows());
+  std::fill_n(sums + start, shard.n_words() * kGroup - start, 0.0f);
   return entered;
 }
 
-/// Merges a shard into the running top k of every row. `labels` and `scores` are rows × k, best
-/// first; empty places hold label −1 and score −inf. The order in which shards come does not
-/// matter. `lookup` is as for `enter_by_bounds`.
-template <typename Code>
-inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& rows, std::size_t k,
-                       std::int64_t lookup, std::span<std::int32_t> labels,
-                       std::span<float> scores) {
-  float* const buffer = sums();
-  std::vector<Term<Code>> terms;
-  Scratch<Code> scratch;
-  std::vector<Place> heap(k);
-  for (std::int64_t row = 0; row < rows.n_rows(); ++row) {
-    const float bias = find_terms(shard, rows, row, terms);
-    std::int32_t* row_labels = labels.data() + static_cast<std::size_t>(row) * k;
-    float* row_scores = scores.data() + static_cast<std::size_t>(row) * k;
-    const auto begin = [&] {
-      // Best first is ascending by `before`: reversed, it is a heap.
-      for (std::size_t j = 0; j < k; ++j)
-        heap[k - 1 - j] = {row_scores[j], row_labels[j] < 0 ? Place::empty : row_labels[j]};
-    };
-    begin();
-    if (!shard.split || !enter_by_bounds(shard, of, std::span<const Term<Code>>(terms), bias,
-                                         lookup, buffer, std::span(heap), scratch)) {
-      if (shard.split) begin();
-      add_terms(shard, terms, buffer);
-      if (!enter(shard, of, bias, buffer, std::span(heap))) continue;
+/// Where the best labels of rows are kept: rows × k, best first; empty places hold label −1 and
+/// score −inf.
+struct Ranking {
+  std::size_t k;
+  std::span<std::int32_t> labels;
+  std::span<float> scores;
+
+  /// The places of a row as a heap, its worst place in front.
+  void read(std::int64_t row, std::span<Place> heap) const {
+    // Best first is ascending by `before`: reversed, it is a heap.
+    for (std::size_t j = 0; j < k; ++j) {
+      const std::int32_t label = labels[row * k + j];
+      heap[k - 1 - j] = {scores[row * k + j], label < 0 ? Place::empty : label};
     }
+  }
+  void write(std::int64_t row, std::span<Place> heap) const {
     std::sort_heap(heap.begin(), heap.end(), before);
     for (std::size_t j = 0; j < k; ++j) {
-      row_scores[j] = heap[j].score;
-      row_labels[j] = heap[j].label == Place::empty ? -1 : heap[j].label;
+      scores[row * k + j] = heap[j].score;
+      labels[row * k + j] = heap[j].label == Place::empty ? -1 : heap[j].label;
     }
+  }
+};
+
+/// Merges a shard into the ranking of some rows, one after another.
+template <typename Code>
+inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& rows,
+                       std::int64_t begin, std::int64_t stop, std::int64_t lookup,
+                       const Ranking& best) {
+  float* const buffer = sums(shard.n_words());
+  std::vector<Term<Code>> terms, next;
+  Scratch<Code> scratch;
+  std::vector<Place> heap(best.k);
+  // The next row's lists are on their way from memory while this one's are added.
+  float next_bias = begin < stop ? find_terms(shard, rows, begin, next) : 0.0f;
+  for (std::int64_t row = begin; row < stop; ++row) {
+    const float bias = next_bias;
+    std::swap(terms, next);
+    if (row + 1 < stop) next_bias = find_terms(shard, rows, row + 1, next);
+    const std::span<const Term<Code>> own(terms);
+    best.read(row, heap);
+    if (!shard.split ||
+        !enter_by_bounds(shard, of, own, bias, lookup, buffer, std::span(heap), scratch)) {
+      if (shard.split) best.read(row, heap);
+      add_terms(shard, own, false, buffer);
+      if (!enter(shard, of, bias, buffer, std::span(heap))) continue;
+    }
+    best.write(row, heap);
+  }
+}
+
+/// Merges a shard into the ranking of every row. The order in which shards come does not matter.
+/// `lookup` is as for `enter_by_bounds`.
+template <typename Code>
+inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& rows,
+                       std::int64_t lookup, const Ranking& best) {
+  if (shard.split || rows.n_rows() < kFewRows) {
+    merge_rows(shard, of, rows, 0, rows.n_rows(), lookup, best);
+    return;
+  }
+  Batch<Code> batch;
+  Table<Code> table;
+  std::vector<Place> heaps;
+  for (std::int64_t begin = 0; begin < rows.n_rows(); begin += batch.n_rows()) {
+    take_rows(shard, rows, begin, batch);
+    const std::int64_t size = batch.n_rows();
+    if (batch.scanning <= batch.tiling) {
+      merge_rows(shard, of, rows, begin, begin + size, lookup, best);
+      continue;
+    }
+    heaps.resize(size * best.k);
+    const auto heap = [&](std::int64_t row) {
+      return std::span(heaps).subspan(row * best.k, best.k);
+    };
+    for (std::int64_t row = 0; row < size; ++row) best.read(begin + row, heap(row));
+    enter_tiled(shard, of, batch, table, best.k, std::span(heaps));
+    for (std::int64_t row = 0; row < size; ++row) best.write(begin + row, heap(row));
   }
 }
 
@@ -72,11 +130,11 @@ inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& ro
 template <typename Code>
 inline void dense_scores(const Shard<Code>& shard, const Labels& of, const Csr& rows,
                          std::int64_t n_labels, std::span<float> out) {
-  float* const buffer = sums();
+  float* const buffer = sums(shard.n_words());
   std::vector<Term<Code>> terms;
   for (std::int64_t i = 0; i < rows.n_rows(); ++i) {
     const float bias = find_terms(shard, rows, i, terms);
-    add_terms(shard, terms, buffer);
+    add_terms(shard, std::span<const Term<Code>>(terms), false, buffer);
     float* line = out.data() + i * n_labels;
     for (std::int64_t row = 0; row < shard.n_rows(); ++row) {
       const float score = score_of(shard, bias, buffer[row], row);

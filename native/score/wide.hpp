@@ -2,9 +2,11 @@
 // that follow one another → the lanes whose bit is set.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -25,10 +27,28 @@ inline constexpr std::array<std::uint64_t, 256> kRanks = [] {
   return ranks;
 }();
 
+/// For every byte: where a shuffle finds the first 16-bit codes for those of its bits that are set.
+alignas(16) inline constexpr auto kShuffles = [] {
+  std::array<std::array<std::uint8_t, 16>, 256> shuffles{};
+  for (unsigned byte = 0; byte < 256; ++byte)
+    for (unsigned bit = 0; bit < 8; ++bit) {
+      const auto rank = static_cast<unsigned>(std::popcount(byte & ((1U << bit) - 1)));
+      const bool set = (byte >> bit & 1) != 0;
+      shuffles[byte][2 * bit] = static_cast<std::uint8_t>(set ? 2 * rank : 0x80);
+      shuffles[byte][2 * bit + 1] = static_cast<std::uint8_t>(set ? 2 * rank + 1 : 0x80);
+    }
+  return shuffles;
+}();
+
+/// Eight codes: the first ones for the bits that are set, 0 for the others.
+inline __m128i spread_codes(std::uint32_t bits, const Half* codes) {
+  return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)),
+                          _mm_load_si128(reinterpret_cast<const __m128i*>(&kShuffles[bits])));
+}
+
 #endif
 
-// Where there are vectors: kWide weights at a time.
-//
+// Wide are kWide numbers that are computed with at once. Where there are vectors of codes as well,
 // decode_wide(p) are the numbers that p[0] … stand for. spread(bits, numbers) hands the first
 // numbers, one after another, to the lanes whose bit is set, and 0 to the others.
 
@@ -101,6 +121,60 @@ inline void store(float* to, Wide numbers) { _mm256_store_ps(to, numbers); }
 inline void add_to(float* sums, Wide numbers) {
   _mm256_store_ps(sums, _mm256_add_ps(_mm256_load_ps(sums), numbers));
 }
+
+#else
+
+inline constexpr int kWide = 4;
+using Wide = float __attribute__((vector_size(4 * kWide)));
+
+#endif
+
+/// A number for each lane: −1 if what was compared is so, else 0.
+using Mask = decltype(Wide{} < Wide{});
+
+/// Whether it is so in any lane.
+inline bool any(Mask mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(std::bit_cast<__m512i>(mask), std::bit_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_testz_si256(std::bit_cast<__m256i>(mask), std::bit_cast<__m256i>(mask)) == 0;
+#else
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
+}
+
+/// The highest of numbers none of which is a NaN.
+inline float highest_of(Wide numbers) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(numbers);
+#elif defined(__AVX2__)
+  const __m128 halves =
+      _mm_max_ps(_mm256_castps256_ps128(numbers), _mm256_extractf128_ps(numbers, 1));
+  const __m128 pairs = _mm_max_ps(halves, _mm_movehl_ps(halves, halves));
+  return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_movehdup_ps(pairs)));
+#else
+  return std::max(std::max(numbers[0], numbers[1]), std::max(numbers[2], numbers[3]));
+#endif
+}
+
+inline Wide load(const float* from) {  // from anywhere
+  Wide numbers;
+  std::memcpy(&numbers, from, sizeof(Wide));
+  return numbers;
+}
+
+#if defined(__AVX2__)
+
+/// spread(bits, decode_wide(codes)).
+template <typename Code>
+inline Wide decode_spread(std::uint32_t bits, const Code* codes) {
+  return spread(bits, decode_wide(codes));
+}
+#if !defined(__AVX512F__)
+inline Wide decode_spread(std::uint32_t bits, const Half* codes) {
+  return _mm256_cvtph_ps(spread_codes(bits, codes));
+}
+#endif
 
 #endif
 

@@ -19,9 +19,9 @@ from dismec.model.shards import Shard
 
 __all__ = ["Labels", "Predictor", "Scores", "best_labels", "empty_topk"]
 
-# Rows that a thread transforms and scores at a time: enough to make the calls per shard cheap, few
-# enough that their transformed copy stays in the cache and the threads finish together.
-_CHUNK_ROWS = 256
+# Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
+# that their transformed copy stays in the cache.
+_CHUNK_ROWS = 1024
 _MIN_CHUNK_ROWS = 8
 
 Labels = npt.NDArray[np.int32]
@@ -157,8 +157,8 @@ def _damage_as_model_error() -> Iterator[None]:
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
     """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
     threads = thread_count(threads)
-    # Some sixteen chunks per thread: the last one that a thread works on alone is a small part.
-    size = min(max(-(-n_rows // (16 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
+    # As many chunks for each thread, but several: one may be held up.
+    size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
     threads = min(threads, len(chunks))
     if threads <= 1:

@@ -1,0 +1,243 @@
+// Many rows × a shard → the best labels of each, a tile of classifiers at a time.
+//
+// A row alone spends most of its time on decoding weights and on reading and writing sums. Here the
+// weights of some classifiers are decoded once for many rows, into a table that has a line for each
+// feature of these rows; a tile of it stays in the cache while all rows are scored, and the sums of
+// a row are in registers. They are added in the same order as elsewhere, so that scores are the
+// same to the last bit.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "csr.hpp"
+#include "score/ranking.hpp"
+#include "score/sums.hpp"
+
+namespace dismec::score {
+
+inline constexpr std::int64_t kTile = 32;        // classifiers whose sums are in registers
+inline constexpr std::int64_t kTiles = 8;        // tiles that are decoded together
+inline constexpr std::int64_t kLines = 1 << 13;  // features that rows may have together
+inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 2;
+inline constexpr std::int64_t kTiledRows = 1 << 10;  // rows that share a table, at most
+
+/// What the table holds: codes where a vector of them is decoded in one step, or floats.
+#if defined(__AVX2__)
+template <typename Code>
+using Kept = std::conditional_t<std::is_same_v<Code, Half>, Half, float>;
+#else
+template <typename Code>
+using Kept = float;
+#endif
+
+/// A feature of a row, and its value.
+struct Entry {
+  std::uint32_t line;
+  float value;
+};
+
+/// The weights of a feature that have not been decoded yet.
+template <typename Code>
+struct Rest {
+  const Code* weight;
+  const Code* end;
+  const std::uint16_t* place;
+  bool dense;
+};
+
+/// Some rows and the features they have, prepared for a shard.
+template <typename Code>
+struct Batch {
+  std::vector<Entry> entries;         // of all rows
+  std::vector<std::int64_t> ends;     // of each row's entries
+  std::vector<float> bias, worst;     // of each row: value of its bias feature, score to beat
+  std::vector<Rest<Code>> features;   // by line
+  std::vector<std::int32_t> line_of;  // by feature of the model; −1 if no row has it
+  std::vector<std::int32_t> used;     // features of the model that have a line
+  std::int64_t scanning, tiling;      // how long either way takes, in times of adding a word
+
+  std::int64_t n_rows() const { return std::ssize(ends); }
+};
+
+/// Takes rows from `begin` on, as many as may share a table. Throws if their features' weights are
+/// out of range.
+template <typename Code>
+inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t begin,
+                      Batch<Code>& batch) {
+  for (const std::int32_t feature : batch.used) batch.line_of[feature] = -1;
+  batch.line_of.resize(shard.n_features(), -1);
+  batch.used.clear(), batch.entries.clear(), batch.ends.clear();
+  batch.bias.clear(), batch.features.clear();
+  batch.scanning = batch.tiling = 0;
+  const std::int64_t n_words = shard.n_words();
+  const std::int64_t stop = std::min(rows.n_rows(), begin + kTiledRows);
+  for (std::int64_t row = begin; row < stop; ++row) {
+    if (row > begin && std::ssize(batch.used) + rows.nnz(row) > kLines) break;
+    float bias = 0;
+    for (std::int64_t e = rows.indptr[row]; e < rows.indptr[row + 1]; ++e) {
+      const std::int32_t feature = rows.indices[e];
+      if (feature == shard.n_features()) {
+        bias = rows.values[e];
+        continue;
+      }
+      std::int32_t& line = batch.line_of[feature];
+      if (line < 0) {
+        const auto list = shard.list(feature, 0);
+        line = static_cast<std::int32_t>(batch.used.size());
+        batch.used.push_back(feature);
+        const Code* const first = list.weights.data();
+        batch.features.push_back({first, first + list.weights.size(), list.places, list.dense});
+        batch.tiling += 2 * n_words;
+      }
+      const auto& [weight, end, place, dense] = batch.features[line];
+      if (weight == end) continue;
+      // What is not finite must not meet the zeros of those that have no weight.
+      if (!std::isfinite(rows.values[e])) batch.tiling = kNever;
+      batch.scanning += dense ? n_words : (end - weight) / 3;
+      batch.tiling += n_words / 2;
+      batch.entries.push_back({static_cast<std::uint32_t>(line), rows.values[e]});
+    }
+    batch.bias.push_back(bias);
+    batch.ends.push_back(std::ssize(batch.entries));
+  }
+}
+
+/// A word of codes, or of the numbers they stand for, 0 where there is none.
+template <typename Code>
+inline void decode_word(std::uint32_t word, const Code* codes, Kept<Code>* to) {
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<Code, Half>) {
+    for (int lane = 0; lane < kGroup; lane += 8) {
+      const std::uint32_t bits = word >> lane & 0xff;
+      _mm_store_si128(reinterpret_cast<__m128i*>(to + lane), spread_codes(bits, codes));
+      codes += std::popcount(bits);
+    }
+  } else {
+    for (int lane = 0; lane < kGroup; lane += kWide) {
+      const std::uint32_t bits = word >> lane & ((1U << kWide) - 1);
+      store(to + lane, decode_spread(bits, codes));
+      codes += std::popcount(bits);
+    }
+  }
+#else
+  for (int lane = 0; lane < kGroup; ++lane) to[lane] = word >> lane & 1 ? decode(*codes++) : 0.0f;
+#endif
+}
+
+inline void keep(Half code, Half& to) { to = code; }
+template <typename Code>
+inline void keep(Code code, float& to) {
+  to = decode(code);
+}
+
+/// A table of kTiles tiles, each with a line of kTile weights for every feature of the batch.
+template <typename Code>
+struct Table {
+  struct alignas(64) Line {
+    Kept<Code> weights[kTile];
+  };
+  std::vector<Line> lines;
+  std::int64_t n_features;
+
+  Line& line(std::int64_t tile, std::int64_t feature) { return lines[tile * n_features + feature]; }
+};
+
+/// Decodes the weights of the classifiers from `start` on.
+template <typename Code>
+inline void fill_table(std::int64_t start, std::int64_t n_words, Batch<Code>& batch,
+                       Table<Code>& table) {
+  const std::int64_t stop = start + kTiles * kTile;
+  const std::int64_t words = std::min(kTiles * kTile, n_words * kGroup - start) / kGroup;
+  for (std::int64_t f = 0; f < table.n_features; ++f) {
+    if (f + 4 < table.n_features) {
+      const auto& later = batch.features[f + 4];
+      for (int line = 0; line < 4; ++line)
+        __builtin_prefetch(reinterpret_cast<const char*>(later.weight) + 64 * line);
+      __builtin_prefetch(later.place);
+    }
+    auto& [weight, end, place, dense] = batch.features[f];
+    if (!dense) {
+      for (std::int64_t tile = 0; tile < kTiles; ++tile) table.line(tile, f) = {};
+      for (; weight < end && *place < stop; ++weight, ++place) {
+        const std::int64_t row = *place - start;
+        // In a damaged file they may not ascend.
+        if (row >= 0) keep(*weight, table.line(row / kTile, f).weights[row % kTile]);
+      }
+      continue;
+    }
+    for (std::int64_t i = 0; i < words; ++i, ++place) {
+      Kept<Code>* const to = table.line(i * kGroup / kTile, f).weights + i * kGroup % kTile;
+      // Bits that stand for more weights than there are lead no further than kGroup behind them.
+      const std::uint32_t word = weight < end ? *place : 0;
+      decode_word(word, weight, to);
+      weight += std::popcount(word);
+    }
+  }
+}
+
+inline Wide decode_kept(const float* weights) { return load(weights); }
+#if defined(__AVX2__)
+inline Wide decode_kept(const Half* weights) { return decode_wide(weights); }
+#endif
+
+/// Lets the classifiers of a tile, from `start` on, compete for the places of all rows, `k` each.
+template <typename Code>
+inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t start,
+                       const typename Table<Code>::Line* lines, Batch<Code>& batch, std::size_t k,
+                       std::span<Place> heaps) {
+  constexpr int vectors = kTile / kWide;
+  const std::int64_t size = std::min(kTile, shard.n_rows() - start);
+  alignas(64) float scales[kTile] = {}, biases[kTile] = {}, scores[kTile];
+  std::copy_n(&shard.scales[start], size, scales);
+  std::copy_n(&shard.bias[start], size, biases);
+  const Entry* entry = batch.entries.data();
+  for (std::int64_t row = 0; row < batch.n_rows(); ++row) {
+    const Entry* const end = batch.entries.data() + batch.ends[row];
+    Wide sums[vectors] = {};
+    for (; entry < end; ++entry) {
+      const auto* const weights = lines[entry->line].weights;
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) sums[v] += entry->value * decode_kept(weights + v * kWide);
+    }
+    Mask may_enter{};
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; ++v) {
+      const Wide wide =
+          sums[v] * load(scales + v * kWide) + batch.bias[row] * load(biases + v * kWide);
+      std::memcpy(scores + v * kWide, &wide, sizeof(Wide));
+      may_enter |= wide >= batch.worst[row];
+    }
+    if (!any(may_enter)) continue;
+    const auto heap = heaps.subspan(row * k, k);
+    for (std::int64_t i = 0; i < size; ++i)
+      if (scores[i] >= heap.front().score) compete(of, start + i, scores[i], heap);
+    batch.worst[row] = heap.front().score;
+  }
+}
+
+/// Lets the labels of a shard that is not split compete for the places of a batch's rows. `heaps`
+/// are ordered as for `compete`, one after another, `k` places each.
+template <typename Code>
+inline void enter_tiled(const Shard<Code>& shard, const Labels& of, Batch<Code>& batch,
+                        Table<Code>& table, std::size_t k, std::span<Place> heaps) {
+  batch.worst.clear();
+  for (std::int64_t row = 0; row < batch.n_rows(); ++row)
+    batch.worst.push_back(heaps[row * k].score);
+  table.n_features = std::ssize(batch.features);
+  table.lines.resize(kTiles * table.n_features);
+  for (std::int64_t start = 0; start < shard.n_rows(); start += kTile) {
+    const std::int64_t tile = start / kTile % kTiles;
+    if (tile == 0) fill_table(start, shard.n_words(), batch, table);
+    enter_tile(shard, of, start, table.lines.data() + tile * table.n_features, batch, k, heaps);
+  }
+}
+
+}  // namespace dismec::score
