@@ -44,8 +44,8 @@ TIMES_FASTER = {
         "dismec": {"napkinXC PLT": 4, XR_LINEAR: 4},
         "dismec, delta auto": {"napkinXC PLT": 8, XR_LINEAR: 4},
     },
-    "citeulike-t": {"dismec": {XR_LINEAR: 4}},
-    "generated": {"dismec": {XR_LINEAR: 4}},
+    "citeulike-t": {"dismec": {XR_LINEAR: 2}},
+    "generated": {"dismec": {XR_LINEAR: 3}},
 }
 SINGLE_ABOVE_BATCH = 0.1e-3  # seconds
 THREADS_RATIO = 1.8

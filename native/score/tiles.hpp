@@ -24,7 +24,7 @@
 namespace dismec::score {
 
 inline constexpr std::int64_t kTile = 32;        // classifiers whose sums are in registers
-inline constexpr std::int64_t kTiles = 8;        // tiles that are decoded together
+inline constexpr std::int64_t kTiles = 4;        // tiles that are decoded together
 inline constexpr std::int64_t kLines = 1 << 13;  // features that rows may have together
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 2;
 inline constexpr std::int64_t kTiledRows = 1 << 10;  // rows that share a table, at most
