@@ -1,0 +1,140 @@
+"""Solving where there are far more features than a row has: passes then read lists of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from dismec.data.synthetic import generate
+from dismec.features.transform import Transform
+from dismec.solve.costs import Costs
+from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.threads import solve_path
+
+# More would be a pass over all rows, feature by feature (native/solve/tiers.hpp).
+FEATURES_PER_NON_ZERO = 256
+
+
+@pytest.fixture(scope="module")
+def data():
+    train, _ = generate(4000, 8000, 300, features_per_row=10, seed=3, test_rows=0)
+    X, Y = train.X, train.Y
+    assert X.shape[1] * X.shape[0] > FEATURES_PER_NON_ZERO * X.nnz
+    return X, Y
+
+
+def gradient_over_allowed(rows, s, w, C=1.0, a=1.0, b=1.0, tol=0.01):
+    """‖∇f(w)‖ over all rows, as a share of what LIBLINEAR's rule and the certain gap allow."""
+    cost = np.where(s > 0, a, b)
+
+    def gradient(w):
+        slack = np.maximum(0, 1 - s * (rows @ w))
+        return w - 2 * C * (rows.T @ (cost * s * slack)), 0.5 * w @ w + C * cost @ slack**2
+
+    found, objective = gradient(w)
+    rarer = max(min((s > 0).sum(), (s < 0).sum()), 1)
+    liblinear = tol * rarer / len(s) * np.linalg.norm(gradient(np.zeros_like(w))[0])
+    return np.linalg.norm(found) / min(liblinear, np.sqrt(2 * 0.1 * tol * objective))
+
+
+def check_gradients(X, Y, labels, *, C=1.0, a=1.0, b=1.0, **transform):
+    fitted = Transform.fit(X, **transform)
+    costs = Costs(np.full(Y.shape[1], a), np.full(Y.shape[1], b))
+    solution = Problem(X, Y, fitted).solve(labels, SolverParams(C, delta=0), costs=costs)
+    rows, of_label = fitted.apply(X).astype(np.float64), sp.csc_array(Y)
+    normalized = transform.get("normalize", True)
+    for place, label in enumerate(labels):
+        s = np.full(X.shape[0], -1.0)
+        s[of_label.indices[of_label.indptr[label] : of_label.indptr[label + 1]]] = 1
+        w = solution.weights[[place]].toarray().ravel().astype(np.float64)
+        share = gradient_over_allowed(rows, s, w, C, a, b)
+        # Single precision leaves more of a gap where rows are long.
+        assert share <= solution.gradient[place] * (1.01 if normalized else 1.1) + 1e-3
+        assert solution.gradient[place] <= 1
+    return solution
+
+
+def some_labels(Y, n):
+    """Labels of all frequencies, the most frequent first."""
+    counts = np.bincount(Y.indices, minlength=Y.shape[1])
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    return order[np.linspace(0, len(order) - 1, n).astype(int)]
+
+
+@pytest.mark.parametrize("transform", [{}, {"bias": 0.0}, {"tfidf": True}, {"normalize": False}])
+def test_the_true_gradient_over_all_rows_is_small_enough(data, transform):
+    X, Y = data
+    check_gradients(X, Y, some_labels(Y, 60), **transform)
+
+
+@pytest.mark.parametrize(("C", "a", "b"), [(0.1, 1, 1), (10, 1, 1), (1, 25, 1), (1, 1, 0.05)])
+def test_so_it_is_for_any_c_and_costs(data, C, a, b):
+    X, Y = data
+    check_gradients(X, Y, some_labels(Y, 20), C=C, a=float(a), b=float(b))
+
+
+def test_so_it_is_where_values_are_negative(data):
+    X, Y = data
+    signs = np.random.default_rng(0).choice([-1, 1], X.nnz).astype(np.float32)
+    signed = sp.csr_array((X.data * signs, X.indices, X.indptr), X.shape)
+    check_gradients(signed, Y, some_labels(Y, 40))
+
+
+@pytest.mark.parametrize("factor", [30.0, 1e4])
+def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
+    X, Y = data
+    values = X.data.copy()
+    values[: X.indptr[1]] *= factor
+    longer = sp.csr_array((values, X.indices, X.indptr), X.shape)
+    check_gradients(longer, Y, some_labels(Y, 20), normalize=False)
+
+
+def test_so_it_is_for_a_label_that_most_rows_have(data):
+    X, _ = data
+    random = np.random.default_rng(1)
+    Y = sp.csr_array(random.random((X.shape[0], 3)) < [0.9, 0.5, 0.1], dtype=np.uint8)
+    check_gradients(X, Y, np.arange(3))
+
+
+def test_a_label_does_not_depend_on_its_neighbours(data):
+    X, Y = data
+    problem = Problem(X, Y, Transform.fit(X))
+    labels = some_labels(Y, 70)
+    together = problem.solve(labels, SolverParams()).weights
+    shuffled = problem.solve(labels[::-1], SolverParams()).weights[np.arange(70)[::-1]]
+    assert together.data.tobytes() == shuffled.data.tobytes()
+    for place in (0, 30, 69):
+        alone = problem.solve(labels[place : place + 1], SolverParams()).weights
+        assert together[[place]].data.tobytes() == alone.data.tobytes()
+
+
+def test_l1_reaches_its_gap(data):
+    X, Y = data
+    labels = some_labels(Y, 20)
+    solution = Problem(X, Y, Transform.fit(X)).solve(labels, SolverParams(penalty="l1"))
+    assert (solution.gradient <= 1).all()
+
+
+def test_a_path_of_several_c_ends_at_the_same_objectives(data):
+    X, Y = data
+    problem, labels = Problem(X, Y, Transform.fit(X)), some_labels(Y, 40)
+    path = [1.0, 4.0, 0.25, 16.0]
+    objective = np.zeros((len(path), Y.shape[1]))
+    for solution in solve_path(problem, SolverParams(), path, labels, threads=2):
+        objective[solution.place, solution.labels] = solution.objective
+    for place, C in enumerate(path):
+        at_once = problem.solve(labels, SolverParams(C=C)).objective
+        np.testing.assert_allclose(objective[place, labels], at_once, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_labels_of_large_data_begin_near_their_positives_and_end_exact():
+    train, _ = generate(220_000, 220_000, 22_000, features_per_row=42, seed=5, test_rows=0)
+    assert train.X.nnz > 256 << 15  # from here on a label begins without a pass
+    labels = some_labels(train.Y, 48)
+    solution = check_gradients(train.X, train.Y, labels)
+    problem = Problem(train.X, train.Y, Transform.fit(train.X))
+    for place in (0, 24, 47):
+        alone = problem.solve(labels[place : place + 1], SolverParams(delta=0)).weights
+        assert solution.weights[[place]].data.tobytes() == alone.data.tobytes()
