@@ -33,6 +33,11 @@ _PROCESS = 90e6
 _THREAD = 50e6
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
+# Where there are more features than this per non-zero of a row, the solver keeps the numbers of X
+# in other orders as well, and a thread's vectors are shorter (docs/solver.md).
+_FEATURES_PER_NON_ZERO = 256
+_TIER_NON_ZERO = 6
+_TIER_ROW_OR_FEATURE = 20
 
 
 def estimate_training(
@@ -115,9 +120,11 @@ def _peak(
     arrays = sum(a.nbytes for m in (X, Y) for a in (m.indptr, m.indices, m.data))
     block = weights * min(params.block_size, Y.shape[1])
     n_vector = X.shape[0] + X.shape[1]
-    return int(
-        arrays + _PROCESS + threads * (_THREAD + _ROW_OR_FEATURE * n_vector) + block * _WEIGHT
-    )
+    a_thread = max(_THREAD, X.nnz * 8 / 4) + _ROW_OR_FEATURE * n_vector
+    if X.shape[0] * X.shape[1] > _FEATURES_PER_NON_ZERO * X.nnz:
+        arrays += _TIER_NON_ZERO * X.nnz + _TIER_ROW_OR_FEATURE * n_vector
+        a_thread -= (_ROW_OR_FEATURE - _TIER_ROW_OR_FEATURE) * n_vector
+    return int(arrays + _PROCESS + threads * a_thread + block * _WEIGHT)
 
 
 def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) -> int:

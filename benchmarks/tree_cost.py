@@ -1,0 +1,96 @@
+"""Training time against PECOS XR-Linear as rows and labels grow; exits with 1 if a bound is missed.
+
+Generated data: 42 features and 3 labels per row, as many features as rows, a tenth as many labels;
+and citeulike-t. Every label is really trained, from loaded data, and P@k is that of the same test
+rows. The systems take turns, each run in a process of its own, and the fastest run of each counts.
+Both have their defaults. dismec has to be faster on every set.
+
+`--rows 1000000` takes half an hour or more per turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import data
+from dismec.data.dataset import Dataset
+from dismec.data.synthetic import generate
+from dismec.features.transform import Transform
+from dismec.measure.metrics import evaluate
+from machine import print_heading
+from training import peers_python, run
+
+SYSTEMS = ("dismec", "PECOS XR-Linear")
+TEST_ROWS = 2_000
+
+
+def generated(rows: int, seed: int) -> tuple[Dataset, Dataset]:
+    return generate(
+        rows, rows, rows // 10, features_per_row=42, seed=seed, test_rows=min(TEST_ROWS, rows)
+    )
+
+
+def prepare(train: Dataset, test: Dataset, folder: Path) -> None:
+    """Write what the systems read."""
+    normalize = Transform.fit(train.X, bias=0)
+    rows, test_rows = (normalize.apply(part.X)[:, :-1] for part in (train, test))
+    for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
+        sp.save_npz(folder / f"{part}.npz", sp.csr_matrix(matrix), compressed=False)
+
+
+def compare(name: str, train: Dataset, test: Dataset, args: argparse.Namespace) -> bool:
+    """Print a set's table; whether dismec is the fastest."""
+    python = args.peers_python or peers_python()
+    reports: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare(train, test, Path(scratch))
+        for _ in range(args.repeats):
+            for system, done in reports.items():
+                done.append(run(system, python, Path(scratch), args.threads))
+    fastest = {system: min(r["train"] for r in done) for system, done in reports.items()}
+    n_labels = np.count_nonzero(data.label_counts(train.Y))
+    print(
+        f"{name}: {train.X.shape[0]:,} rows, {n_labels:,} labels, {train.X.nnz:,} non-zeros;",
+        end="",
+    )
+    print(f" {args.threads} threads, best of {args.repeats}")
+    for system, done in reports.items():
+        quality = evaluate(test.Y, np.array(done[-1]["top"]), (1, 3, 5))
+        shown = " / ".join(f"{quality[f'P@{k}']:.2f}" for k in (1, 3, 5))
+        all_runs = ", ".join(f"{r['train']:.1f}" for r in done)
+        print(f"  {system:16} {fastest[system]:8.1f} s ({all_runs})   P@1/3/5 {shown}", end="")
+        print(f"   {done[0]['version']}")
+    ratio = fastest["dismec"] / fastest["PECOS XR-Linear"]
+    print(f"  dismec takes {ratio:.2f} times as long\n", flush=True)
+    return ratio <= 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="*", default=[100_000])
+    parser.add_argument("--sets", nargs="*", choices=data.SETS, default=["citeulike-t"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
+    args = parser.parse_args()
+
+    print_heading()
+    met = [compare(name, data.load(name), data.load(name, "test"), args) for name in args.sets]
+    met += [
+        compare(f"generated, {rows:,} rows", *generated(rows, args.seed), args)
+        for rows in args.rows
+    ]
+    print("every bound is met" if all(met) else "MISSED: slower than XR-Linear")
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
