@@ -96,11 +96,13 @@ class L2 {
   void grow(State& state, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
     // So many rows are close to the margin that some may be inside it and were not reported.
     if (pass.violators(slot).empty() && pass.more(slot)) state.wider *= 2;
+    const auto added = worst_rows(pass.violators(slot), wanted(state, set));
     if (static_cast<double>(state.kept.size()) < kNear * static_cast<double>(set.size()) &&
         state.rounds < kDroppingRounds) {
-      keep_only(set, X_, state.kept, memory);
+      replace_rows(set, X_, state.kept, added, memory);
+    } else {
+      append(set, X_, added, memory);
     }
-    take_worst(set, X_, pass.violators(slot), wanted(state, set), memory);
   }
 
   void follow(State& state, float ratio) const { state.goal.liblinear *= ratio; }

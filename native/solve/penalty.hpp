@@ -26,14 +26,13 @@ struct Verdict {
 inline constexpr std::int64_t kGrowth = 256;
 inline std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.size()); }
 
-/// Takes the worst violators into the set, as many as it has room for.
-inline void take_worst(WorkingSet& set, const Transformed& X, std::vector<Violator>& violators,
-                       std::int64_t most, SetMemory& memory) {
+/// The rows of the worst violators, ascending; the others are forgotten.
+inline std::vector<std::int32_t> worst_rows(std::vector<Violator>& violators, std::int64_t most) {
   keep_worst(violators, most);
-  std::vector<std::int32_t> added;
-  for (const Violator& v : violators) added.push_back(v.row);
-  std::sort(added.begin(), added.end());
-  append(set, X, added, memory);
+  std::vector<std::int32_t> rows;
+  for (const Violator& v : violators) rows.push_back(v.row);
+  std::sort(rows.begin(), rows.end());
+  return rows;
 }
 
 template <typename P>

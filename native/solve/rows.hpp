@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "csr.hpp"
+#include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 
 namespace dismec::solve {
@@ -130,13 +131,14 @@ inline void add_scaled(float t, const Row& x, float* w) {
 
 /// What the solver needs to know of all rows together.
 struct Summary {
-  std::vector<double> sums;       // Σ_i x_i, bias last
-  std::vector<float> magnitudes;  // Σ_i |x_i|, no bias
-  double sums_squared = 0;        // ‖Σ_i x_i‖²
-  double longest = 0;             // max ‖x_i‖
-  double longest_features = 0;    // max ‖x_i‖ without the bias
-  double mean_length = 0;         // of the rows without the bias
-  bool nonnegative = true;        // all of X
+  std::vector<double> sums;        // Σ_i x_i, bias last
+  HugeArray<float> sums_float{0};  // the same in single precision
+  std::vector<float> magnitudes;   // Σ_i |x_i|, no bias
+  double sums_squared = 0;         // ‖Σ_i x_i‖²
+  double longest = 0;              // max ‖x_i‖
+  double longest_features = 0;     // max ‖x_i‖ without the bias
+  double mean_length = 0;          // of the rows without the bias
+  bool nonnegative = true;         // all of X
 };
 
 inline Summary summarise(const Transformed& X) {
@@ -160,6 +162,8 @@ inline Summary summarise(const Transformed& X) {
   }
   const double bias = X.bias;
   summary.sums[X.n_features()] = bias * static_cast<double>(X.size());
+  summary.sums_float = HugeArray<float>(X.n_features() + 1);
+  std::copy(summary.sums.begin(), summary.sums.end(), summary.sums_float.data());
   for (const double s : summary.sums) summary.sums_squared += s * s;
   summary.longest_features = std::sqrt(longest_squared);
   summary.longest = std::sqrt(longest_squared + bias * bias);

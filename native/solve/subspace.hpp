@@ -45,7 +45,7 @@ inline constexpr double kStalled = 1e-9;
 struct SubspaceScratch {
   std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
   std::array<Direction, kDirections> directions;
-  std::vector<float> gathered, scaled, sums;
+  std::vector<float> gathered, scaled;
 };
 
 /// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
@@ -71,11 +71,7 @@ class SubspaceSolver {
     const double root_n = std::sqrt(static_cast<double>(set.n_outside));
     root_ = root_b * root_n;
     share_ = set.n_outside > 0 ? root_b / root_n : 0.0;
-    s_.sums.resize(set.w.size());
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
-      s_.sums[f] = static_cast<float>(summary.sums[set.feature(f)]);
-    }
-    s_.sums.back() = static_cast<float>(summary.sums.back());
+    find_sums(set, summary);
   }
 
   /// Until the goal is reached, or the gradient has become so much smaller that it is time to look
@@ -134,7 +130,7 @@ class SubspaceSolver {
     const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
       change[i] = -set_.signed_root(i) * score;
     });
-    change[m] = static_cast<float>(share_ * (inner(s_.sums, d) - sum));
+    change[m] = static_cast<float>(share_ * (inner(set_.sums, d) - sum));
   }
 
   /// Step 1. w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
@@ -166,7 +162,7 @@ class SubspaceSolver {
     }
     out[n - 1] += static_cast<float>(total * X_.bias);
     if (of_outside > 0) {
-      for (std::size_t j = 0; j < n; ++j) out[j] = fused(of_outside, s_.sums[j], out[j]);
+      for (std::size_t j = 0; j < n; ++j) out[j] = fused(of_outside, set_.sums[j], out[j]);
     }
     return loss;
   }

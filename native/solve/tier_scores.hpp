@@ -64,9 +64,10 @@ class TierScores {
     }
     // Weights have to fit into sixteen bits, and sums into 32.
     const double step =
-        std::max(largest / 32767.0, std::sqrt(frequent) * tiers_.largest_score() / (1 << 30));
+        std::max(largest / 32766.0, std::sqrt(frequent) * tiers_.largest_score() / (1 << 30));
+    const double steps_per_unit = step > 0 ? 1 / step : 0.0;
     for (const auto& [code, w] : coded_) {
-      const auto rounded = static_cast<std::int16_t>(std::lround(w / step));
+      const auto rounded = static_cast<std::int16_t>(w * steps_per_unit + std::copysign(0.5, w));
       at(slot, code) = rounded;
       used_[slot].push_back(code);
       lost += (w - rounded * step) * (w - rounded * step);
@@ -170,7 +171,8 @@ class TierScores {
     constexpr int kOctaves = 20;
     std::array<double, kOctaves> squares = {};  // of weights of 2⁻ᵏ⁻¹ … 2⁻ᵏ; the last for all below
     for (const auto& [j, w] : uncoded_) {
-      squares[std::clamp(-std::ilogb(w) - 1, 0, kOctaves - 1)] += static_cast<double>(w) * w;
+      const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(w) >> 23 & 0xFFU) - 127;
+      squares[std::clamp(-exponent - 1, 0, kOctaves - 1)] += static_cast<double>(w) * w;
     }
     const double most = kNegligible / std::max(summary_.longest_features, 1e-30);
     double sum = 0;

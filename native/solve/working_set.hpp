@@ -168,6 +168,7 @@ struct WorkingSet {
   float positive_root = 1;  // √cost
   float negative_root = 1;
   std::vector<float> w;
+  std::vector<float> sums;  // Σ of all rows of X, per entry of w; `find_sums` brings it up to date
   bool compact = true;
   Copies copies;  // if it is compact
 
@@ -192,6 +193,15 @@ struct WorkingSet {
     return compact ? std::span<const float>{} : X.idf;
   }
 };
+
+/// Looks up what is missing in set.sums.
+inline void find_sums(WorkingSet& set, const Summary& summary) {
+  if (!set.sums.empty()) set.sums.pop_back();
+  for (std::int64_t f = std::ssize(set.sums); f < set.n_features(); ++f) {
+    set.sums.push_back(summary.sums_float[set.feature(f)]);
+  }
+  set.sums.push_back(static_cast<float>(summary.sums.back()));
+}
 
 /// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
 /// memory.
@@ -223,6 +233,7 @@ inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   for (std::int64_t f = 0; f < set.n_features(); ++f) w[set.feature(f)] = set.w[f];
   w.back() = set.w.back();
   set.w = std::move(w);
+  set.sums.clear();
   set.copies.clear(memory);
   set.compact = false;
 }
@@ -286,19 +297,22 @@ inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, Set
   for (std::int32_t f = 0; f < n; ++f) local[set.feature(f)] = -1;
 }
 
-/// Drops all rows but these, given by their places in the set, ascending. Features that no row has
-/// any more lose their weights.
-inline void keep_only(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> places,
-                      SetMemory& memory) {
-  std::vector<std::int32_t> kept;
-  for (const auto i : places) kept.push_back(set.rows[i]);
+/// Drops all rows but these, given by their places in the set, ascending, and adds others. Features
+/// that no row has any more lose their weights.
+inline void replace_rows(WorkingSet& set, const Transformed& X,
+                         std::span<const std::int32_t> places, std::span<const std::int32_t> added,
+                         SetMemory& memory) {
+  std::vector<std::int32_t> rows;
+  for (const auto i : places) rows.push_back(set.rows[i]);
+  rows.insert(rows.end(), added.begin(), added.end());
   const std::vector<Weight> weights = weights_of(set);
   const float bias = set.w.back();
   set.copies.clear(memory);
   set.rows.clear();
   set.w.assign(1, bias);
+  set.sums.clear();
   set.compact = true;
-  append(set, X, kept, memory);
+  append(set, X, rows, memory);
   assign_weights(set, weights, memory);
 }
 
@@ -318,6 +332,7 @@ inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::in
   set.positive_root = static_cast<float>(std::sqrt(cost.positive));
   set.negative_root = static_cast<float>(std::sqrt(cost.negative));
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
+  set.sums.clear();
   set.compact = true;
   append(set, X, positives, memory);
 }
