@@ -37,7 +37,7 @@ AUTO = TrainingParams(delta="auto", block_size=50)
 
 @pytest.fixture(scope="module")
 def data():
-    return generate(rows=3000, features=3000, labels=120, test_rows=1200, seed=1)
+    return generate(rows=3000, features=3000, labels=120, test_rows=1200, seed=2)
 
 
 def brute_force(X, Y, judge_X, judge_Y):
