@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from dismec.cpu import kernels
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
 from dismec.solve.costs import Costs
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import solve_path
 
-# More would be a pass over all rows, feature by feature (native/solve/tiers.hpp).
-FEATURES_PER_NON_ZERO = 256
-
 
 @pytest.fixture(scope="module")
 def data():
     train, _ = generate(4000, 8000, 300, features_per_row=10, seed=3, test_rows=0)
     X, Y = train.X, train.Y
-    assert X.shape[1] * X.shape[0] > FEATURES_PER_NON_ZERO * X.nnz
+    assert X.shape[1] * X.shape[0] > kernels.features_per_non_zero * X.nnz
     return X, Y
 
 

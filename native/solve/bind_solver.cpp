@@ -188,6 +188,7 @@ void release_memory() {
 
 void solver(nb::module_& m) {
   m.def("release_memory", &release_memory);
+  m.attr("features_per_non_zero") = solve::Tiers::kFeaturesPerNonZero;
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float, Vector<std::int64_t>,

@@ -104,6 +104,9 @@ class L1 {
   static constexpr double kGap = 0.01;
   static constexpr std::int64_t kWanted = std::int64_t{1} << 15;
 
+  /// How many violators the set may take in.
+  static std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.size()); }
+
   const Transformed& X_;
   const Summary& summary_;
   double goal_;

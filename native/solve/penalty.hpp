@@ -22,9 +22,8 @@ struct Verdict {
   bool done = false;     // solved, or rounding leaves nothing to gain
 };
 
-/// How many violators a working set may take in: at least this many, or as many as it has rows.
+/// So many violators may come into a working set at a time, whatever its size.
 inline constexpr std::int64_t kGrowth = 256;
-inline std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.size()); }
 
 /// The rows of the worst violators, ascending; the others are forgotten.
 inline std::vector<std::int32_t> worst_rows(std::vector<Violator>& violators, std::int64_t most) {

@@ -9,6 +9,7 @@ def cpu_isas() -> list[str]: ...
 
 shard_rows: int
 split_rows: int
+features_per_non_zero: int
 
 class Shard:
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import physical_memory, thread_count
+from dismec.cpu import kernels, physical_memory, thread_count
 from dismec.features.transform import Transform
 from dismec.model.format import PRECISIONS
 from dismec.solve.blocks import effort
@@ -33,9 +33,8 @@ _PROCESS = 90e6
 _THREAD = 50e6
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
-# Where there are more features than this per non-zero of a row, the solver keeps the numbers of X
-# in other orders as well, and a thread's vectors are shorter (docs/solver.md).
-_FEATURES_PER_NON_ZERO = 256
+# Where there are many features per non-zero of a row, the solver keeps the numbers of X in other
+# orders as well, and a thread's vectors are shorter (docs/solver.md).
 _TIER_NON_ZERO = 6
 _TIER_ROW_OR_FEATURE = 20
 
@@ -121,7 +120,7 @@ def _peak(
     block = weights * min(params.block_size, Y.shape[1])
     n_vector = X.shape[0] + X.shape[1]
     a_thread = max(_THREAD, X.nnz * 8 / 4) + _ROW_OR_FEATURE * n_vector
-    if X.shape[0] * X.shape[1] > _FEATURES_PER_NON_ZERO * X.nnz:
+    if X.shape[0] * X.shape[1] > kernels.features_per_non_zero * X.nnz:
         arrays += _TIER_NON_ZERO * X.nnz + _TIER_ROW_OR_FEATURE * n_vector
         a_thread -= (_ROW_OR_FEATURE - _TIER_ROW_OR_FEATURE) * n_vector
     return int(arrays + _PROCESS + threads * a_thread + block * _WEIGHT)
