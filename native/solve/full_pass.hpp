@@ -25,13 +25,25 @@ class FullPass {
       : X_(X), scores_(scores_of(X, summary, tiers)), lists_(X.size()), exact_(X.n_features()) {}
 
   /// Says that rows are in the working set of a slot's label, and not to be reported.
-  void join(int slot, std::span<const std::int32_t> rows) { lists_.join(slot, rows); }
+  void join(int slot, std::span<const std::int32_t> rows) {
+    std::visit(
+        [&](const auto& scores) {
+          for (const auto r : rows) lists_.join(slot, scores.place(r));
+        },
+        scores_);
+  }
   /// Says that they are not, any more.
-  void leave(int slot, std::span<const std::int32_t> rows) { lists_.leave(slot, rows); }
+  void leave(int slot, std::span<const std::int32_t> rows) {
+    std::visit(
+        [&](const auto& scores) {
+          for (const auto r : rows) lists_.leave(slot, scores.place(r));
+        },
+        scores_);
+  }
 
   /// What the next pass scores rows with; it reports the worst `most` violators at least, and all
   /// of them unless it says that there are `more`.
-  void set_weights(int slot, const WorkingSet& set, std::int64_t most) {
+  void set_weights(int slot, WorkingSet& set, std::int64_t most) {
     const double error =
         std::visit([&](auto& scores) { return scores.set_weights(slot, set); }, scores_);
     biases_[slot] = X_.bias * set.w.back();
@@ -51,6 +63,7 @@ class FullPass {
   /// Gives a slot's violators their exact scores, and keeps those that are above −1.
   void rescore(int slot, const WorkingSet& set) {
     constexpr std::size_t kAhead = 8;
+    constexpr std::size_t kNext = 2;
     std::vector<Violator>& list = violators(slot);
     if (list.empty()) return;
     for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
@@ -59,6 +72,12 @@ class FullPass {
     }
     for (std::size_t v = 0; v < list.size(); ++v) {
       if (v + kAhead < list.size()) prefetch(row_of(X_, list[v + kAhead].row));
+      if (v + kNext < list.size()) {
+        const Row next = row_of(X_, list[v + kNext].row);
+        for (std::int64_t k = 0; k < next.size; ++k) {
+          __builtin_prefetch(exact_.data() + next.index[k]);
+        }
+      }
       list[v].score = dot(row_of(X_, list[v].row), exact_.data()) + biases_[slot];
     }
     std::erase_if(list, [](const Violator& v) { return v.score <= -1.0F; });
@@ -67,12 +86,11 @@ class FullPass {
 
   /// Reports, without a pass, the `most` rows that score highest by features that few rows have;
   /// says whether that was possible.
-  bool find_near(int slot, const WorkingSet& set, std::int64_t most) {
+  bool find_near(int slot, WorkingSet& set, std::int64_t most) {
     auto* scores = std::get_if<TierScores>(&scores_);
     if (scores == nullptr) return false;
     set_weights(slot, set, most);
-    const auto joined = [&](std::int32_t row) { return lists_.has_joined(slot, row); };
-    return scores->find_near(slot, most, joined, violators(slot));
+    return scores->find_near(slot, most, lists_, violators(slot));
   }
 
   template <typename Stop>

@@ -93,7 +93,7 @@ class L1 {
       for (auto v = rest; v != violators.end(); ++v) grouped_.push_back(v->row);
       std::sort(grouped_.begin(), grouped_.end());
     }
-    append(set, X_, worst_rows(violators, room(set)), memory);
+    append(set, X_, worst_rows(violators, room(set), X_), memory);
     assign(state.group, grouped_, set, X_, memory);
   }
 

@@ -52,8 +52,10 @@ class L2 {
     return state.minimum.steps;
   }
 
+  /// Near the margin of a frequent label there are many rows that only rounding puts inside it:
+  /// these must not take the places of others.
   std::int64_t wanted(const State& state, const WorkingSet&) const {
-    return state.wider * std::max(growth_, state.n_active);
+    return state.wider * room(state) * (state.n_active > kMany ? 4 : 1);
   }
 
   /// Whether the gradient over all rows is small enough, or rounding leaves nothing to gain.
@@ -87,7 +89,7 @@ class L2 {
     verdict.gradient = bound == 0 ? 0.0 : bound / allowed;
     // A step is impossible where rounding leaves nothing to gain.
     const bool stuck = violators.empty() && !more && minimum.steps == 0;
-    verdict.done = (verdict.gradient <= 1 && minimum.reached && !more) || stuck;
+    verdict.done = (verdict.gradient <= 1 && !more) || stuck;
     return verdict;
   }
 
@@ -95,8 +97,9 @@ class L2 {
   /// many.
   void grow(State& state, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
     // So many rows are close to the margin that some may be inside it and were not reported.
-    if (pass.violators(slot).empty() && pass.more(slot)) state.wider *= 2;
-    const auto added = worst_rows(pass.violators(slot), wanted(state, set));
+    const bool crowded = std::ssize(pass.violators(slot)) < room(state);
+    if (crowded && pass.more(slot)) state.wider *= 4;
+    const auto added = worst_rows(pass.violators(slot), room(state), X_);
     if (static_cast<double>(state.kept.size()) < kNear * static_cast<double>(set.size()) &&
         state.rounds < kDroppingRounds) {
       replace_rows(set, X_, state.kept, added, memory);
@@ -118,6 +121,9 @@ class L2 {
   static constexpr int kDroppingRounds = 50;
   // The larger X is, the more rows come in at a time: a pass costs more, a set does not.
   static constexpr std::int64_t kNonZerosPerRow = std::int64_t{1} << 15;
+
+  /// How many rows may come in at a time.
+  std::int64_t room(const State& state) const { return std::max(growth_, state.n_active); }
 
   /// Notes which rows of the set are inside the margin, and which not far outside.
   void sift(State& state, const WorkingSet& set) const {

@@ -166,6 +166,10 @@ inline float widen(std::uint16_t x) {
 
 class IntegerSums {
  public:
+  /// The sums to begin with, in the order of slots.
+  explicit IntegerSums(const std::int32_t* sums)
+      : sums_{_mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16)} {}
+
   /// Adds a·x + b·y for two lines a and b. `pair` are the bits of x and then of y.
   void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
     const __m512i x = _mm512_set1_epi32(pair);
@@ -176,11 +180,19 @@ class IntegerSums {
     sums_[0] = _mm512_add_epi32(sums_[0], low);
     sums_[1] = _mm512_add_epi32(sums_[1], high);
   }
-  /// The sums of sixteen slots, as floats.
-  Lanes half(int which) const { return {_mm512_cvtepi32_ps(sums_[which])}; }
+  void store(std::int32_t* sums) const {
+    _mm512_storeu_si512(sums, sums_[0]);
+    _mm512_storeu_si512(sums + 16, sums_[1]);
+  }
+  /// A bit for each slot whose sum is above that slot's bound.
+  std::uint32_t above(const std::int32_t* bounds) const {
+    const std::uint32_t low = _mm512_cmpgt_epi32_mask(sums_[0], _mm512_loadu_si512(bounds));
+    const std::uint32_t high = _mm512_cmpgt_epi32_mask(sums_[1], _mm512_loadu_si512(bounds + 16));
+    return low | high << 16;
+  }
 
  private:
-  __m512i sums_[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  __m512i sums_[2];
 };
 inline constexpr int place_in_line(int slot) {
   return slot % 16 / 4 * 8 + slot / 16 * 4 + slot % 4;
@@ -190,6 +202,12 @@ inline constexpr int place_in_line(int slot) {
 
 class IntegerSums {
  public:
+  explicit IntegerSums(const std::int32_t* sums) {
+    for (int q = 0; q < 4; ++q) {
+      sums_[q] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums) + q);
+    }
+  }
+
   void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
     const __m256i x = _mm256_set1_epi32(pair);
     for (int q = 0; q < 2; ++q) {
@@ -201,13 +219,24 @@ class IntegerSums {
       sums_[2 * q + 1] = _mm256_add_epi32(sums_[2 * q + 1], high);
     }
   }
-  Lanes half(int which) const {
-    return {_mm256_cvtepi32_ps(sums_[2 * which]), _mm256_cvtepi32_ps(sums_[2 * which + 1])};
+  void store(std::int32_t* sums) const {
+    for (int q = 0; q < 4; ++q) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums) + q, sums_[q]);
+    }
+  }
+  std::uint32_t above(const std::int32_t* bounds) const {
+    std::uint32_t bits = 0;
+    for (int q = 0; q < 4; ++q) {
+      const __m256i bound = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bounds) + q);
+      const __m256i greater = _mm256_cmpgt_epi32(sums_[q], bound);
+      const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(greater));
+      bits |= static_cast<std::uint32_t>(mask) << 8 * q;
+    }
+    return bits;
   }
 
  private:
-  __m256i sums_[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
-                      _mm256_setzero_si256()};
+  __m256i sums_[4];
 };
 inline constexpr int place_in_line(int slot) {
   return slot / 16 * 16 + slot % 8 / 4 * 8 + slot % 16 / 8 * 4 + slot % 4;
@@ -217,22 +246,25 @@ inline constexpr int place_in_line(int slot) {
 
 class IntegerSums {
  public:
+  explicit IntegerSums(const std::int32_t* sums) { std::memcpy(sums_, sums, sizeof sums_); }
+
   void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
     std::int16_t x, y;
     std::memcpy(&x, &pair, sizeof x);
     std::memcpy(&y, reinterpret_cast<const char*>(&pair) + sizeof x, sizeof y);
     for (int slot = 0; slot < 2 * kLanes; ++slot) sums_[slot] += a[slot] * x + b[slot] * y;
   }
-  Lanes half(int which) const {
-    float floats[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      floats[lane] = static_cast<float>(sums_[which * kLanes + lane]);
+  void store(std::int32_t* sums) const { std::memcpy(sums, sums_, sizeof sums_); }
+  std::uint32_t above(const std::int32_t* bounds) const {
+    std::uint32_t bits = 0;
+    for (int slot = 0; slot < 2 * kLanes; ++slot) {
+      bits |= static_cast<std::uint32_t>(sums_[slot] > bounds[slot]) << slot;
     }
-    return load(floats);
+    return bits;
   }
 
  private:
-  std::int32_t sums_[2 * kLanes] = {};
+  std::int32_t sums_[2 * kLanes];
 };
 inline constexpr int place_in_line(int slot) { return slot; }
 

@@ -22,6 +22,8 @@ class RowScores {
   RowScores(const Transformed& X, const Summary& summary)
       : X_(X), summary_(summary), weights_(X.n_features() * kSlots) {}
 
+  std::int64_t place(std::int64_t row) const { return row; }
+
   /// What rows are scored with, bias apart; returns by how much a score may be off.
   double set_weights(int slot, const WorkingSet& set) {
     clear(slot);

@@ -25,7 +25,8 @@ struct WeightCounts {
     const bool upper = (bits & 0x7FFFFFU) >= 0x3504F3U;  // the mantissa of √2
     const int half_octaves = 2 * (static_cast<int>(bits >> 23U) - (127 - 20)) + upper;
     const int place = std::clamp(half_octaves + 1, 0, kSide);
-    ++of[kSide + (weight < 0 ? -place : place)];
+    const int negative = -static_cast<int>(weight < 0);  // all bits, or none
+    ++of[kSide + ((place ^ negative) - negative)];
   }
 };
 
@@ -44,25 +45,48 @@ struct SolvedLabel {
   WeightCounts counts = {};
 };
 
-/// Takes the weights of at least `delta` out of a set; `order` is memory for one label after
-/// another.
-inline void collect(const WorkingSet& set, std::int64_t n_features, float delta,
-                    std::vector<Weight>& order, SolvedLabel& out) {
-  out.set_size = set.size();
-  order.clear();
-  for (std::size_t f = 0; f < set.w.size(); ++f) {
-    if (set.w[f] == 0) continue;
-    out.counts.add(set.w[f]);
-    if (std::abs(set.w[f]) >= delta) {
-      const std::int64_t feature = f + 1 == set.w.size() ? n_features : set.feature(f);
-      order.push_back({static_cast<std::int32_t>(feature), set.w[f]});
+/// Memory for sorting the weights of one label after another.
+struct SortedWeights {
+  std::vector<Weight> all;
+  std::vector<Weight> other;
+
+  /// Sorts `all` by features, which are below `n`, digit by digit: nothing is compared that a CPU
+  /// would have to guess.
+  void sort(std::int64_t n) {
+    constexpr int kBits = 11;
+    constexpr std::int32_t kDigit = (1 << kBits) - 1;
+    other.resize(all.size());
+    for (int shift = 0; n >> shift > 0; shift += kBits) {
+      std::array<std::int32_t, kDigit + 2> starts = {};
+      for (const Weight& weight : all) ++starts[(weight.feature >> shift & kDigit) + 1];
+      for (std::int32_t digit = 0; digit < kDigit; ++digit) starts[digit + 1] += starts[digit];
+      for (const Weight& weight : all) other[starts[weight.feature >> shift & kDigit]++] = weight;
+      all.swap(other);
     }
   }
-  std::sort(order.begin(), order.end(),
-            [](const Weight& a, const Weight& b) { return a.feature < b.feature; });
-  for (const Weight& weight : order) {
-    out.features.push_back(weight.feature);
-    out.weights.push_back(weight.value);
+};
+
+/// Takes the weights of at least `delta` out of a set; `sorted` is memory.
+inline void collect(const WorkingSet& set, std::int64_t n_features, float delta,
+                    SortedWeights& sorted, SolvedLabel& out) {
+  out.set_size = set.size();
+  sorted.all.resize(set.w.size());
+  std::size_t n = 0;
+  for (std::size_t f = 0; f < set.w.size(); ++f) {
+    const float w = set.w[f];
+    if (w == 0) continue;
+    out.counts.add(w);
+    const std::int64_t feature = f + 1 == set.w.size() ? n_features : set.feature(f);
+    sorted.all[n] = {static_cast<std::int32_t>(feature), w};
+    n += std::abs(w) >= delta;
+  }
+  sorted.all.resize(n);
+  sorted.sort(n_features);
+  out.features.resize(n);
+  out.weights.resize(n);
+  for (std::size_t k = 0; k < n; ++k) {
+    out.features[k] = sorted.all[k].feature;
+    out.weights[k] = sorted.all[k].value;
   }
 }
 

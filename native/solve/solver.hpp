@@ -91,7 +91,7 @@ class Solver {
         task.out.seconds += share;
         // Round, 3: a label whose bound over all rows is small enough is done.
         if (judge(slot, task)) {
-          collect(task.set, X_.n_features(), options_.delta, order_, task.out);
+          collect(task.set, X_.n_features(), options_.delta, sorted_, task.out);
           solved.push_back(std::move(task.out));
           if (!advance(slot, task, solved.back().place + 1)) close(slot, task);
           return;
@@ -255,7 +255,7 @@ class Solver {
   std::int64_t most_bytes_;
   std::int64_t bytes_ = 0;  // of all of them
   double usual_ = 1.5;      // bytes of a set, in plain_bytes
-  std::vector<Weight> order_;
+  SortedWeights sorted_;
 };
 
 }  // namespace dismec::solve

@@ -46,6 +46,8 @@ struct SubspaceScratch {
   std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
   std::array<Direction, kDirections> directions;
   std::vector<float> gathered, scaled;
+  std::vector<float> factors;        // of rows in a gradient
+  std::vector<std::int32_t> active;  // rows with a factor other than 0
 };
 
 /// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
@@ -148,13 +150,26 @@ class SubspaceSolver {
     }
     double loss = static_cast<double>(stand_in) * stand_in;
     double total = 0;
-    for (std::int64_t i = 0; i < m; ++i) {
-      const float slack = std::max(0.0F, s_.slack[i]);
-      const float t = -twoC * set_.signed_root(i) * slack - of_outside;
-      if (t == 0) continue;
-      loss += static_cast<double>(slack) * slack;
-      add_scaled(t, set_.row(X_, i), gathered.data());
-      total += t;
+    // Which rows are active cannot be guessed: they are listed first, without a branch.
+    s_.factors.resize(m);
+    s_.active.resize(m);
+    std::int64_t n_active = 0;
+    const auto list = [&](std::int64_t begin, std::int64_t end, float root) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const float slack = std::max(0.0F, s_.slack[i]);
+        const float t = -twoC * root * slack - of_outside;
+        loss += static_cast<double>(slack) * slack;
+        total += t;
+        s_.factors[i] = t;
+        s_.active[n_active] = static_cast<std::int32_t>(i);
+        n_active += t != 0;
+      }
+    };
+    list(0, set_.n_positive, set_.positive_root);
+    list(set_.n_positive, m, -set_.negative_root);
+    for (std::int64_t k = 0; k < n_active; ++k) {
+      const std::int32_t i = s_.active[k];
+      add_scaled(s_.factors[i], set_.row(X_, i), gathered.data());
     }
     if (!factor_.empty()) {
       out = set_.w;

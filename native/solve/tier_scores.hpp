@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -19,7 +20,8 @@
 
 namespace dismec::solve {
 
-/// Scores may be too high, because weights that can only lower them are left out.
+/// Scores may be too high, because weights that can only lower them are left out. They are
+/// integers, multiples of a unit of each slot.
 class TierScores {
  public:
   TierScores(const Tiers& tiers, const Summary& summary)
@@ -27,55 +29,57 @@ class TierScores {
         summary_(summary),
         frequent_(tiers.n_codes() * kSlots),
         near_(tiers.n_rows()),
-        sums_(kPart * kSlots, 0.0F) {}
+        sums_(kPart * kSlots) {}
+
+  /// Where a pass looks at a row.
+  std::int64_t place(std::int64_t row) const { return tiers_.place(row); }
 
   /// What rows are scored with, bias apart; returns by how much a score may be too low.
-  double set_weights(int slot, const WorkingSet& set) {
+  double set_weights(int slot, WorkingSet& set) {
     clear(slot);
-    double squared = 0;
-    double frequent = 0;
-    float largest = 0;
-    coded_.clear();
-    uncoded_.clear();
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+    find_codes(set);
+    const std::size_t n = set.w.size() - 1;
+    if (coded_.size() <= n) {
+      coded_.resize(n + 1);
+      uncoded_.resize(n + 1);
+    }
+    std::size_t n_coded = 0;
+    std::size_t n_uncoded = 0;
+    // If no value is negative, negative weights of rare features can only lower scores. Which of
+    // the two a feature is cannot be guessed, so nothing branches on it.
+    const bool both_signs = !summary_.nonnegative;
+    for (std::size_t f = 0; f < n; ++f) {
       const float w = set.w[f];
-      if (w == 0) continue;
-      const auto j = static_cast<std::int32_t>(set.feature(f));
-      const std::uint16_t code = tiers_.code(j);
-      // If no value is negative, these can only lower scores.
-      if (w < 0 && code == 0 && summary_.nonnegative) continue;
+      const std::uint16_t code = set.codes[f];
+      coded_[n_coded] = {code, w};
+      uncoded_[n_uncoded] = {static_cast<std::int32_t>(f), w};
+      n_coded += (code != 0) & (w != 0);
+      n_uncoded += (code == 0) & ((w > 0) | (both_signs & (w < 0)));
+    }
+    const std::span<const Weighted> coded(coded_.data(), n_coded);
+    const std::span<const Weighted> uncoded(uncoded_.data(), n_uncoded);
+    double squared = 0;
+    float largest = 0;
+    for (const auto& [code, w] : coded) {
       squared += static_cast<double>(w) * w;
-      if (code == 0) {
-        uncoded_.push_back({j, w});
-      } else {
-        coded_.push_back({code, w});
-        frequent += static_cast<double>(w) * w;
-        largest = std::max(largest, std::abs(w));
-      }
+      largest = std::max(largest, std::abs(w));
     }
-    double lost = 0;
-    const float least = negligible();
-    for (const auto& [j, w] : uncoded_) {
-      if (std::abs(w) < least) {
-        lost += static_cast<double>(w) * w;
-      } else {
-        rare_[slot].push_back({tiers_.list(j), w * tiers_.unit()});
-      }
-    }
-    // Weights have to fit into sixteen bits, and sums into 32.
+    for (const auto& [f, w] : uncoded) squared += static_cast<double>(w) * w;
+    // Weights of frequent features have to fit into sixteen bits, and sums into 32.
+    const double length = std::sqrt(squared);
     const double step =
-        std::max(largest / 32766.0, std::sqrt(frequent) * tiers_.largest_score() / (1 << 30));
-    const double steps_per_unit = step > 0 ? 1 / step : 0.0;
-    for (const auto& [code, w] : coded_) {
-      const auto rounded = static_cast<std::int16_t>(w * steps_per_unit + std::copysign(0.5, w));
+        std::max({largest / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
+    const auto steps_per_unit = static_cast<float>(1 / step);
+    double lost = find_lists(slot, set, uncoded, steps_per_unit);
+    for (const auto& [code, w] : coded) {
+      const auto rounded = static_cast<std::int16_t>(w * steps_per_unit + std::copysign(0.5F, w));
       at(slot, code) = rounded;
-      used_[slot].push_back(code);
+      used_[slot].push_back(static_cast<std::uint16_t>(code));
       lost += (w - rounded * step) * (w - rounded * step);
     }
-    step_[slot] = static_cast<float>(step * tiers_.unit());
-    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them.
-    return summary_.longest_features * (std::sqrt(lost) + kSumError * std::sqrt(squared)) +
-           tiers_.error() * std::sqrt(squared);
+    unit_[slot] = step * tiers_.unit();
+    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
+    return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
   }
 
   void clear(int slot) {
@@ -84,31 +88,41 @@ class TierScores {
     rare_[slot].clear();
   }
 
-  /// Finds the `most` rows that a slot's rare features score highest, rows for which `leave_out` is
-  /// true apart; false, and nothing found, if they have so many entries that a pass is worth it.
-  template <typename LeaveOut>
-  bool find_near(int slot, std::int64_t most, const LeaveOut& leave_out,
+  /// Finds the `most` rows that a slot's rare features score highest, without those that are in its
+  /// set; false, and nothing found, if they have so many entries that a pass is worth it.
+  bool find_near(int slot, std::int64_t most, const ViolatorLists& lists,
                  std::vector<Violator>& found) {
     constexpr std::int64_t kShare = 4;
+    constexpr std::size_t kAhead = 16;
     std::int64_t n = 0;
     for (const Rare& list : rare_[slot]) n += std::ssize(list.rows);
     if (n > tiers_.n_rows() / kShare) return false;
     for (const Rare& list : rare_[slot]) {
-      for (const Tiers::RareEntry& entry : list.rows) {
-        float& sum = near_[entry.row];
-        if (sum == 0) found.push_back({entry.row, 0});
-        sum += list.weight * static_cast<float>(entry.value);
+      for (std::size_t k = 0; k < list.rows.size(); ++k) {
+        if (k + kAhead < list.rows.size()) {
+          __builtin_prefetch(near_.data() + list.rows[k + kAhead].place, 1);
+        }
+        const auto [place, value] = list.rows[k];
+        float& sum = near_[place];
+        if (sum == 0) found.push_back({place, 0});
+        sum += list.weight * static_cast<float>(value);
       }
     }
-    for (Violator& v : found) std::swap(v.score, near_[v.row]);
+    for (Violator& v : found) {
+      std::swap(v.score, near_[v.row]);
+      // A row of the set is none to be found.
+      if ((lists.joined(v.row) >> slot & 1U) != 0) v.score = 0;
+    }
     // A sum that was 0 in between has its row twice, and 0 the second time.
-    std::erase_if(found, [&](const Violator& v) { return v.score == 0 || leave_out(v.row); });
+    std::erase_if(found, [&](const Violator& v) { return v.score == 0; });
     keep_worst(found, most);
+    for (Violator& v : found) v.row = tiers_.row(v.row);
     return true;
   }
 
   template <typename Stop>
   void run(const PerSlot& biases, ViolatorLists& violators, const Stop& stop) {
+    for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
     std::int64_t n_rare = 0;
     for (const auto& lists : rare_) {
       for (const Rare& list : lists) n_rare += std::ssize(list.rows);
@@ -133,30 +147,24 @@ class TierScores {
  private:
   // Rows whose scores are summed up together.
   static constexpr std::int64_t kPart = 1024;
-  static constexpr std::uint32_t kRowBits = kPart - 1;
+  static constexpr std::int32_t kRowBits = kPart - 1;
   // Numbers that rare features may add to the rows of a stretch.
   static constexpr std::int64_t kMostSorted = std::int64_t{1} << 22;
-  // By how much sums may be off, as a share of ‖w‖·‖x‖: what rare features add has thirteen bits.
-  static constexpr double kSumError = 1.5e-4;
 
-  /// The rows that have a feature, and a slot's weight for it.
+  /// The rows that have a feature, and a slot's weight for it in steps.
   struct Rare {
     std::span<const Tiers::RareEntry> rows;
     float weight;
   };
-  /// A weight, and which feature or frequent feature it is for.
+  /// A weight, and which frequent feature or entry of a set's vectors it is for.
   struct Weighted {
     std::int32_t feature;
     float weight;
   };
-  /// A row of a stretch, and what is added to its score.
-  struct Added {
-    std::uint32_t row;
-    float score;
-  };
-  /// The same part after part, a row in the lowest bits of each number, and where parts end.
+  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
+  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
   struct Sorted {
-    std::vector<std::uint32_t> added;
+    std::vector<std::int32_t> numbers;
     std::vector<std::int64_t> ends;
   };
 
@@ -164,13 +172,46 @@ class TierScores {
     return frequent_[code * kSlots + place_in_line(slot)];
   }
 
+  /// Looks up what is missing in set.codes.
+  void find_codes(WorkingSet& set) const {
+    constexpr std::int64_t kAhead = 16;
+    const std::int64_t n = set.n_features();
+    std::int64_t f = std::ssize(set.codes);
+    set.codes.resize(n);
+    for (; f < n; ++f) {
+      if (f + kAhead < n) tiers_.prefetch_code(set.feature(f + kAhead));
+      set.codes[f] = tiers_.code(set.feature(f));
+    }
+  }
+
+  /// Finds the lists of a slot's rare features, without those whose weights may be left out;
+  /// returns Σw² over these.
+  double find_lists(int slot, const WorkingSet& set, std::span<const Weighted> rare,
+                    float steps_per_unit) {
+    constexpr std::size_t kAhead = 16;
+    const float least = negligible(rare);
+    double lost = 0;
+    for (std::size_t k = 0; k < rare.size(); ++k) {
+      if (k + kAhead < rare.size()) {
+        tiers_.prefetch_list(set.feature(rare[k + kAhead].feature));
+      }
+      const auto& [f, w] = rare[k];
+      if (std::abs(w) < least) {
+        lost += static_cast<double>(w) * w;
+      } else {
+        rare_[slot].push_back({tiers_.list(set.feature(f)), w * steps_per_unit});
+      }
+    }
+    return lost;
+  }
+
   /// Weights of rare features below this may be left out: all of them together move no score by
   /// more than kNegligible.
-  float negligible() const {
+  float negligible(std::span<const Weighted> rare) const {
     constexpr double kNegligible = 0.004;
     constexpr int kOctaves = 20;
     std::array<double, kOctaves> squares = {};  // of weights of 2⁻ᵏ⁻¹ … 2⁻ᵏ; the last for all below
-    for (const auto& [j, w] : uncoded_) {
+    for (const auto& [f, w] : rare) {
       const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(w) >> 23 & 0xFFU) - 127;
       squares[std::clamp(-exponent - 1, 0, kOctaves - 1)] += static_cast<double>(w) * w;
     }
@@ -181,31 +222,47 @@ class TierScores {
     return octave == kOctaves ? 0.0F : std::ldexp(1.0F, -octave);
   }
 
+  /// Sets what the sum of a row has to be above for it to be listed.
+  void find_bound(int slot, const PerSlot& biases, const ViolatorLists& violators) {
+    constexpr double kMost = std::numeric_limits<std::int32_t>::max();
+    const double threshold = violators.threshold(slot);
+    if (std::isinf(threshold)) {
+      bounds_[slot] = std::numeric_limits<std::int32_t>::max();
+      return;
+    }
+    const double bound = std::floor((threshold - biases[slot]) / unit_[slot]) - 1;
+    bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
+  }
+
   /// Sorts what the rare features of a slot add to rows from `begin` on by parts of kPart rows.
   void sort_rare(int slot, std::int64_t begin, std::int64_t end) {
     constexpr std::size_t kAhead = 8;
     auto& lists = rare_[slot];
     if (lists.empty()) return;
-    auto& [added, ends] = sorted_[slot];
-    unsorted_.clear();
+    auto& [numbers, ends] = sorted_[slot];
     ends.assign((end - begin + kPart - 1) / kPart + 1, 0);
+    heads_.clear();
     for (std::size_t f = 0; f < lists.size(); ++f) {
       if (f + kAhead < lists.size()) __builtin_prefetch(lists[f + kAhead].rows.data());
-      Rare& list = lists[f];
-      std::size_t k = 0;
-      for (; k < list.rows.size() && list.rows[k].row < end; ++k) {
-        const auto row = static_cast<std::uint32_t>(list.rows[k].row - begin);
-        unsorted_.push_back({row, list.weight * static_cast<float>(list.rows[k].value)});
-        ++ends[row / kPart + 1];
-      }
-      list.rows = list.rows.subspan(k);
+      auto& rows = lists[f].rows;
+      const auto inside =
+          rows.empty() || rows.back().place < end
+              ? rows.end()
+              : std::partition_point(
+                    rows.begin(), rows.end(), [&](const auto& e) { return e.place < end; });
+      heads_.push_back({rows.first(inside - rows.begin()), lists[f].weight});
+      rows = rows.subspan(heads_.back().rows.size());
+      for (const auto& entry : heads_.back().rows) ++ends[(entry.place - begin) / kPart + 1];
     }
     for (std::size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
-    added.resize(unsorted_.size());
+    numbers.resize(ends.back());
     // Where a part begins becomes where it ends.
-    for (const auto& [row, score] : unsorted_) {
-      added[ends[row / kPart]++] =
-          (std::bit_cast<std::uint32_t>(score) & ~kRowBits) | (row & kRowBits);
+    for (const auto& [rows, weight] : heads_) {
+      for (const auto& entry : rows) {
+        const auto row = static_cast<std::int32_t>(entry.place - begin);
+        const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
+        numbers[ends[row / kPart]++] = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
+      }
     }
   }
 
@@ -213,51 +270,62 @@ class TierScores {
   void add_rare(std::int64_t part) {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (rare_[slot].empty()) continue;
-      const auto& [added, ends] = sorted_[slot];
-      float* sums = sums_.data() + slot;
+      const auto& [numbers, ends] = sorted_[slot];
+      std::int32_t* sums = sums_.data() + slot;
       for (auto k = part == 0 ? 0 : ends[part - 1]; k < ends[part]; ++k) {
-        sums[std::int64_t{added[k] & kRowBits} * kSlots] +=
-            std::bit_cast<float>(added[k] & ~kRowBits);
+        sums[std::int64_t{numbers[k] & kRowBits} * kSlots] += numbers[k] & ~kRowBits;
       }
     }
   }
 
-  /// Adds the frequent features of some rows to their sums, looks at the scores, and leaves zeros.
+  /// Adds the frequent features of some rows to their sums, looks at these, and leaves zeros.
   void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
                     ViolatorLists& violators) {
-    const Tiers::FrequentPair* pairs = tiers_.frequent();
-    const std::int64_t* starts = tiers_.row_starts();
     const std::int16_t* lines = frequent_.data();
     const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
-    for (std::int64_t i = begin; i < end; ++i) {
-      IntegerSums integers;
-      for (std::int64_t k = starts[i]; k < starts[i + 1]; ++k) {
-        const auto& [codes, values] = pairs[k];
-        integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+    for (const Tiers::Group& group : tiers_.groups()) {
+      const std::int64_t last = std::min(end, group.end);
+      std::int64_t place = std::max(begin, group.begin);
+      if (place >= last) continue;
+      const Tiers::FrequentPair* pair = tiers_.frequent(group, place);
+      for (; place < last; ++place) {
+        std::int32_t* sums = sums_.data() + (place - begin) * kSlots;
+        IntegerSums integers(sums);
+        std::fill_n(sums, kSlots, 0);
+        for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
+          const auto& [codes, values] = *pair;
+          integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+        }
+        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(place);
+        if (hits != 0) report(hits, tiers_.row(place), integers, biases, violators);
       }
-      float* sums = sums_.data() + (i - begin) * kSlots;
-      std::array<Lanes, 2> scores;
-      for (int half = 0; half < 2; ++half) {
-        const int first = half * kLanes;
-        const Lanes others = add(load(biases.data() + first), load(sums + first));
-        scores[half] = fused(load(step_.data() + first), integers.half(half), others);
-        store(sums + first, broadcast(0.0F));
-      }
-      violators.look(i, scores);
+    }
+  }
+
+  /// Lists a row for the slots of `hits`.
+  void report(std::uint32_t hits, std::int32_t row, const IntegerSums& integers,
+              const PerSlot& biases, ViolatorLists& violators) {
+    std::array<std::int32_t, kSlots> sums;
+    integers.store(sums.data());
+    for (; hits != 0; hits &= hits - 1) {
+      const int slot = __builtin_ctz(hits);
+      const auto score = static_cast<float>(biases[slot] + unit_[slot] * sums[slot]);
+      if (violators.add(slot, {row, score})) find_bound(slot, biases, violators);
     }
   }
 
   const Tiers& tiers_;
   const Summary& summary_;
-  HugeArray<std::int16_t> frequent_;  // a line of kSlots weights per frequent feature, in steps
-  PerSlot step_ = {};
+  HugeArray<std::int16_t> frequent_;      // a line of kSlots weights per frequent feature, in steps
+  std::array<double, kSlots> unit_ = {};  // of sums
+  std::array<std::int32_t, kSlots> bounds_ = {};         // of the sums of rows that are listed
   std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes
   std::array<std::vector<Rare>, kSlots> rare_;  // without the rows that a pass is done with
-  std::vector<Weighted> coded_, uncoded_;
-  std::vector<Added> unsorted_;
+  std::vector<Weighted> coded_, uncoded_;       // memory
+  std::vector<Rare> heads_;
   std::array<Sorted, kSlots> sorted_;
-  HugeArray<float> near_;    // scores of rows; zeros between uses
-  std::vector<float> sums_;  // of kPart rows; zeros between parts
+  HugeArray<float> near_;         // scores of rows; zeros between uses
+  HugeArray<std::int32_t> sums_;  // of kPart rows; zeros between parts
 };
 
 }  // namespace dismec::solve

@@ -40,14 +40,12 @@ class ViolatorLists {
  public:
   explicit ViolatorLists(std::int64_t n_rows) : in_set_(n_rows, 0) { thresholds_.fill(kIdle); }
 
-  /// Says that rows are in the working set of a slot's label, and not to be listed.
-  void join(int slot, std::span<const std::int32_t> rows) {
-    for (const auto r : rows) in_set_[r] |= bit(slot);
-  }
-  void leave(int slot, std::span<const std::int32_t> rows) {
-    for (const auto r : rows) in_set_[r] &= ~bit(slot);
-  }
-  bool has_joined(int slot, std::int32_t row) const { return (in_set_[row] & bit(slot)) != 0; }
+  /// Says that a row is in the working set of a slot's label, and not to be listed. Rows are known
+  /// by their places in the order in which passes look at them.
+  void join(int slot, std::int64_t place) { in_set_[place] |= bit(slot); }
+  void leave(int slot, std::int64_t place) { in_set_[place] &= ~bit(slot); }
+  /// A bit for each slot in whose working set a row is.
+  std::uint32_t joined(std::int64_t place) const { return in_set_[place]; }
 
   /// Begins a list: of the worst `most` rows above the threshold at least, and of all of them
   /// unless there are `more`.
@@ -65,9 +63,23 @@ class ViolatorLists {
 
   std::vector<Violator>& of(int slot) { return lists_[slot]; }
   bool more(int slot) const { return more_[slot]; }
+  /// What a row has to score more than.
+  float threshold(int slot) const { return thresholds_[slot]; }
 
-  /// Lists a row for the slots for which it scores enough; `scores` are those of the first and the
-  /// second half of the slots.
+  /// Lists a row that scores more than the threshold; says whether this is higher now.
+  bool add(int slot, Violator violator) {
+    std::vector<Violator>& list = lists_[slot];
+    list.push_back(violator);
+    if (std::ssize(list) < 2 * most_[slot]) return false;
+    // Only what is worse than the least of the worst so far can still matter.
+    keep_worst(list, most_[slot]);
+    thresholds_[slot] = std::max_element(list.begin(), list.end(), worse)->score;
+    more_[slot] = true;
+    return true;
+  }
+
+  /// Lists a row, at the place of its number, for the slots for which it scores enough; `scores`
+  /// are those of the first and the second half of the slots.
   void look(std::int64_t row, const std::array<Lanes, 2>& scores) {
     std::uint32_t hits = greater(scores[0], load(thresholds_.data())) |
                          greater(scores[1], load(thresholds_.data() + kLanes)) << kLanes;
@@ -87,17 +99,7 @@ class ViolatorLists {
 
   static std::uint32_t bit(int slot) { return std::uint32_t{1} << slot; }
 
-  void add(int slot, Violator violator) {
-    std::vector<Violator>& list = lists_[slot];
-    list.push_back(violator);
-    if (std::ssize(list) < 2 * most_[slot]) return;
-    // Only what is worse than the least of the worst so far can still matter.
-    keep_worst(list, most_[slot]);
-    thresholds_[slot] = std::max_element(list.begin(), list.end(), worse)->score;
-    more_[slot] = true;
-  }
-
-  std::vector<std::uint32_t> in_set_;  // a bit per slot: the row is in that label's working set
+  std::vector<std::uint32_t> in_set_;  // a bit per slot: the row at a place is in its set
   PerSlot thresholds_;                 // kIdle where no label is at work
   std::array<std::int64_t, kSlots> most_ = {};
   std::array<bool, kSlots> more_ = {};

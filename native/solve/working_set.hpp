@@ -73,7 +73,7 @@ struct Copies {
     const bool narrow = most <= kNarrow;
     const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
     bytes += nnz * copy_bytes(narrow);
-    features.resize(most);
+    features.resize(most + 1);
     std::int32_t* local = memory.local_of.data();
     for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
     for (std::int64_t i = 0; i < n; ++i) {
@@ -128,13 +128,14 @@ struct Copies {
   template <typename From, typename To>
   void copy_row(const Row& x, const From* old, std::span<const float> factor, float* value,
                 To* index, std::int32_t* local, std::int32_t& n_local) {
+    // Whether a feature is new cannot be guessed, so nothing branches on it.
     for (std::int64_t k = 0; k < x.size; ++k) {
       const auto j = old[k];
-      auto place = local[j];
-      if (place < 0) {
-        features[n_local] = j;
-        place = local[j] = n_local++;
-      }
+      const std::int32_t known = local[j];
+      const std::int32_t place = known < 0 ? n_local : known;
+      local[j] = place;
+      features[n_local] = j;
+      n_local += known < 0;
       index[k] = static_cast<To>(place);
       value[k] = x.value[k] * x.scale;
     }
@@ -169,6 +170,7 @@ struct WorkingSet {
   float negative_root = 1;
   std::vector<float> w;
   std::vector<float> sums;  // Σ of all rows of X, per entry of w; `find_sums` brings it up to date
+  std::vector<std::uint16_t> codes;  // see `Tiers::code`, per feature; passes bring it up to date
   bool compact = true;
   Copies copies;  // if it is compact
 
@@ -196,11 +198,16 @@ struct WorkingSet {
 
 /// Looks up what is missing in set.sums.
 inline void find_sums(WorkingSet& set, const Summary& summary) {
+  constexpr std::int64_t kAhead = 16;
   if (!set.sums.empty()) set.sums.pop_back();
-  for (std::int64_t f = std::ssize(set.sums); f < set.n_features(); ++f) {
-    set.sums.push_back(summary.sums_float[set.feature(f)]);
+  const std::int64_t n = set.n_features();
+  std::int64_t f = std::ssize(set.sums);
+  set.sums.resize(n + 1);
+  for (; f < n; ++f) {
+    if (f + kAhead < n) __builtin_prefetch(summary.sums_float.data() + set.feature(f + kAhead));
+    set.sums[f] = summary.sums_float[set.feature(f)];
   }
-  set.sums.push_back(static_cast<float>(summary.sums.back()));
+  set.sums[n] = static_cast<float>(summary.sums.back());
 }
 
 /// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
@@ -234,6 +241,7 @@ inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   w.back() = set.w.back();
   set.w = std::move(w);
   set.sums.clear();
+  set.codes.clear();
   set.copies.clear(memory);
   set.compact = false;
 }
@@ -254,9 +262,18 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
     spread(set, X, memory);
     return;
   }
+  // A row is asked for from memory first, and then, when it is there, where its features have been
+  // copied to.
   constexpr std::int64_t kAhead = 8;
+  constexpr std::int64_t kNext = 2;
   set.copies.append(std::ssize(added), nnz, X.n_features(), X.idf, memory, [&](std::int64_t i) {
     if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
+    if (i + kNext < std::ssize(added)) {
+      const Row next = row_of(X, added[i + kNext]);
+      for (std::int64_t k = 0; k < next.size; ++k) {
+        __builtin_prefetch(memory.local_of.data() + next.index[k], 1);
+      }
+    }
     return row_of(X, added[i]);
   });
   const float bias = set.w.back();
@@ -311,6 +328,7 @@ inline void replace_rows(WorkingSet& set, const Transformed& X,
   set.rows.clear();
   set.w.assign(1, bias);
   set.sums.clear();
+  set.codes.clear();
   set.compact = true;
   append(set, X, rows, memory);
   assign_weights(set, weights, memory);
@@ -333,6 +351,7 @@ inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::in
   set.negative_root = static_cast<float>(std::sqrt(cost.negative));
   set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
   set.sums.clear();
+  set.codes.clear();
   set.compact = true;
   append(set, X, positives, memory);
 }
