@@ -27,7 +27,7 @@ class TierScores {
   TierScores(const Tiers& tiers, const Summary& summary)
       : tiers_(tiers),
         summary_(summary),
-        frequent_(tiers.n_codes() * kSlots),
+        coded_lines_(tiers.n_codes() * kSlots),
         near_(tiers.n_rows()),
         sums_(kPart * kSlots) {}
 
@@ -43,18 +43,25 @@ class TierScores {
       coded_.resize(n + 1);
       uncoded_.resize(n + 1);
     }
+    // If no value is negative, negative weights of features that lists are read for can only lower
+    // scores.
+    const bool both_signs = !summary_.nonnegative;
+    std::int64_t n_middle = 0;
+    for (std::size_t f = 0; f < n; ++f)
+      n_middle += (set.codes[f] > tiers_.n_frequent()) & (set.w[f] > 0);
+    heavy_[slot] = n_middle > tiers_.n_middle() / kHeavy;
+    const std::int64_t n_codes = heavy_[slot] ? tiers_.n_codes() : tiers_.n_frequent() + 1;
+    // Which of the two a feature is cannot be guessed, so nothing branches on it.
     std::size_t n_coded = 0;
     std::size_t n_uncoded = 0;
-    // If no value is negative, negative weights of rare features can only lower scores. Which of
-    // the two a feature is cannot be guessed, so nothing branches on it.
-    const bool both_signs = !summary_.nonnegative;
     for (std::size_t f = 0; f < n; ++f) {
       const float w = set.w[f];
       const std::uint16_t code = set.codes[f];
+      const bool is_coded = (code != 0) & (code < n_codes);
       coded_[n_coded] = {code, w};
       uncoded_[n_uncoded] = {static_cast<std::int32_t>(f), w};
-      n_coded += (code != 0) & (w != 0);
-      n_uncoded += (code == 0) & ((w > 0) | (both_signs & (w < 0)));
+      n_coded += is_coded & (w != 0);
+      n_uncoded += !is_coded & ((w > 0) | (both_signs & (w < 0)));
     }
     const std::span<const Weighted> coded(coded_.data(), n_coded);
     const std::span<const Weighted> uncoded(uncoded_.data(), n_uncoded);
@@ -86,17 +93,26 @@ class TierScores {
     for (const auto code : used_[slot]) at(slot, code) = 0;
     used_[slot].clear();
     rare_[slot].clear();
+    heavy_[slot] = false;
   }
 
   /// Finds the `most` rows that a slot's rare features score highest, without those that are in its
   /// set; false, and nothing found, if they have so many entries that a pass is worth it.
   bool find_near(int slot, std::int64_t most, const ViolatorLists& lists,
                  std::vector<Violator>& found) {
-    constexpr std::int64_t kShare = 4;
     constexpr std::size_t kAhead = 16;
     std::int64_t n = 0;
     for (const Rare& list : rare_[slot]) n += std::ssize(list.rows);
-    if (n > tiers_.n_rows() / kShare) return false;
+    const std::int64_t kEntries = 16 * most;
+    if (n > kEntries) {
+      std::sort(rare_[slot].begin(), rare_[slot].end(), [](const Rare& a, const Rare& b) {
+        return a.weight * b.rows.size() > b.weight * a.rows.size();
+      });
+      std::size_t f = 0;
+      for (std::int64_t sum = 0; f < rare_[slot].size() && sum < kEntries; ++f)
+        sum += std::ssize(rare_[slot][f].rows);
+      rare_[slot].resize(f);
+    }
     for (const Rare& list : rare_[slot]) {
       for (std::size_t k = 0; k < list.rows.size(); ++k) {
         if (k + kAhead < list.rows.size()) {
@@ -148,6 +164,9 @@ class TierScores {
   // Rows whose scores are summed up together.
   static constexpr std::int64_t kPart = 1024;
   static constexpr std::int32_t kRowBits = kPart - 1;
+  // A label with weights above 0 for more than one middle feature in so many has these scored row
+  // by row, the others by lists.
+  static constexpr std::int64_t kHeavy = 28;
   // Numbers that rare features may add to the rows of a stretch.
   static constexpr std::int64_t kMostSorted = std::int64_t{1} << 22;
 
@@ -169,7 +188,7 @@ class TierScores {
   };
 
   std::int16_t& at(int slot, std::int64_t code) {
-    return frequent_[code * kSlots + place_in_line(slot)];
+    return coded_lines_[code * kSlots + place_in_line(slot)];
   }
 
   /// Looks up what is missing in set.codes.
@@ -278,16 +297,18 @@ class TierScores {
     }
   }
 
-  /// Adds the frequent features of some rows to their sums, looks at these, and leaves zeros.
+  /// Adds the frequent features of some rows to their sums, and the middle ones if some label is to
+  /// have them, looks at the sums, and leaves zeros.
   void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
                     ViolatorLists& violators) {
-    const std::int16_t* lines = frequent_.data();
+    const bool any_heavy = std::find(heavy_.begin(), heavy_.end(), true) != heavy_.end();
+    const std::int16_t* lines = coded_lines_.data();
     const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
     for (const Tiers::Group& group : tiers_.groups()) {
       const std::int64_t last = std::min(end, group.end);
       std::int64_t place = std::max(begin, group.begin);
       if (place >= last) continue;
-      const Tiers::FrequentPair* pair = tiers_.frequent(group, place);
+      const Tiers::CodedPair* pair = tiers_.frequent(group, place);
       for (; place < last; ++place) {
         std::int32_t* sums = sums_.data() + (place - begin) * kSlots;
         IntegerSums integers(sums);
@@ -295,6 +316,11 @@ class TierScores {
         for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
           const auto& [codes, values] = *pair;
           integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+        }
+        if (any_heavy) {
+          for (const auto& [codes, values] : tiers_.middle(place)) {
+            integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+          }
         }
         const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(place);
         if (hits != 0) report(hits, tiers_.row(place), integers, biases, violators);
@@ -316,7 +342,8 @@ class TierScores {
 
   const Tiers& tiers_;
   const Summary& summary_;
-  HugeArray<std::int16_t> frequent_;      // a line of kSlots weights per frequent feature, in steps
+  HugeArray<std::int16_t> coded_lines_;   // kSlots weights per frequent or middle feature, in steps
+  std::array<bool, kSlots> heavy_ = {};   // whether middle features are scored row by row
   std::array<double, kSlots> unit_ = {};  // of sums
   std::array<std::int32_t, kSlots> bounds_ = {};         // of the sums of rows that are listed
   std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes

@@ -1,5 +1,6 @@
 // X with many features → the same numbers in two orders, for passes that only look where a label
-// has weights: frequent features row by row, rare ones feature by feature.
+// has weights: frequent features row by row, rare ones feature by feature,
+// and those in between both ways.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +21,9 @@ namespace dismec::solve {
 /// same length for thousands of rows, and the CPU never guesses its end wrong.
 class Tiers {
  public:
-  /// Two non-zeros of frequent features in a row.
-  struct FrequentPair {
-    std::array<std::uint16_t, 2> codes;  // which of the frequent features; 0 for none
+  /// Two non-zeros of frequent or middle features in a row.
+  struct CodedPair {
+    std::array<std::uint16_t, 2> codes;  // which features; 0 for none
     std::array<std::int16_t, 2> values;
   };
   /// A non-zero of a rare feature, in ascending order of places.
@@ -42,6 +43,7 @@ class Tiers {
   // Where one row is so much longer than others, sixteen bits leave nothing of these.
   static constexpr double kUneven = 64;
   static constexpr std::int64_t kMostFrequent = 4095;
+  static constexpr std::int64_t kMostCoded = 32767;
 
   /// Empty unless there are many features, and rows are short and of about one length.
   Tiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
@@ -69,20 +71,27 @@ class Tiers {
   double error() const { return error_; }
   /// An upper bound for Σ_j |a_j·x_ij| where values are in units, for weights of length 1.
   double largest_score() const { return (longest_ + error_) / unit_; }
-  /// Which of the frequent features it is, counted from 1; 0 for a rare one.
+  /// Which of the frequent features it is, counted from 1, or of the middle ones, counted on from
+  /// there; 0 for a rare one.
   std::uint16_t code(std::int64_t feature) const { return codes_[feature]; }
+  std::int64_t n_frequent() const { return n_frequent_; }
+  std::int64_t n_middle() const { return n_coded_ - n_frequent_; }
   std::int64_t n_rows() const { return n_rows_; }
-  std::int64_t n_codes() const { return n_frequent_ + 1; }
+  std::int64_t n_codes() const { return n_coded_ + 1; }
   /// The row at a place, and the place of a row.
   std::int32_t row(std::int64_t place) const { return rows_[place]; }
   std::int32_t place(std::int64_t row) const { return places_[row]; }
   /// All rows, in ascending order of places.
   std::span<const Group> groups() const { return groups_; }
   /// The frequent features of the row at a place of a group.
-  const FrequentPair* frequent(const Group& group, std::int64_t place) const {
+  const CodedPair* frequent(const Group& group, std::int64_t place) const {
     return frequent_.data() + group.first + (place - group.begin) * group.n_pairs;
   }
-  /// The rows that have a rare feature.
+  /// The middle features of the row at a place.
+  std::span<const CodedPair> middle(std::int64_t place) const {
+    return {middle_.data() + middle_starts_[place], middle_.data() + middle_starts_[place + 1]};
+  }
+  /// The rows that have a rare or middle feature.
   std::span<const RareEntry> list(std::int64_t feature) const {
     return {rare_.data() + list_starts_[feature], rare_.data() + list_starts_[feature + 1]};
   }
@@ -97,21 +106,29 @@ class Tiers {
     return x.scale * x.value[k] * (X.idf.empty() ? 1.0F : X.idf[x.index[k]]);
   }
 
-  /// A feature is frequent if more than one row in a thousand has it.
+  /// A feature is frequent if more than one row in a thousand has it, and a middle one if more than
+  /// one in ten thousand.
   void choose(const std::vector<std::int32_t>& counts, std::int64_t n_rows) {
     std::vector<std::int32_t> chosen;
     for (std::size_t j = 0; j < counts.size(); ++j) {
-      if (counts[j] > n_rows / 1000) chosen.push_back(static_cast<std::int32_t>(j));
+      if (counts[j] > n_rows / 10000) chosen.push_back(static_cast<std::int32_t>(j));
     }
     std::sort(chosen.begin(), chosen.end(), [&](std::int32_t a, std::int32_t b) {
       return counts[a] > counts[b] || (counts[a] == counts[b] && a < b);
     });
-    if (std::ssize(chosen) > kMostFrequent) chosen.resize(kMostFrequent);
-    n_frequent_ = std::ssize(chosen);
+    if (std::ssize(chosen) > kMostCoded) chosen.resize(kMostCoded);
+    n_coded_ = std::ssize(chosen);
+    while (n_frequent_ < std::min(n_coded_, kMostFrequent) &&
+           counts[chosen[n_frequent_]] > n_rows / 1000) {
+      ++n_frequent_;
+    }
     codes_ = HugeArray<std::uint16_t>(std::ssize(counts));
-    for (std::int64_t c = 0; c < n_frequent_; ++c) {
+    for (std::int64_t c = 0; c < n_coded_; ++c) {
       codes_[chosen[c]] = static_cast<std::uint16_t>(c + 1);
     }
+  }
+  bool is_frequent(std::int64_t feature) const {
+    return codes_[feature] != 0 && codes_[feature] <= n_frequent_;
   }
 
   /// Gives rows their places: by the number of pairs, and as they are in X where that is the same.
@@ -121,7 +138,7 @@ class Tiers {
     std::vector<std::int64_t> sizes;
     for (std::int64_t i = 0; i < n_rows_; ++i) {
       std::int64_t n = 0;
-      for (const auto j : X.x.columns(i)) n += codes_[j] != 0;
+      for (const auto j : X.x.columns(i)) n += is_frequent(j);
       const std::int64_t n_pairs = (n + 1) / 2;
       pairs[i] = static_cast<std::int32_t>(n_pairs);
       if (n_pairs >= std::ssize(sizes)) sizes.resize(n_pairs + 1, 0);
@@ -143,23 +160,38 @@ class Tiers {
       places_[i] = static_cast<std::int32_t>(next[pairs[i]]++);
       rows_[places_[i]] = static_cast<std::int32_t>(i);
     }
-    frequent_ = HugeArray<FrequentPair>(n_all);
+    frequent_ = HugeArray<CodedPair>(n_all);
   }
 
   void fill(const Transformed& X, const std::vector<std::int32_t>& counts) {
     list_starts_.assign(counts.size() + 1, 0);
     for (std::size_t j = 0; j < counts.size(); ++j) {
-      list_starts_[j + 1] = list_starts_[j] + (codes_[j] == 0 ? counts[j] : 0);
+      list_starts_[j + 1] = list_starts_[j] + (is_frequent(j) ? 0 : counts[j]);
     }
     rare_ = HugeArray<RareEntry>(list_starts_.back());
     std::vector<std::int64_t> next(list_starts_.begin(), list_starts_.end() - 1);
+    middle_starts_ = HugeArray<std::int64_t>(n_rows_ + 1);
+    for (std::int64_t place = 0; place < n_rows_; ++place) {
+      std::int64_t n = 0;
+      for (const auto j : X.x.columns(rows_[place])) n += codes_[j] > n_frequent_;
+      middle_starts_[place + 1] = middle_starts_[place] + (n + 1) / 2;
+    }
+    middle_ = HugeArray<CodedPair>(middle_starts_[n_rows_]);
     double worst = 0;
     for (const Group& group : groups_) {
       for (std::int64_t place = group.begin; place < group.end; ++place) {
         const Row x = row_of(X, rows_[place]);
-        FrequentPair* pairs =
+        CodedPair* frequent =
             frequent_.data() + group.first + (place - group.begin) * group.n_pairs;
-        std::int64_t n = 0;
+        CodedPair* middle = middle_.data() + middle_starts_[place];
+        std::int64_t n_frequent = 0;
+        std::int64_t n_middle = 0;
+        const auto add = [&](CodedPair* pairs, std::int64_t& n, std::int32_t j,
+                             std::int16_t value) {
+          pairs[n / 2].codes[n % 2] = codes_[j];
+          pairs[n / 2].values[n % 2] = value;
+          ++n;
+        };
         double squared = 0;
         for (std::int64_t k = 0; k < x.size; ++k) {
           const auto j = x.index[k];
@@ -167,13 +199,12 @@ class Tiers {
           const auto value = static_cast<std::int16_t>(exact / unit_ + std::copysign(0.5F, exact));
           const double off = exact - static_cast<double>(value) * unit_;
           squared += off * off;
-          if (codes_[j] == 0) {
-            rare_[next[j]++] = {static_cast<std::int32_t>(place), value};
+          if (is_frequent(j)) {
+            add(frequent, n_frequent, j, value);
             continue;
           }
-          pairs[n / 2].codes[n % 2] = codes_[j];
-          pairs[n / 2].values[n % 2] = value;
-          ++n;
+          rare_[next[j]++] = {static_cast<std::int32_t>(place), value};
+          if (codes_[j] != 0) add(middle, n_middle, j, value);
         }
         worst = std::max(worst, squared);
       }
@@ -186,11 +217,14 @@ class Tiers {
   double error_ = 0;
   std::int64_t n_rows_ = 0;
   std::int64_t n_frequent_ = 0;
+  std::int64_t n_coded_ = 0;           // frequent and middle ones
   HugeArray<std::uint16_t> codes_{0};  // of each feature
   HugeArray<std::int32_t> rows_{0};    // at each place
   HugeArray<std::int32_t> places_{0};  // of each row
   std::vector<Group> groups_;
-  HugeArray<FrequentPair> frequent_{0};
+  HugeArray<CodedPair> frequent_{0};
+  HugeArray<std::int64_t> middle_starts_{0};
+  HugeArray<CodedPair> middle_{0};
   std::vector<std::int64_t> list_starts_;
   HugeArray<RareEntry> rare_{0};
 };

@@ -265,7 +265,7 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   // A row is asked for from memory first, and then, when it is there, where its features have been
   // copied to.
   constexpr std::int64_t kAhead = 8;
-  constexpr std::int64_t kNext = 2;
+  constexpr std::int64_t kNext = 1;
   set.copies.append(std::ssize(added), nnz, X.n_features(), X.idf, memory, [&](std::int64_t i) {
     if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
     if (i + kNext < std::ssize(added)) {
