@@ -90,7 +90,8 @@ class FullPass {
     auto* scores = std::get_if<TierScores>(&scores_);
     if (scores == nullptr) return false;
     set_weights(slot, set, most);
-    return scores->find_near(slot, most, lists_, violators(slot));
+    scores->find_near(slot, most, lists_, violators(slot));
+    return true;
   }
 
   template <typename Stop>

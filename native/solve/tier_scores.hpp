@@ -36,8 +36,126 @@ class TierScores {
 
   /// What rows are scored with, bias apart; returns by how much a score may be too low.
   double set_weights(int slot, WorkingSet& set) {
-    clear(slot);
     find_codes(set);
+    clear(slot);
+    const double error = set_weights(slot, set, tiers_.n_frequent() + 1);
+    if (n_entries(slot) <= tiers_.n_rows() / kHeavy) return error;
+    clear(slot);
+    heavy_[slot] = true;
+    return set_weights(slot, set, tiers_.n_codes());
+  }
+
+  void clear(int slot) {
+    for (const auto code : used_[slot]) at(slot, code) = 0;
+    used_[slot].clear();
+    rare_[slot].clear();
+    heavy_[slot] = false;
+  }
+
+  /// Finds `most` rows that score highest by a slot's rare features, without those that are in its
+  /// set. Where lists have more than kEntriesPerRow entries for each of them, only the lists of the
+  /// largest weights per entry are read.
+  void find_near(int slot, std::int64_t most, const ViolatorLists& lists,
+                 std::vector<Violator>& found) {
+    constexpr std::int64_t kEntriesPerRow = 16;
+    constexpr std::size_t kAhead = 16;
+    if (n_entries(slot) > kEntriesPerRow * most) {
+      std::sort(rare_[slot].begin(), rare_[slot].end(), [](const Rare& a, const Rare& b) {
+        const auto size = [](const Rare& list) { return static_cast<float>(list.rows.size()); };
+        return a.weight * size(b) > b.weight * size(a);
+      });
+      std::int64_t n = 0;
+      std::size_t f = 0;
+      while (f < rare_[slot].size() && n < kEntriesPerRow * most) {
+        n += std::ssize(rare_[slot][f++].rows);
+      }
+      rare_[slot].resize(f);
+    }
+    for (const Rare& list : rare_[slot]) {
+      for (std::size_t k = 0; k < list.rows.size(); ++k) {
+        if (k + kAhead < list.rows.size()) {
+          __builtin_prefetch(near_.data() + list.rows[k + kAhead].place, 1);
+        }
+        const auto [place, value] = list.rows[k];
+        float& sum = near_[place];
+        if (sum == 0) found.push_back({place, 0});
+        sum += list.weight * static_cast<float>(value);
+      }
+    }
+    for (Violator& v : found) {
+      std::swap(v.score, near_[v.row]);
+      // A row of the set is none to be found.
+      if ((lists.joined(v.row) >> slot & 1U) != 0) v.score = 0;
+    }
+    // A sum that was 0 in between has its row twice, and 0 the second time.
+    std::erase_if(found, [&](const Violator& v) { return v.score == 0; });
+    keep_worst(found, most);
+    for (Violator& v : found) v.row = tiers_.row(v.row);
+  }
+
+  template <typename Stop>
+  void run(const PerSlot& biases, ViolatorLists& violators, const Stop& stop) {
+    for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
+    std::int64_t n_rare = 0;
+    for (int slot = 0; slot < kSlots; ++slot) n_rare += n_entries(slot);
+    // As few stretches of rows as memory for what is sorted allows: each begins with a look into
+    // every list.
+    const std::int64_t n_rows = tiers_.n_rows();
+    const std::int64_t n_parts = (n_rows + kPart - 1) / kPart;
+    const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
+    const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;
+    for (std::int64_t begin = 0; begin < n_rows; begin += stretch) {
+      const std::int64_t end = std::min(begin + stretch, n_rows);
+      for (int slot = 0; slot < kSlots; ++slot) sort_rare(slot, begin, end);
+      for (std::int64_t first = begin; first < end; first += kPart) {
+        if (stop()) return;
+        add_rare((first - begin) / kPart);
+        add_frequent(first, std::min(first + kPart, end), biases, violators);
+      }
+    }
+  }
+
+ private:
+  // Rows whose scores are summed up together.
+  static constexpr std::int64_t kPart = 1024;
+  static constexpr std::int32_t kRowBits = kPart - 1;
+  // A label whose lists have more entries than one for so many rows has middle features scored row
+  // by row.
+  static constexpr std::int64_t kHeavy = 4;
+  // Numbers that rare features may add to the rows of a stretch.
+  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 22;
+
+  /// The rows that have a feature, and a slot's weight for it in steps.
+  struct Rare {
+    std::span<const Tiers::RareEntry> rows;
+    float weight;
+  };
+  /// A weight, and which frequent feature or entry of a set's vectors it is for.
+  struct Weighted {
+    std::int32_t feature;
+    float weight;
+  };
+  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
+  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
+  struct Sorted {
+    std::vector<std::int32_t> numbers;
+    std::vector<std::int64_t> ends;
+  };
+
+  std::int16_t& at(int slot, std::int64_t code) {
+    return coded_lines_[code * kSlots + place_in_line(slot)];
+  }
+
+  /// Of all lists that are read for a slot.
+  std::int64_t n_entries(int slot) const {
+    std::int64_t n = 0;
+    for (const Rare& list : rare_[slot]) n += std::ssize(list.rows);
+    return n;
+  }
+
+  /// The same, with features of codes below `n_codes` scored row by row and lists read for the
+  /// others.
+  double set_weights(int slot, const WorkingSet& set, std::int64_t n_codes) {
     const std::size_t n = set.w.size() - 1;
     if (coded_.size() <= n) {
       coded_.resize(n + 1);
@@ -46,11 +164,6 @@ class TierScores {
     // If no value is negative, negative weights of features that lists are read for can only lower
     // scores.
     const bool both_signs = !summary_.nonnegative;
-    std::int64_t n_middle = 0;
-    for (std::size_t f = 0; f < n; ++f)
-      n_middle += (set.codes[f] > tiers_.n_frequent()) & (set.w[f] > 0);
-    heavy_[slot] = n_middle > tiers_.n_middle() / kHeavy;
-    const std::int64_t n_codes = heavy_[slot] ? tiers_.n_codes() : tiers_.n_frequent() + 1;
     // Which of the two a feature is cannot be guessed, so nothing branches on it.
     std::size_t n_coded = 0;
     std::size_t n_uncoded = 0;
@@ -87,108 +200,6 @@ class TierScores {
     unit_[slot] = step * tiers_.unit();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
     return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
-  }
-
-  void clear(int slot) {
-    for (const auto code : used_[slot]) at(slot, code) = 0;
-    used_[slot].clear();
-    rare_[slot].clear();
-    heavy_[slot] = false;
-  }
-
-  /// Finds the `most` rows that a slot's rare features score highest, without those that are in its
-  /// set; false, and nothing found, if they have so many entries that a pass is worth it.
-  bool find_near(int slot, std::int64_t most, const ViolatorLists& lists,
-                 std::vector<Violator>& found) {
-    constexpr std::size_t kAhead = 16;
-    std::int64_t n = 0;
-    for (const Rare& list : rare_[slot]) n += std::ssize(list.rows);
-    const std::int64_t kEntries = 16 * most;
-    if (n > kEntries) {
-      std::sort(rare_[slot].begin(), rare_[slot].end(), [](const Rare& a, const Rare& b) {
-        return a.weight * b.rows.size() > b.weight * a.rows.size();
-      });
-      std::size_t f = 0;
-      for (std::int64_t sum = 0; f < rare_[slot].size() && sum < kEntries; ++f)
-        sum += std::ssize(rare_[slot][f].rows);
-      rare_[slot].resize(f);
-    }
-    for (const Rare& list : rare_[slot]) {
-      for (std::size_t k = 0; k < list.rows.size(); ++k) {
-        if (k + kAhead < list.rows.size()) {
-          __builtin_prefetch(near_.data() + list.rows[k + kAhead].place, 1);
-        }
-        const auto [place, value] = list.rows[k];
-        float& sum = near_[place];
-        if (sum == 0) found.push_back({place, 0});
-        sum += list.weight * static_cast<float>(value);
-      }
-    }
-    for (Violator& v : found) {
-      std::swap(v.score, near_[v.row]);
-      // A row of the set is none to be found.
-      if ((lists.joined(v.row) >> slot & 1U) != 0) v.score = 0;
-    }
-    // A sum that was 0 in between has its row twice, and 0 the second time.
-    std::erase_if(found, [&](const Violator& v) { return v.score == 0; });
-    keep_worst(found, most);
-    for (Violator& v : found) v.row = tiers_.row(v.row);
-    return true;
-  }
-
-  template <typename Stop>
-  void run(const PerSlot& biases, ViolatorLists& violators, const Stop& stop) {
-    for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
-    std::int64_t n_rare = 0;
-    for (const auto& lists : rare_) {
-      for (const Rare& list : lists) n_rare += std::ssize(list.rows);
-    }
-    // As few stretches of rows as memory for what is sorted allows: each begins with a look into
-    // every list.
-    const std::int64_t n_rows = tiers_.n_rows();
-    const std::int64_t n_parts = (n_rows + kPart - 1) / kPart;
-    const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
-    const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;
-    for (std::int64_t begin = 0; begin < n_rows; begin += stretch) {
-      const std::int64_t end = std::min(begin + stretch, n_rows);
-      for (int slot = 0; slot < kSlots; ++slot) sort_rare(slot, begin, end);
-      for (std::int64_t first = begin; first < end; first += kPart) {
-        if (stop()) return;
-        add_rare((first - begin) / kPart);
-        add_frequent(first, std::min(first + kPart, end), biases, violators);
-      }
-    }
-  }
-
- private:
-  // Rows whose scores are summed up together.
-  static constexpr std::int64_t kPart = 1024;
-  static constexpr std::int32_t kRowBits = kPart - 1;
-  // A label with weights above 0 for more than one middle feature in so many has these scored row
-  // by row, the others by lists.
-  static constexpr std::int64_t kHeavy = 28;
-  // Numbers that rare features may add to the rows of a stretch.
-  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 22;
-
-  /// The rows that have a feature, and a slot's weight for it in steps.
-  struct Rare {
-    std::span<const Tiers::RareEntry> rows;
-    float weight;
-  };
-  /// A weight, and which frequent feature or entry of a set's vectors it is for.
-  struct Weighted {
-    std::int32_t feature;
-    float weight;
-  };
-  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
-  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
-  struct Sorted {
-    std::vector<std::int32_t> numbers;
-    std::vector<std::int64_t> ends;
-  };
-
-  std::int16_t& at(int slot, std::int64_t code) {
-    return coded_lines_[code * kSlots + place_in_line(slot)];
   }
 
   /// Looks up what is missing in set.codes.
