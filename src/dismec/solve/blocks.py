@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EqualLabels", "cut", "cut_evenly", "effort", "first_equal", "repeated"]
+__all__ = ["EqualLabels", "by_frequency", "cut", "cut_evenly", "effort", "first_equal", "repeated"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,6 +124,13 @@ def cut(groups: Ints, block_size: int) -> list[Ints]:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
     order = np.argsort(groups, kind="stable")
     return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
+
+
+def by_frequency(groups: Ints, counts: Ints) -> Ints:
+    """Numbers for the same groups in falling order of the rows that their labels have (`counts`)."""
+    if len(groups) == 0:
+        return groups
+    return (counts.max() - counts) * (groups.max() + 1) + groups
 
 
 def effort(equal: EqualLabels, counts: Ints) -> Ints:

@@ -18,7 +18,7 @@ from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
-from dismec.solve.blocks import cut_evenly, effort
+from dismec.solve.blocks import by_frequency, cut_evenly, effort
 from dismec.solve.problem import Problem
 
 if TYPE_CHECKING:
@@ -100,11 +100,18 @@ class Job:
         return replace(self, parts=replace(self.parts, calibration=calibration))
 
     def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
-        """The labels that are not `held`, in at least so many blocks, numbered from `first`."""
+        """The labels that are not `held`, in at least so many blocks, numbered from `first`.
+
+        Blocks take about equally long, and frequent labels come first: labels that are solved side
+        by side then need the same kind of pass, and none that takes long is left for the end.
+        """
         labels = np.flatnonzero(~held)
         equal = self.problem.equal_labels.among(labels)
-        work = effort(equal, self.problem.label_counts[labels])
-        cuts = cut_evenly(equal.groups, self.params.block_size, work, n_blocks)
+        counts = self.problem.label_counts[labels]
+        work = effort(equal, counts)
+        n_blocks = max(n_blocks, -(-len(labels) // self.params.block_size))
+        order = by_frequency(equal.groups, counts)
+        cuts = cut_evenly(order, self.params.block_size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
 
