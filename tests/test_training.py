@@ -93,11 +93,11 @@ def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
         train(X, Y, path, PARAMS, threads=1, progress=interrupt)
     with pytest.raises(ModelError, match="not finished"):
         open_model(path)
-    kept = len(read_manifest(path).blocks)
-    assert 2 <= kept < 20
+    kept = read_manifest(path).blocks
+    assert 2 <= len(kept) < 20
     counts = []
     train(X, Y, path, PARAMS, progress=lambda done, total: counts.append(done))
-    assert counts[0] == 10 * kept
+    assert counts[0] == sum(receipt.n_labels for receipt in kept)
     assert counts[-1] == 200
     assert weight_files(path) == expected
 
@@ -257,7 +257,7 @@ def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, pro
     train_unfinished(*problem_data, path, PARAMS)
     unfinished = read_manifest(path)
     first, second, *_ = unfinished.blocks
-    lies = [replace(first, n_labels=9), replace(second, number=7)]
+    lies = [replace(first, n_labels=11), replace(second, number=7)]
     commit(path, replace(unfinished, transform={"bias": 7}).with_blocks(lies))
     again = train(*problem_data, path, PARAMS).manifest
     assert again.transform == whole.transform

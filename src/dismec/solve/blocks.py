@@ -113,17 +113,28 @@ def _mixed(rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def cut(groups: Ints, block_size: int) -> list[Ints]:
+def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
     """Blocks of `block_size` labels; the last may be shorter.
 
     Labels of one group come together, at the place of the first: they have the same solution, and
     a block is solved by itself. Without such groups a block holds consecutive labels. Within a
-    block labels ascend.
+    block labels ascend. Given the `effort` of each label, no block takes more than four times as
+    long as all do on average, unless it holds one label.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
     order = np.argsort(groups, kind="stable")
-    return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
+    if work is None:
+        return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
+    before = np.concatenate([[0], np.cumsum(work[order])])
+    most = 4 * int(before[-1]) * block_size // max(len(order), 1) + 1
+    blocks, begin = [], 0
+    while begin < len(order):
+        full = int(np.searchsorted(before, before[begin] + most, side="right")) - 1
+        end = max(begin + 1, min(full, begin + block_size))
+        blocks.append(np.sort(order[begin:end]))
+        begin = end
+    return blocks
 
 
 def by_frequency(groups: Ints, counts: Ints) -> Ints:

@@ -18,7 +18,7 @@ from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
-from dismec.solve.blocks import by_frequency, cut_evenly, effort
+from dismec.solve.blocks import by_frequency, cut, cut_evenly, effort
 from dismec.solve.problem import Problem
 
 if TYPE_CHECKING:
@@ -102,16 +102,18 @@ class Job:
     def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
         """The labels that are not `held`, in at least so many blocks, numbered from `first`.
 
-        Blocks take about equally long, and frequent labels come first: labels that are solved side
-        by side then need the same kind of pass, and none that takes long is left for the end.
+        Frequent labels come first, in blocks of fewer labels: labels that are solved side by side
+        then need the same kind of pass, and none that takes long is left for the end.
         """
         labels = np.flatnonzero(~held)
         equal = self.problem.equal_labels.among(labels)
         counts = self.problem.label_counts[labels]
         work = effort(equal, counts)
-        n_blocks = max(n_blocks, -(-len(labels) // self.params.block_size))
-        order = by_frequency(equal.groups, counts)
-        cuts = cut_evenly(order, self.params.block_size, work, n_blocks)
+        order, size = by_frequency(equal.groups, counts), self.params.block_size
+        if n_blocks > 1:
+            cuts = cut_evenly(order, size, work, n_blocks)
+        else:
+            cuts = cut(order, size, work)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
 
