@@ -175,7 +175,11 @@ struct WorkingSet {
   Copies copies;  // if it is compact
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  std::int64_t bytes() const { return copies.bytes; }
+  /// Memory that grows with the rows of a compact set, and with the features of X of another one.
+  std::int64_t bytes() const {
+    constexpr std::int64_t kPerFeature = 2 * sizeof(float) + sizeof(std::uint16_t);
+    return compact ? copies.bytes : kPerFeature * std::ssize(w);
+  }
   std::int64_t n_features() const { return std::ssize(w) - 1; }
   /// √cost of a row: times this, its slack counts with cost 1.
   float root(std::int64_t i) const { return i < n_positive ? positive_root : negative_root; }
