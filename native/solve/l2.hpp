@@ -55,7 +55,7 @@ class L2 {
   /// Near the margin of a frequent label there are many rows that only rounding puts inside it:
   /// these must not take the places of others.
   std::int64_t wanted(const State& state, const WorkingSet&) const {
-    return state.wider * room(state) * (state.n_active > kMany ? 4 : 1);
+    return state.wider * room(state) * (state.n_active > kMany ? 2 : 1);
   }
 
   /// Whether the gradient over all rows is small enough, or rounding leaves nothing to gain.

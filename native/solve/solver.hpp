@@ -109,7 +109,8 @@ class Solver {
     float C = 0;
     WorkingSet set;
     typename P::State state;
-    std::int64_t bytes = 0;  // counted for the set
+    std::int64_t bytes = 0;     // counted for the set
+    std::int64_t expected = 0;  // at the end
     SolvedLabel out;
     // On a path of several C the weights at the first.
     std::vector<Weight> first = {};
@@ -145,7 +146,8 @@ class Solver {
     task.label = label;
     task.C = path_.empty() ? options_.C : path_.front();
     ++running_;
-    count_bytes(task, expected_bytes(positives));
+    task.expected = expected_bytes(positives);
+    count_bytes(task, task.expected);
     task.out = SolvedLabel{.label = label};
     begin(task.set, X_, positives, costs_.of(label), memory_);
     penalty_.begin(task.state, task.set, task.C, !path_.empty());
@@ -179,7 +181,7 @@ class Solver {
     pass_.leave(slot, task.set.rows);
     penalty_.grow(task.state, task.set, pass_, slot, memory_);
     pass_.join(slot, task.set.rows);
-    count_bytes(task, task.set.bytes());
+    count_bytes(task, std::max(task.expected, task.set.bytes()));
   }
 
   /// Goes on with the label at the C of that place on the path, if there is one.
@@ -223,11 +225,14 @@ class Solver {
   /// be longer or fewer than others.
   std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
     const double bytes = usual_ * static_cast<double>(plain_bytes(std::ssize(positives)));
-    return std::min(static_cast<std::int64_t>(bytes), kCompactBytes);
+    return std::min(static_cast<std::int64_t>(bytes), 2 * kCompactBytes);
   }
+  /// Sets have some six rows per positive where these are many, and far more where they are few.
   std::int64_t plain_bytes(std::int64_t n_positive) const {
     const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
-    return (6 * n_positive + 2 * kGrowth) * nnz * copy_bytes(true);
+    const double n = static_cast<double>(n_positive);
+    const auto rows = static_cast<std::int64_t>(6 * n + 200 * std::sqrt(n));
+    return (rows + kGrowth) * nnz * copy_bytes(true);
   }
 
   static std::int64_t bytes_of_nonzeros(const Transformed& X) {

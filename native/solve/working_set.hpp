@@ -175,10 +175,11 @@ struct WorkingSet {
   Copies copies;  // if it is compact
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  /// Memory that grows with the rows of a compact set, and with the features of X of another one.
+  /// What it takes of memory, with a pass's lists of its features and of as many violators.
   std::int64_t bytes() const {
-    constexpr std::int64_t kPerFeature = 2 * sizeof(float) + sizeof(std::uint16_t);
-    return compact ? copies.bytes : kPerFeature * std::ssize(w);
+    constexpr std::int64_t kPerRow = sizeof(Row) + 2 * sizeof(std::int32_t) + 32;
+    constexpr std::int64_t kPerFeature = 2 * sizeof(float) + sizeof(std::uint16_t) + 24;
+    return copies.bytes + kPerRow * size() + kPerFeature * std::ssize(w);
   }
   std::int64_t n_features() const { return std::ssize(w) - 1; }
   /// √cost of a row: times this, its slack counts with cost 1.
@@ -262,7 +263,7 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
     nnz += X.x.nnz(r);
     longest = std::max(longest, X.x.nnz(r));
   }
-  if (set.bytes() + nnz * copy_bytes(true) > kCompactBytes || longest > Copies::kLongest) {
+  if (set.copies.bytes + nnz * copy_bytes(true) > kCompactBytes || longest > Copies::kLongest) {
     spread(set, X, memory);
     return;
   }

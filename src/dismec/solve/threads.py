@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 # Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
 _LABELS_AT_ONCE = 64
+_ROWS_AT_ONCE = 1 << 16  # that have labels of a portion
 _NONE = np.empty(0, np.int64)
 
 
@@ -311,6 +312,17 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
 def _portions(
     labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Frequent labels first: labels that are solved side by side should take equally long."""
-    ordered = labels[np.argsort(-counts, kind="stable")]
-    yield from (ordered[i : i + _LABELS_AT_ONCE] for i in range(0, len(ordered), _LABELS_AT_ONCE))
+    """Frequent labels first: labels that are solved side by side should take equally long.
+
+    Fewer of those at a time: what is solved is handed on once all of a portion have begun, and the
+    weights of frequent labels take memory.
+    """
+    order = np.argsort(-counts, kind="stable")
+    ordered = labels[order]
+    before = np.concatenate([[0], np.cumsum(counts[order])])
+    begin = 0
+    while begin < len(ordered):
+        full = int(np.searchsorted(before, before[begin] + _ROWS_AT_ONCE, side="right")) - 1
+        end = max(begin + 1, min(full, begin + _LABELS_AT_ONCE))
+        yield ordered[begin:end]
+        begin = end
