@@ -85,6 +85,19 @@ def test_any_problem_is_solved_as_liblinear_solves_it(data):
     check(solution, Xt, Y, C)
 
 
+def test_a_violator_that_rounded_scores_hide_is_found():
+    """Every rounded score was below the margin, and the label gave up after a thousand passes."""
+    rng = np.random.default_rng(1328)
+    dense = rng.standard_normal((6, 11)) * rng.gamma(1, 1, (6, 11))
+    dense *= rng.random(dense.shape) < 0.4
+    X = sp.csr_array(dense[rng.integers(0, 6, 6)], dtype=np.float32)
+    share = rng.choice([0.0, 0.05, 0.3, 0.7, 1.0], 6)
+    Y = sp.csr_array(rng.random((6, 6)) < share, dtype=np.uint8)
+    solution, Xt = solve(X, Y, C=100.0, bias=0.0, normalize=False)
+    check(solution, Xt, Y, 100.0)
+    assert solution.passes.max() < 10
+
+
 @pytest.mark.parametrize("tol", [0.1, 0.01, 1e-3])
 def test_gap_is_what_the_tolerance_allows(problem_data, tol):
     X, Y = problem_data

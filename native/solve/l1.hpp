@@ -65,11 +65,13 @@ class L1 {
       verdict.gradient = std::max(0.0, minimum.gap + more_loss) / (goal_ * verdict.objective);
     };
     measure();
-    // Exact scores are dear where many rows are close to the margin: not before they may be good
-    // enough.
+    // Exact scores are costly where many rows are close to the margin: not before they may be good
+    // enough, unless rounded ones leave no violator to go on with.
     constexpr double kClose = 10;
+    const bool some = std::any_of(violators.begin(), violators.end(),
+                                  [](const Violator& v) { return v.score > -1.0F; });
     if (pass.more(slot) || !(minimum.reached || minimum.stalled) ||
-        (verdict.gradient > kClose && !minimum.stalled)) {
+        (verdict.gradient > kClose && !minimum.stalled && some)) {
       return verdict;
     }
     pass.rescore(slot, set);
