@@ -36,51 +36,46 @@ def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
 @contextmanager
 def _bar(what: str) -> Iterator[Progress]:
     from rich import console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
+
+    from dismec.cli.pace import Pace
 
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("labels, {task.fields[rate]}/s,"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
+        TextColumn("labels, {task.fields[rate]}/s{task.fields[left]}"),
         console=console.Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task(what, total=None, rate="0")
-        begin = time.perf_counter()
-        first: int | None = None
+        task = bar.add_task(what, total=None, rate="0", left="")
 
-        def update(done: int, total: int) -> None:
-            nonlocal first
-            first = done if first is None else first
-            rate = (done - first) / (time.perf_counter() - begin)
-            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}")
+        def show(pace: Pace, done: int, total: int) -> None:
+            rate, left = f"{pace.rate:,.0f}", pace.left
+            bar.update(task, completed=done, total=total, rate=rate, left=left)
 
-        yield update
+        yield Pace(show)
 
 
 def _log_lines(what: str, every: float = 10.0) -> Progress:
-    begin = last = time.perf_counter()
-    first: int | None = None
+    from dismec.cli.pace import Pace
 
-    def update(done: int, total: int) -> None:
-        nonlocal first, last
+    last: float | None = None
+
+    def show(pace: Pace, done: int, total: int) -> None:
+        nonlocal last
         now = time.perf_counter()
-        if first is None:
-            first = done
+        if last is None:
+            last = now
             if done:
                 spoken(f"{what}: going on after {done:,} of {total:,} labels")
         if now - last < every and done < total:
             return
         last = now
-        rate = (done - first) / (now - begin)
-        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
-        spoken(f"{what}: {done:,} of {total:,} labels, {rate:,.0f}/s{left}")
+        spoken(f"{what}: {done:,} of {total:,} labels, {pace.rate:,.0f}/s{pace.left}")
 
-    return update
+    return Pace(show)
 
 
 def spoken(line: str) -> None:

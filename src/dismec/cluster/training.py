@@ -85,12 +85,12 @@ def solve_on_cluster(
     cluster: Cluster,
     job: ClusterJob,
     blocks: Mapping[int, _BlockLabels],
-    progress: Callable[[int], None],
+    progress: Callable[[int, _BlockLabels], None],
 ) -> Generator[BlockReceipt, None, None]:
     """Solve blocks of labels and yield their receipts; the files are in the model directory then.
 
     Closing the generator stops the workers. In the end a `Report` is logged. `progress` is called
-    with a number of labels just solved. Raises `ClusterError` if there is no scheduler or no worker
+    with how many labels have just been solved, and which. Raises `ClusterError` if there is no scheduler or no worker
     for a while, or workers die of a block; and what a block has raised on three workers, or on all
     there are.
     """
@@ -100,7 +100,7 @@ def solve_on_cluster(
     try:
         for receipt in run.receipts():
             yield receipt
-            progress(receipt.n_labels)
+            progress(receipt.n_labels, blocks[receipt.number])
         run.sum_up()
         _log.info("%s", run.report)
     finally:

@@ -149,11 +149,11 @@ def effort(equal: EqualLabels, counts: Ints) -> Ints:
 
     Of labels with the same rows only the first takes any time. A pass over all rows takes the same
     time for every label, steps on the working set grow with the positives: measured on Eurlex-4K,
-    2 ms and 0.1 ms per positive.
+    2 ms and 0.1 ms per positive; on generated data of 10⁶ rows, 5 ms and 0.1 ms per positive.
     """
     solved = np.zeros(len(counts), dtype=np.bool_)
     solved[equal.first] = True
-    return np.where(solved & (counts > 0), 20 + counts, 0)
+    return np.where(solved & (counts > 0), 30 + counts, 0)
 
 
 def cut_evenly(groups: Ints, block_size: int, work: Ints, n_blocks: int) -> list[Ints]:

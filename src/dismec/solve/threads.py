@@ -38,13 +38,13 @@ def solve_blocks(
     keep: Callable[[Block], T],
     *,
     threads: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, npt.NDArray[np.int64]], None] | None = None,
 ) -> Generator[T, None, None]:
     """Solve blocks of labels and yield what `keep` makes of each, as they are finished.
 
     `blocks` are the labels of each block by its number. `keep` is called on one of the threads: it
-    writes the block, say, and returns a receipt. `progress` is called on the calling thread, with a
-    number of labels just solved. An exception, or closing the generator, stops the threads within
+    writes the block, say, and returns a receipt. `progress` is called on the calling thread, with
+    how many labels have just been solved, and the labels that were solved for these. An exception, or closing the generator, stops the threads within
     milliseconds; what has been kept by then stays.
     """
     with BlockSolver(problem, params, keep, threads) as solver:
@@ -58,7 +58,7 @@ def solve_blocks(
                 kept += 1
                 yield event.get()
             elif event and progress:
-                progress(event)
+                progress(*event)
 
 
 def solve_path(
@@ -163,8 +163,10 @@ class BlockSolver(Generic[T]):
         """Say that no more blocks will be added."""
         self._queue.end()
 
-    def wait(self, timeout: float) -> Kept[T] | int | None:
-        """A block that is done, a number of labels just solved, or None after `timeout` seconds.
+    def wait(self, timeout: float) -> Kept[T] | tuple[int, npt.NDArray[np.int64]] | None:
+        """A block that is done, labels just solved, or None after `timeout` seconds.
+
+        Labels come with how many they stand for, those with the same rows included.
 
         What goes wrong with a block is said by `Kept`; what goes wrong elsewhere is raised.
         """
@@ -178,8 +180,8 @@ class BlockSolver(Generic[T]):
             return result
         return self._add(*result)
 
-    def _add(self, solution: Solution, seconds: float) -> int:
-        """Bring solved labels to their blocks; returns how many labels they stand for."""
+    def _add(self, solution: Solution, seconds: float) -> tuple[int, npt.NDArray[np.int64]]:
+        """Bring solved labels to their blocks; returns how many they stand for, and themselves."""
         share = seconds / max(len(solution.labels), 1)
         owners = self._owner[solution.labels]
         numbers = np.unique(owners)
@@ -191,7 +193,7 @@ class BlockSolver(Generic[T]):
             if block.complete:
                 del self._open[number]
                 self._pool.submit(_keep_block, self._keep, block.close(), self._results)
-        return n_labels
+        return n_labels, solution.labels
 
 
 class _OpenBlock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,28 @@ if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.training.params import TrainingParams
 
-__all__ = ["Progress", "Request", "part_of"]
+__all__ = ["Progress", "Request", "WorkProgress", "part_of", "report"]
 
 Progress: TypeAlias = Callable[[int, int], None]
+
+
+class WorkProgress(ABC):
+    """A progress that is also told how much of the work is done: labels take unequally long."""
+
+    @abstractmethod
+    def update(self, done: int, total: int, share: float) -> None:
+        """So many labels of `total` are done, which is this share of the work."""
+
+    def __call__(self, done: int, total: int) -> None:
+        self.update(done, total, done / total if total else 1.0)
+
+
+def report(progress: Progress | None, done: int, total: int, share: float) -> None:
+    """Tell a progress what it wants to know."""
+    if isinstance(progress, WorkProgress):
+        progress.update(done, total, share)
+    elif progress:
+        progress(done, total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,4 +62,19 @@ class Request:
 
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
     """The progress of one of several rounds, after `before` labels of `total`."""
-    return progress and (lambda done, _: progress(before + done, total))
+    return progress and _Part(progress, before, total)
+
+
+@dataclass(frozen=True)
+class _Part(WorkProgress):
+    whole: Progress
+    before: int
+    total: int
+
+    def update(self, done: int, total: int, share: float) -> None:
+        report(
+            self.whole,
+            self.before + done,
+            self.total,
+            (self.before + share * total) / max(self.total, 1),
+        )

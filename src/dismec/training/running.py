@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dismec.cpu import in_threads, kernels
 from dismec.data.dataset import Dataset, save_data
@@ -27,7 +28,7 @@ from dismec.solve.blocks import effort
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
 from dismec.training.job import Blocks, Job, Mask
-from dismec.training.request import Progress, Request
+from dismec.training.request import Progress, Request, report
 
 if TYPE_CHECKING:
     from dismec.cluster.connection import Cluster
@@ -168,16 +169,20 @@ def _solve_there(
     return solve_on_cluster(cluster, work, blocks, _counter(job, blocks, progress))
 
 
-def _counter(job: Job, blocks: Blocks, progress: Progress | None) -> Callable[[int], None]:
-    """Counts labels that are solved, after those that need not be."""
+def _counter(
+    job: Job, blocks: Blocks, progress: Progress | None
+) -> Callable[[int, npt.NDArray[np.int64]], None]:
+    """Counts labels that are solved, and their work, after those that need not be."""
     total = job.problem.n_labels
-    done = total - sum(map(len, blocks.values()))
+    work = effort(job.problem.equal_labels, job.problem.label_counts)
+    left = np.concatenate([*blocks.values(), np.empty(0, np.int64)])
+    done, worked, all_work = total - len(left), int(work.sum() - work[left].sum()), int(work.sum())
 
-    def count(n_labels: int) -> None:
-        nonlocal done
+    def count(n_labels: int, solved: npt.NDArray[np.int64]) -> None:
+        nonlocal done, worked
         done += n_labels
-        if progress:
-            progress(done, total)
+        worked += int(work[solved].sum())
+        report(progress, done, total, worked / max(all_work, 1) if done < total else 1.0)
 
-    count(0)
+    count(0, np.empty(0, np.int64))
     return count
