@@ -90,9 +90,9 @@ def solve_on_cluster(
     """Solve blocks of labels and yield their receipts; the files are in the model directory then.
 
     Closing the generator stops the workers. In the end a `Report` is logged. `progress` is called
-    with how many labels have just been solved, and which. Raises `ClusterError` if there is no scheduler or no worker
-    for a while, or workers die of a block; and what a block has raised on three workers, or on all
-    there are.
+    with how many labels have just been solved, and which. Raises `ClusterError` if there is no
+    scheduler or no worker for a while, or workers die of a block; and what a block has raised on
+    three workers, or on all there are.
     """
     if not blocks:
         return

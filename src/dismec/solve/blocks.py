@@ -138,10 +138,11 @@ def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
 
 
 def by_frequency(groups: Ints, counts: Ints) -> Ints:
-    """Numbers for the same groups in falling order of the rows that their labels have (`counts`)."""
+    """Other numbers for groups: the smaller, the more rows have their labels (`counts`)."""
     if len(groups) == 0:
         return groups
-    return (counts.max() - counts) * (groups.max() + 1) + groups
+    keys: Ints = (counts.max() - counts) * (groups.max() + 1) + groups
+    return keys
 
 
 def effort(equal: EqualLabels, counts: Ints) -> Ints:

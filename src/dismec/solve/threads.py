@@ -44,8 +44,9 @@ def solve_blocks(
 
     `blocks` are the labels of each block by its number. `keep` is called on one of the threads: it
     writes the block, say, and returns a receipt. `progress` is called on the calling thread, with
-    how many labels have just been solved, and the labels that were solved for these. An exception, or closing the generator, stops the threads within
-    milliseconds; what has been kept by then stays.
+    how many labels have just been solved, and with those that were solved for them. An exception,
+    or closing the generator, stops the threads within milliseconds; what has been kept by then
+    stays.
     """
     with BlockSolver(problem, params, keep, threads) as solver:
         for number, labels in blocks.items():

@@ -110,10 +110,8 @@ class Job:
         counts = self.problem.label_counts[labels]
         work = effort(equal, counts)
         order, size = by_frequency(equal.groups, counts), self.params.block_size
-        if n_blocks > 1:
-            cuts = cut_evenly(order, size, work, n_blocks)
-        else:
-            cuts = cut(order, size, work)
+        one = n_blocks <= 1
+        cuts = cut(order, size, work) if one else cut_evenly(order, size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
 

@@ -27,6 +27,7 @@ class WorkProgress(ABC):
         """So many labels of `total` are done, which is this share of the work."""
 
     def __call__(self, done: int, total: int) -> None:
+        """The same, where no more is known than labels."""
         self.update(done, total, done / total if total else 1.0)
 
 
