@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conftest import random_problem
 from dismec.features.transform import Transform
 from dismec.solve import threads as engine
-from dismec.solve.blocks import EqualLabels, cut, cut_evenly, effort
+from dismec.solve.blocks import EqualLabels, by_frequency, cut, cut_evenly, effort
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept, solve_blocks
 
@@ -55,6 +55,20 @@ def test_blocks_hold_every_label_once_and_equal_ones_together():
     assert cut(np.empty(0, np.int64), 3) == []
     with pytest.raises(ValueError, match="at least 1"):
         cut(np.arange(7), 0)
+
+
+def test_frequent_labels_come_first_and_no_block_takes_much_longer_than_others():
+    counts = np.ones(200, np.int64)
+    counts[[150, 20, 70]] = 1000, 1500, 1000
+    groups = np.arange(200)
+    groups[150] = 70  # the same rows
+    blocks = cut(by_frequency(groups, counts), 10, np.where(np.arange(200) == 150, 0, counts))
+    assert [block.tolist() for block in blocks[:2]] == [[20], [70, 150]]
+    assert blocks[2].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert sorted(np.concatenate(blocks).tolist()) == list(range(200))
+    assert len(cut(by_frequency(groups, counts), 10)) == 20
+    none = np.empty(0, np.int64)
+    assert cut(by_frequency(none, none), 4, none) == []
 
 
 def test_labels_are_found_equal_by_their_rows_alone():
@@ -100,7 +114,7 @@ def test_blocks_of_equal_effort_hold_every_label_once():
     counts = rng.zipf(1.5, 500).clip(max=3000)
     work = effort(EqualLabels(np.arange(500), groups), counts)
     some = EqualLabels(np.arange(3), np.array([0, 1, 0]))
-    assert effort(some, np.array([5, 0, 5])).tolist() == [25, 0, 0]
+    assert effort(some, np.array([5, 0, 5])).tolist() == [35, 0, 0]
     for n_blocks in (1, 7, 40):
         blocks = cut_evenly(groups, 60, work, n_blocks)
         assert len(blocks) >= min(n_blocks, 25)
@@ -145,7 +159,7 @@ def test_labels_with_the_same_rows_are_solved_once():
     np.testing.assert_array_equal(groups[:n], groups[2 * n :])
     np.testing.assert_array_equal(groups[:n][::-1], groups[n : 2 * n])
     counted = []
-    blocks = run(problem, 25, 2, counted.append)
+    blocks = run(problem, 25, 2, lambda n, _: counted.append(n))
     assert sum(counted) == 3 * n
     assert sum(block.stats.solved for block in blocks) <= n + len(blocks)
     rows = rows_of(blocks)
@@ -162,9 +176,15 @@ def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
 
 
 def test_progress_counts_every_label_once(problem):
-    counted = []
-    run(problem, 9, 2, counted.append)
+    counted, solved = [], []
+
+    def progress(n_labels, labels):
+        counted.append(n_labels)
+        solved.extend(labels.tolist())
+
+    run(problem, 9, 2, progress)
     assert sum(counted) == problem.n_labels
+    assert sorted(solved) == list(range(problem.n_labels))
 
 
 def test_statistics_add_up(problem):

@@ -119,7 +119,7 @@ def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
     Labels of one group come together, at the place of the first: they have the same solution, and
     a block is solved by itself. Without such groups a block holds consecutive labels. Within a
     block labels ascend. Given the `effort` of each label, no block takes more than four times as
-    long as all do on average, unless it holds one label.
+    long as all do on average, unless it holds one group.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
@@ -127,11 +127,14 @@ def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
     if work is None:
         return [np.sort(order[i : i + block_size]) for i in range(0, len(order), block_size)]
     before = np.concatenate([[0], np.cumsum(work[order])])
+    ordered = groups[order]
     most = 4 * int(before[-1]) * block_size // max(len(order), 1) + 1
     blocks, begin = [], 0
     while begin < len(order):
         full = int(np.searchsorted(before, before[begin] + most, side="right")) - 1
-        end = max(begin + 1, min(full, begin + block_size))
+        full = max(full, begin + 1)
+        group_end = int(np.searchsorted(ordered, ordered[full - 1], side="right"))
+        end = min(max(full, group_end), begin + block_size)
         blocks.append(np.sort(order[begin:end]))
         begin = end
     return blocks
