@@ -41,7 +41,7 @@ inline constexpr int kPasses = 1000;
 // Labels are begun while the working sets of a thread are expected to take less than this, or than
 // this share of X: the fewer labels there are, the more a pass costs each.
 inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
-inline constexpr std::int64_t kShareOfX = 4;
+inline constexpr std::int64_t kShareOfX = 8;
 }  // namespace solver_limits
 
 /// Solves labels one slot each; an idle slot takes the next label. What a label's weights become

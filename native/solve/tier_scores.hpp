@@ -123,7 +123,7 @@ class TierScores {
   // by row.
   static constexpr std::int64_t kHeavy = 4;
   // Numbers that rare features may add to the rows of a stretch.
-  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 22;
+  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 21;
 
   /// The rows that have a feature, and a slot's weight for it in steps.
   struct Rare {
