@@ -57,6 +57,12 @@ class FullPass {
     lists_.close(slot);
   }
 
+  /// What a slot takes of memory.
+  std::int64_t bytes(int slot) const {
+    return lists_.bytes(slot) +
+           std::visit([&](const auto& scores) { return scores.bytes(slot); }, scores_);
+  }
+
   std::vector<Violator>& violators(int slot) { return lists_.of(slot); }
   bool more(int slot) const { return lists_.more(slot); }
 
@@ -66,10 +72,9 @@ class FullPass {
     constexpr std::size_t kNext = 2;
     std::vector<Violator>& list = violators(slot);
     if (list.empty()) return;
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
-      const auto j = set.feature(f);
-      exact_[j] = set.w[f] * (X_.idf.empty() ? 1.0F : X_.idf[j]);
-    }
+    each_feature(set, exact_.data(), [&](std::int64_t f, float& weight) {
+      weight = set.w[f] * (X_.idf.empty() ? 1.0F : X_.idf[set.feature(f)]);
+    });
     for (std::size_t v = 0; v < list.size(); ++v) {
       if (v + kAhead < list.size()) prefetch(row_of(X_, list[v + kAhead].row));
       if (v + kNext < list.size()) {
@@ -81,7 +86,7 @@ class FullPass {
       list[v].score = dot(row_of(X_, list[v].row), exact_.data()) + biases_[slot];
     }
     std::erase_if(list, [](const Violator& v) { return v.score <= -1.0F; });
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) exact_[set.feature(f)] = 0.0F;
+    each_feature(set, exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
   }
 
   /// Reports, without a pass, the `most` rows that score highest by features that few rows have;

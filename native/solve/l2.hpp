@@ -33,7 +33,7 @@ class L2 {
       : X_(X),
         summary_(summary),
         tolerance_(tolerance),
-        growth_(std::clamp(std::ssize(X.x.indices) / kNonZerosPerRow, kGrowth, 4 * kGrowth)) {}
+        growth_(growth_of(std::ssize(X.x.indices))) {}
 
   void begin(State& state, const WorkingSet& set, float C, bool on_path) {
     state.goal = goal_of(set, C);
@@ -41,7 +41,7 @@ class L2 {
   }
 
   /// Whether a pass costs so much that it is better to begin with rows that are near the positives.
-  bool begins_near() const { return growth_ > kGrowth; }
+  bool begins_near() const { return growth_ > kLarge; }
 
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
@@ -119,8 +119,16 @@ class L2 {
   static constexpr float kFar = 0.1F;
   static constexpr double kNear = 0.7;
   static constexpr int kDroppingRounds = 50;
-  // The larger X is, the more rows come in at a time: a pass costs more, a set does not.
-  static constexpr std::int64_t kNonZerosPerRow = std::int64_t{1} << 15;
+  // Where more than so many rows come in at a time, a pass costs so much that labels begin near
+  // their positives.
+  static constexpr std::int64_t kLarge = 512;
+
+  /// How many rows may come in at a time, at least: the more the larger X is, because a pass then
+  /// costs more and a set does not.
+  static std::int64_t growth_of(std::int64_t n_nonzeros) {
+    const std::int64_t some = std::clamp<std::int64_t>(n_nonzeros >> 14, 160, 256);
+    return std::clamp<std::int64_t>(n_nonzeros >> 15, some, 1024);
+  }
 
   /// How many rows may come in at a time.
   std::int64_t room(const State& state) const { return std::max(growth_, state.n_active); }

@@ -45,6 +45,11 @@ class RowScores {
     return summary_.longest_features * (std::sqrt(lost) + kSumError * std::sqrt(squared));
   }
 
+  /// What a slot's lists take of memory.
+  std::int64_t bytes(int slot) const {
+    return static_cast<std::int64_t>(used_[slot].capacity() * sizeof(std::int32_t));
+  }
+
   void clear(int slot) {
     for (const auto j : used_[slot]) at(slot, j) = 0;
     used_[slot].clear();

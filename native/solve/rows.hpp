@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -76,9 +77,74 @@ inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
   return sum;
 }
 
+struct SumAndSquares {
+  double sum = 0;
+  double squares = 0;
+};
+/// Sums over the numbers above 0; single precision only within short stretches.
+inline SumAndSquares sums_of_positive(const float* x, std::int64_t n) {
+  constexpr std::int64_t kStretch = 64 * kLanes;
+  SumAndSquares found;
+  const std::int64_t whole = n / kLanes * kLanes;
+  for (std::int64_t begin = 0; begin < whole; begin += kStretch) {
+    Lanes sums = broadcast(0);
+    Lanes squares = broadcast(0);
+    const std::int64_t end = std::min(begin + kStretch, whole);
+    for (std::int64_t k = begin; k < end; k += kLanes) {
+      const Lanes all = load(x + k);
+      const Lanes positive = where_positive(all, all);
+      sums = add(sums, positive);
+      squares = fused(positive, positive, squares);
+    }
+    found.sum += sum(sums);
+    found.squares += sum(squares);
+  }
+  for (std::int64_t k = whole; k < n; ++k) {
+    const double positive = std::max(0.0F, x[k]);
+    found.sum += positive;
+    found.squares += positive * positive;
+  }
+  return found;
+}
+
+/// Which of some vectors are multiplied with each other.
+template <std::size_t N>
+using Pairs = std::array<std::array<int, 2>, N>;
+
+/// Inner products of dense vectors of one size, all pairs in one sweep; single precision only
+/// within short stretches.
+template <auto pairs, std::size_t V>
+std::array<double, pairs.size()> inner_products(const std::array<const float*, V>& vectors,
+                                                std::int64_t n) {
+  constexpr std::int64_t kStretch = 64 * kLanes;
+  std::array<double, pairs.size()> products = {};
+  const std::int64_t whole = n / kLanes * kLanes;
+  for (std::int64_t begin = 0; begin < whole; begin += kStretch) {
+    std::array<Lanes, pairs.size()> sums;
+    sums.fill(broadcast(0));
+    const std::int64_t end = std::min(begin + kStretch, whole);
+    for (std::int64_t k = begin; k < end; k += kLanes) {
+      std::array<Lanes, V> part;
+      for (std::size_t v = 0; v < V; ++v) part[v] = load(vectors[v] + k);
+      for (std::size_t p = 0; p < pairs.size(); ++p) {
+        sums[p] = fused(part[pairs[p][0]], part[pairs[p][1]], sums[p]);
+      }
+    }
+    for (std::size_t p = 0; p < pairs.size(); ++p) products[p] += sum(sums[p]);
+  }
+  for (std::int64_t k = whole; k < n; ++k) {
+    for (std::size_t p = 0; p < pairs.size(); ++p) {
+      const auto& [a, b] = pairs[p];
+      products[p] += static_cast<double>(vectors[a][k]) * vectors[b][k];
+    }
+  }
+  return products;
+}
+
 /// Σ_k value[k] · w[index[k]], in chains that the CPU can overlap.
 template <typename Index>
-float dot(const float* value, const Index* index, std::int64_t size, const float* w) {
+[[gnu::always_inline]] inline float dot(const float* value, const Index* index, std::int64_t size,
+                                        const float* w) {
   float a = 0;
   float b = 0;
   float c = 0;
@@ -97,7 +163,8 @@ float dot(const float* value, const Index* index, std::int64_t size, const float
 /// w[index[k]] += t · value[k], four at a time, loads before stores: a row's features are distinct,
 /// which only we know.
 template <typename Index>
-void add_scaled(float t, const float* value, const Index* index, std::int64_t size, float* w) {
+[[gnu::always_inline]] inline void add_scaled(float t, const float* value, const Index* index,
+                                              std::int64_t size, float* w) {
   std::int64_t k = 0;
   for (; k + 4 <= size; k += 4) {
     float* a = w + index[k];
@@ -117,13 +184,13 @@ void add_scaled(float t, const float* value, const Index* index, std::int64_t si
 }
 
 /// x · w
-inline float dot(const Row& x, const float* w) {
+[[gnu::always_inline]] inline float dot(const Row& x, const float* w) {
   return x.scale *
          (x.narrow ? dot(x.value, x.narrow, x.size, w) : dot(x.value, x.index, x.size, w));
 }
 
 /// w += t · x
-inline void add_scaled(float t, const Row& x, float* w) {
+[[gnu::always_inline]] inline void add_scaled(float t, const Row& x, float* w) {
   t *= x.scale;
   x.narrow ? add_scaled(t, x.value, x.narrow, x.size, w)
            : add_scaled(t, x.value, x.index, x.size, w);

@@ -39,9 +39,9 @@ struct Costs {
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
 // Labels are begun while the working sets of a thread are expected to take less than this, or than
-// this share of X: the fewer labels there are, the more a pass costs each.
+// so many bytes per row and feature of X: the fewer labels there are, the more a pass costs each.
 inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
-inline constexpr std::int64_t kShareOfX = 8;
+inline constexpr std::int64_t kBytesPerRowOrFeature = 40;
 }  // namespace solver_limits
 
 /// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
@@ -59,8 +59,8 @@ class Solver {
         penalty_(X, summary, options.tolerance),
         pass_(X, summary, tiers),
         memory_(X.n_features()),
-        most_bytes_(
-            std::max(solver_limits::kBytes, bytes_of_nonzeros(X) / solver_limits::kShareOfX)) {}
+        most_bytes_(std::max(solver_limits::kBytes,
+                             solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}
 
   /// Solves every label at these C one after the other instead of at the one C of the options, each
   /// from the solution at the first or at the last before it, whichever C is nearer. They are above
@@ -178,10 +178,18 @@ class Solver {
   }
 
   void grow(int slot, Task& task) {
-    pass_.leave(slot, task.set.rows);
+    rows_before_ = task.set.rows;
     penalty_.grow(task.state, task.set, pass_, slot, memory_);
-    pass_.join(slot, task.set.rows);
-    count_bytes(task, std::max(task.expected, task.set.bytes()));
+    // Most often there are only more rows than before.
+    const std::span rows(task.set.rows);
+    const std::size_t n = rows_before_.size();
+    if (rows.size() >= n && std::equal(rows_before_.begin(), rows_before_.end(), rows.begin())) {
+      pass_.join(slot, rows.subspan(n));
+    } else {
+      pass_.leave(slot, rows_before_);
+      pass_.join(slot, rows);
+    }
+    count_bytes(task, std::max(task.expected, bytes_of(slot, task)));
   }
 
   /// Goes on with the label at the C of that place on the path, if there is one.
@@ -205,9 +213,9 @@ class Solver {
   /// Makes the slot idle.
   void close(int slot, Task& task) {
     WorkingSet& set = task.set;
-    pass_.close(slot, set);
     const auto plain = static_cast<double>(plain_bytes(set.n_positive));
-    if (set.compact) usual_ += 0.1 * (static_cast<double>(set.bytes()) / plain - usual_);
+    if (set.compact) usual_ += 0.1 * (static_cast<double>(bytes_of(slot, task)) / plain - usual_);
+    pass_.close(slot, set);
     end(set, memory_);
     task.state = {};
     task.label = -1;
@@ -219,6 +227,10 @@ class Solver {
   void count_bytes(Task& task, std::int64_t bytes) {
     bytes_ += bytes - task.bytes;
     task.bytes = bytes;
+  }
+
+  std::int64_t bytes_of(int slot, const Task& task) const {
+    return task.set.bytes() + pass_.bytes(slot);
   }
 
   /// What a label's working set will take, judging by those before: the negatives that come in may
@@ -233,11 +245,6 @@ class Solver {
     const double n = static_cast<double>(n_positive);
     const auto rows = static_cast<std::int64_t>(6 * n + 200 * std::sqrt(n));
     return (rows + kGrowth) * nnz * copy_bytes(true);
-  }
-
-  static std::int64_t bytes_of_nonzeros(const Transformed& X) {
-    return std::ssize(X.x.indices) *
-           static_cast<std::int64_t>(sizeof(float) + sizeof(std::int32_t));
   }
 
   template <typename Work>
@@ -261,6 +268,7 @@ class Solver {
   std::int64_t bytes_ = 0;  // of all of them
   double usual_ = 1.5;      // bytes of a set, in plain_bytes
   SortedWeights sorted_;
+  std::vector<std::int32_t> rows_before_;  // memory
 };
 
 }  // namespace dismec::solve

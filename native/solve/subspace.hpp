@@ -90,8 +90,9 @@ class SubspaceSolver {
       // Step 1: the gradient over the active rows.
       const double loss = find_gradient(gradient.d);
       result.mean_slack = std::max(0.0, s_.slack[set_.size()] * share_) / set_.cost.negative;
-      result.objective = 0.5 * inner(set_.w, set_.w) + C_ * loss;
-      result.gradient_norm = std::sqrt(inner(gradient.d, gradient.d));
+      const Products products = find_products();
+      result.objective = 0.5 * products.of_w + C_ * loss;
+      result.gradient_norm = std::sqrt(products.of_directions[0][0]);
       if (result.steps == 0) far_enough = goal.reduction * result.gradient_norm;
       result.reached = result.gradient_norm <= kShare * goal.gradient_allowed(result.objective);
       if (result.reached || result.gradient_norm <= far_enough) break;
@@ -99,9 +100,9 @@ class SubspaceSolver {
       if (result.steps >= kSteps || stop()) break;
       ++result.steps;
       // Step 2: how every slack changes along it.
-      find_change(gradient.d, gradient.change);
+      find_change(gradient.d, products.gradient_with_sums, gradient.change);
       // Step 3: the minimum over the gradient, the last two steps and the bias.
-      const auto found = subspace().minimum();
+      const auto found = subspace(products).minimum();
       gain = found.gain;
       move(found.a);
     }
@@ -112,11 +113,12 @@ class SubspaceSolver {
   void begin() {
     const std::int64_t m = set_.size();
     n_rows_ = (m + 1 + kLanes - 1) / kLanes * kLanes;
-    find_change(set_.w, s_.slack);
+    find_change(set_.w, inner(set_.sums, set_.w), s_.slack);
     for (std::int64_t i = 0; i < m; ++i) s_.slack[i] += set_.root(i);
     s_.slack[m] += static_cast<float>(root_);
+    n_history_ = 0;
     for (int k = 1; k <= kHistory; ++k) {
-      s_.directions[k].d.assign(set_.w.size(), 0.0F);
+      s_.directions[k].d.resize(set_.w.size());
       s_.directions[k].change.assign(n_rows_, 0.0F);
     }
     auto& bias = s_.directions[kBias].change;
@@ -126,13 +128,13 @@ class SubspaceSolver {
   }
 
   /// Step 2. How the slacks change along d: −√cost_i·s_i·d·x_i.
-  void find_change(const std::vector<float>& d, std::vector<float>& change) {
+  void find_change(const std::vector<float>& d, double with_sums, std::vector<float>& change) {
     const std::int64_t m = set_.size();
     change.assign(n_rows_, 0.0F);
     const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
       change[i] = -set_.signed_root(i) * score;
     });
-    change[m] = static_cast<float>(share_ * (inner(set_.sums, d) - sum));
+    change[m] = static_cast<float>(share_ * (with_sums - sum));
   }
 
   /// Step 1. w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
@@ -150,26 +152,31 @@ class SubspaceSolver {
     }
     double loss = static_cast<double>(stand_in) * stand_in;
     double total = 0;
-    // Which rows are active cannot be guessed: they are listed first, without a branch.
     s_.factors.resize(m);
-    s_.active.resize(m);
-    std::int64_t n_active = 0;
-    const auto list = [&](std::int64_t begin, std::int64_t end, float root) {
+    float* factors = s_.factors.data();
+    const float* slack = s_.slack.data();
+    const auto weigh = [&](std::int64_t begin, std::int64_t end, float root) {
+      const float factor = -twoC * root;
+      const auto [sum, squares] = sums_of_positive(slack + begin, end - begin);
+      loss += squares;
+      total += factor * sum - static_cast<double>(end - begin) * of_outside;
       for (std::int64_t i = begin; i < end; ++i) {
-        const float slack = std::max(0.0F, s_.slack[i]);
-        const float t = -twoC * root * slack - of_outside;
-        loss += static_cast<double>(slack) * slack;
-        total += t;
-        s_.factors[i] = t;
-        s_.active[n_active] = static_cast<std::int32_t>(i);
-        n_active += t != 0;
+        factors[i] = factor * std::max(0.0F, slack[i]) - of_outside;
       }
     };
-    list(0, set_.n_positive, set_.positive_root);
-    list(set_.n_positive, m, -set_.negative_root);
+    weigh(0, set_.n_positive, set_.positive_root);
+    weigh(set_.n_positive, m, -set_.negative_root);
+    // Which rows are active cannot be guessed: they are listed first, without a branch.
+    s_.active.resize(m);
+    std::int32_t* active = s_.active.data();
+    std::int64_t n_active = 0;
+    for (std::int64_t i = 0; i < m; ++i) {
+      active[n_active] = static_cast<std::int32_t>(i);
+      n_active += factors[i] != 0;
+    }
     for (std::int64_t k = 0; k < n_active; ++k) {
-      const std::int32_t i = s_.active[k];
-      add_scaled(s_.factors[i], set_.row(X_, i), gathered.data());
+      const std::int32_t i = active[k];
+      add_scaled(factors[i], set_.row(X_, i), gathered.data());
     }
     if (!factor_.empty()) {
       out = set_.w;
@@ -182,53 +189,115 @@ class SubspaceSolver {
     return loss;
   }
 
+  /// Inner products of w and the directions that there are.
+  struct Products {
+    double of_w = 0;
+    double gradient_with_sums = 0;
+    Coefficients with_w = {};
+    Matrix of_directions = {};
+  };
+  Products find_products() const {
+    switch (n_history_) {
+      case 0:
+        return find_products<0>();
+      case 1:
+        return find_products<1>();
+      default:
+        return find_products<kHistory>();
+    }
+  }
+  template <int history>
+  Products find_products() const {
+    // The sums, w, the gradient, and earlier steps.
+    constexpr auto pairs = [] {
+      constexpr int n = 2 + history;
+      Pairs<1 + n*(n + 1) / 2> all = {{{0, 2}}};
+      for (int a = 1, p = 1; a <= n; ++a) {
+        for (int b = a; b <= n; ++b) all[p++] = {a, b};
+      }
+      return all;
+    }();
+    std::array<const float*, 3 + history> vectors = {set_.sums.data(), set_.w.data()};
+    for (int k = 0; k <= history; ++k) vectors[2 + k] = s_.directions[k].d.data();
+    const auto found = inner_products<pairs>(vectors, std::ssize(set_.w));
+    Products products;
+    products.gradient_with_sums = found[0];
+    products.of_w = found[1];
+    for (std::size_t p = 2; p < pairs.size(); ++p) {
+      const int k = pairs[p][0] - 2;
+      const int l = pairs[p][1] - 2;
+      if (k < 0) {
+        products.with_w[l] = found[p];
+      } else {
+        products.of_directions[k][l] = products.of_directions[l][k] = found[p];
+      }
+    }
+    return products;
+  }
+
   /// Step 3. All that it takes to minimise over the directions, without a look at X.
-  Subspace subspace() const {
-    Subspace space{n_rows_, C_, s_.slack.data(), {}, {}, {}};
-    for (int k = 0; k < kDirections; ++k) {
-      const auto& d = s_.directions[k].d;
-      space.change[k] = s_.directions[k].change.data();
-      if (k == kBias) {
-        space.along_w[k] = set_.w.back();
-        space.products[k][k] = 1;
-        continue;
-      }
-      space.along_w[k] = inner(set_.w, d);
-      space.products[k][kBias] = space.products[kBias][k] = d.back();
-      for (int l = 0; l <= k; ++l) {
-        space.products[k][l] = space.products[l][k] = inner(d, s_.directions[l].d);
-      }
+  Subspace subspace(const Products& products) const {
+    Subspace space{n_rows_, C_, s_.slack.data(), {}, products.with_w, products.of_directions};
+    for (int k = 0; k < kDirections; ++k) space.change[k] = s_.directions[k].change.data();
+    space.along_w[kBias] = set_.w.back();
+    space.products[kBias][kBias] = 1;
+    for (int k = 0; k <= n_history_; ++k) {
+      space.products[k][kBias] = space.products[kBias][k] = s_.directions[k].d.back();
     }
     return space;
   }
 
   /// The end of step 3. w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
   void move(const Coefficients& a) {
+    switch (n_history_) {
+      case 0:
+        move<0>(a);
+        break;
+      case 1:
+        move<1>(a);
+        break;
+      default:
+        move<kHistory>(a);
+    }
+    n_history_ = std::min(n_history_ + 1, kHistory);
+  }
+  template <int history>
+  void move(const Coefficients& a) {
     auto& directions = s_.directions;
-    const auto combine = [&](std::size_t n, auto part, float* sum) {
-      for (std::size_t j = 0; j < n; ++j) {
-        float step = 0;
-        for (int k = 0; k < kBias; ++k) {
-          step = fused(static_cast<float>(a[k]), part(k)[j], step);
-        }
-        part(kHistory)[j] = step;
-        sum[j] += step;
-      }
-    };
-    std::array<float*, kBias> d, change;
-    for (int k = 0; k < kBias; ++k) {
+    std::array<float, 1 + history> along;
+    std::array<const float*, 1 + history> d, change;
+    for (int k = 0; k <= history; ++k) {
+      along[k] = static_cast<float>(a[k]);
       d[k] = directions[k].d.data();
       change[k] = directions[k].change.data();
     }
-    combine(set_.w.size(), [&](int k) { return d[k]; }, set_.w.data());
-    combine(n_rows_, [&](int k) { return change[k]; }, s_.slack.data());
+    // The latest step takes the place of the oldest, of which it may be made.
+    Direction& oldest = directions[kHistory];
+    const auto n = std::ssize(set_.w);
+    const std::int64_t whole = n / kLanes * kLanes;
+    for (std::int64_t j = 0; j < whole; j += kLanes) {
+      Lanes step = broadcast(0);
+      for (int k = 0; k <= history; ++k) step = fused(broadcast(along[k]), load(d[k] + j), step);
+      store(oldest.d.data() + j, step);
+      store(set_.w.data() + j, add(load(set_.w.data() + j), step));
+    }
+    for (std::int64_t j = whole; j < n; ++j) {
+      float step = 0;
+      for (int k = 0; k <= history; ++k) step = fused(along[k], d[k][j], step);
+      oldest.d[j] = step;
+      set_.w[j] += step;
+    }
     const auto shift = static_cast<float>(a[kBias]);
-    directions[kHistory].d.back() += shift;
+    oldest.d.back() += shift;
     set_.w.back() += shift;
-    for (std::int64_t i = 0; i < n_rows_; ++i) {
-      const float moved = shift * directions[kBias].change[i];
-      directions[kHistory].change[i] += moved;
-      s_.slack[i] += moved;
+    const float* by_bias = directions[kBias].change.data();
+    for (std::int64_t i = 0; i < n_rows_; i += kLanes) {
+      Lanes step = fused(broadcast(shift), load(by_bias + i), broadcast(0));
+      for (int k = 0; k <= history; ++k) {
+        step = fused(broadcast(along[k]), load(change[k] + i), step);
+      }
+      store(oldest.change.data() + i, step);
+      store(s_.slack.data() + i, add(load(s_.slack.data() + i), step));
     }
     std::rotate(directions.begin() + 1, directions.begin() + kHistory, directions.begin() + kBias);
   }
@@ -239,8 +308,9 @@ class SubspaceSolver {
   std::span<const float> factor_;
   SubspaceScratch& s_;
   std::int64_t n_rows_ = 0;
-  double root_ = 0;   // √(b·n_out)
-  double share_ = 0;  // √(b/n_out)
+  int n_history_ = 0;  // earlier steps that there are
+  double root_ = 0;    // √(b·n_out)
+  double share_ = 0;   // √(b/n_out)
 };
 
 }  // namespace dismec::solve

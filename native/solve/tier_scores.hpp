@@ -45,6 +45,13 @@ class TierScores {
     return set_weights(slot, set, tiers_.n_codes());
   }
 
+  /// What a slot's lists take of memory.
+  std::int64_t bytes(int slot) const {
+    return static_cast<std::int64_t>(used_[slot].capacity() * sizeof(std::uint16_t) +
+                                     rare_[slot].capacity() * sizeof(Rare) +
+                                     sorted_[slot].numbers.capacity() * sizeof(std::int32_t));
+  }
+
   void clear(int slot) {
     for (const auto code : used_[slot]) at(slot, code) = 0;
     used_[slot].clear();
@@ -174,17 +181,13 @@ class TierScores {
       coded_[n_coded] = {code, w};
       uncoded_[n_uncoded] = {static_cast<std::int32_t>(f), w};
       n_coded += is_coded & (w != 0);
-      n_uncoded += !is_coded & ((w > 0) | (both_signs & (w < 0)));
+      n_uncoded += (!is_coded) & ((w > 0) | (both_signs & (w < 0)));
     }
     const std::span<const Weighted> coded(coded_.data(), n_coded);
     const std::span<const Weighted> uncoded(uncoded_.data(), n_uncoded);
-    double squared = 0;
-    float largest = 0;
-    for (const auto& [code, w] : coded) {
-      squared += static_cast<double>(w) * w;
-      largest = std::max(largest, std::abs(w));
-    }
-    for (const auto& [f, w] : uncoded) squared += static_cast<double>(w) * w;
+    const Size of_coded = size_of(coded);
+    const double squared = of_coded.squared + size_of(uncoded).squared;
+    const float largest = of_coded.largest;
     // Weights of frequent features have to fit into sixteen bits, and sums into 32.
     const double length = std::sqrt(squared);
     const double step =
@@ -200,6 +203,30 @@ class TierScores {
     unit_[slot] = step * tiers_.unit();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
     return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
+  }
+
+  struct Size {
+    double squared = 0;  // Σw²
+    float largest = 0;   // |w|
+  };
+  /// Four sums at a time, so that no addition waits for the one before.
+  static Size size_of(std::span<const Weighted> weights) {
+    std::array<Size, 4> parts;
+    const auto count = [](Size& size, float w) {
+      size.squared += static_cast<double>(w) * w;
+      size.largest = std::max(size.largest, std::abs(w));
+    };
+    std::size_t k = 0;
+    for (; k + 4 <= weights.size(); k += 4) {
+      for (std::size_t q = 0; q < 4; ++q) count(parts[q], weights[k + q].weight);
+    }
+    for (; k < weights.size(); ++k) count(parts[0], weights[k].weight);
+    Size size;
+    for (const auto& [squared, largest] : parts) {
+      size.squared += squared;
+      size.largest = std::max(size.largest, largest);
+    }
+    return size;
   }
 
   /// Looks up what is missing in set.codes.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -28,10 +29,56 @@ inline bool worse(const Violator& a, const Violator& b) {
   return a.score > b.score || (a.score == b.score && a.row < b.row);
 }
 
+/// Brings the worst `n` to the beginning, in no order. No row is there twice.
+///
+/// Quickselect on numbers in the order of `worse`. Whether a row is worse than another cannot be
+/// guessed, so nothing branches on it: what is above a pivot is moved together in place, and the
+/// rest is copied.
+inline void bring_worst(std::span<Violator> violators, std::int64_t n) {
+  if (std::ssize(violators) <= n) return;
+  const auto key = [](const Violator& v) {
+    const auto bits = std::bit_cast<std::uint32_t>(v.score + 0.0F);  // −0 becomes 0
+    const std::uint32_t ordered = bits ^ ((0U - (bits >> 31)) | 0x80000000U);
+    return std::uint64_t{ordered} << 32 | ~static_cast<std::uint32_t>(v.row);
+  };
+  thread_local std::vector<std::uint64_t> kept, rest;
+  kept.resize(violators.size());
+  std::transform(violators.begin(), violators.end(), kept.begin(), key);
+  std::int64_t begin = 0;  // what is before is worse than what is not, for certain
+  std::int64_t end = std::ssize(kept);
+  while (begin < n && n < end) {
+    const std::uint64_t a = kept[begin], b = kept[(begin + end) / 2], c = kept[end - 1];
+    const std::uint64_t pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    rest.resize(end - begin);
+    std::int64_t above = begin;
+    std::int64_t below = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::uint64_t k = kept[i];
+      kept[above] = k;
+      rest[below] = k;
+      above += k > pivot;
+      below += k < pivot;
+    }
+    kept[above] = pivot;
+    std::copy_n(rest.begin(), below, kept.begin() + above + 1);
+    if (above > n) {
+      end = above;
+    } else {
+      begin = above + 1;
+    }
+  }
+  std::transform(kept.begin(), kept.end(), violators.begin(), [](std::uint64_t k) {
+    const auto ordered = static_cast<std::uint32_t>(k >> 32);
+    const std::uint32_t bits = ordered ^ (((ordered >> 31) - 1U) | 0x80000000U);
+    return Violator{static_cast<std::int32_t>(~static_cast<std::uint32_t>(k)),
+                    std::bit_cast<float>(bits)};
+  });
+}
+
 /// Keeps the worst `n`, in no order.
 inline void keep_worst(std::vector<Violator>& violators, std::int64_t n) {
   if (std::ssize(violators) <= n) return;
-  std::nth_element(violators.begin(), violators.begin() + n, violators.end(), worse);
+  bring_worst(violators, n);
   violators.resize(n);
 }
 
@@ -62,6 +109,9 @@ class ViolatorLists {
   }
 
   std::vector<Violator>& of(int slot) { return lists_[slot]; }
+  std::int64_t bytes(int slot) const {
+    return static_cast<std::int64_t>(lists_[slot].capacity() * sizeof(Violator));
+  }
   bool more(int slot) const { return more_[slot]; }
   /// What a row has to score more than.
   float threshold(int slot) const { return thresholds_[slot]; }
@@ -73,7 +123,9 @@ class ViolatorLists {
     if (std::ssize(list) < 2 * most_[slot]) return false;
     // Only what is worse than the least of the worst so far can still matter.
     keep_worst(list, most_[slot]);
-    thresholds_[slot] = std::max_element(list.begin(), list.end(), worse)->score;
+    float least = kIdle;
+    for (const Violator& v : list) least = std::min(least, v.score);
+    thresholds_[slot] = least;
     more_[slot] = true;
     return true;
   }

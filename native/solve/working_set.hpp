@@ -52,6 +52,17 @@ struct SetMemory {
   }
 };
 
+/// Calls change(f, x[features[f]]) for each feature. Where a table is larger than the cache, its
+/// entries have to be asked for before.
+template <typename T, typename Change>
+void each_entry(std::span<const std::int32_t> features, T* x, const Change& change) {
+  constexpr std::size_t kAhead = 32;
+  for (std::size_t f = 0; f < features.size(); ++f) {
+    if (f + kAhead < features.size()) __builtin_prefetch(x + features[f + kAhead], 1);
+    change(static_cast<std::int32_t>(f), x[features[f]]);
+  }
+}
+
 /// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
 inline std::int64_t copy_bytes(bool narrow) {
   return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
@@ -75,7 +86,8 @@ struct Copies {
     bytes += nnz * copy_bytes(narrow);
     features.resize(most + 1);
     std::int32_t* local = memory.local_of.data();
-    for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = f;
+    each_entry(std::span(features).first(n_local), local,
+               [](std::int32_t f, std::int32_t& place) { place = f; });
     for (std::int64_t i = 0; i < n; ++i) {
       const Row x = row_at(i);
       if (chunks_.empty() || x.size > left_ || narrow != narrow_) {
@@ -104,8 +116,8 @@ struct Copies {
       }
       rows.push_back(copy);
     }
-    for (std::int32_t f = 0; f < n_local; ++f) local[features[f]] = -1;
     features.resize(n_local);
+    each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
   }
 
   /// A row that is longer cannot be copied.
@@ -175,10 +187,11 @@ struct WorkingSet {
   Copies copies;  // if it is compact
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  /// What it takes of memory, with a pass's lists of its features and of as many violators.
+  /// What it takes of memory: vectors have room for a quarter more than they hold.
   std::int64_t bytes() const {
-    constexpr std::int64_t kPerRow = sizeof(Row) + 2 * sizeof(std::int32_t) + 32;
-    constexpr std::int64_t kPerFeature = 2 * sizeof(float) + sizeof(std::uint16_t) + 24;
+    constexpr std::int64_t kPerRow = 5 * (sizeof(Row) + 2 * sizeof(std::int32_t)) / 4;
+    constexpr std::int64_t kPerFeature =
+        5 * (2 * sizeof(float) + sizeof(std::int32_t) + sizeof(std::uint16_t)) / 4;
     return copies.bytes + kPerRow * size() + kPerFeature * std::ssize(w);
   }
   std::int64_t n_features() const { return std::ssize(w) - 1; }
@@ -200,6 +213,13 @@ struct WorkingSet {
     return compact ? std::span<const float>{} : X.idf;
   }
 };
+
+/// Calls change(f, x[j]) for entry f of the vectors, which is about feature j; not for the bias.
+template <typename T, typename Change>
+void each_feature(const WorkingSet& set, T* x, const Change& change) {
+  if (set.compact) return each_entry(set.copies.features, x, change);
+  for (std::int64_t j = 0; j < set.n_features(); ++j) change(j, x[j]);
+}
 
 /// Looks up what is missing in set.sums.
 inline void find_sums(WorkingSet& set, const Summary& summary) {
@@ -271,9 +291,11 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   // copied to.
   constexpr std::int64_t kAhead = 8;
   constexpr std::int64_t kNext = 1;
+  constexpr std::int64_t kNearby = 1 << 16;  // features whose places stay in the cache
+  const bool ask = X.n_features() > kNearby;
   set.copies.append(std::ssize(added), nnz, X.n_features(), X.idf, memory, [&](std::int64_t i) {
     if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
-    if (i + kNext < std::ssize(added)) {
+    if (ask && i + kNext < std::ssize(added)) {
       const Row next = row_of(X, added[i + kNext]);
       for (std::int64_t k = 0; k < next.size; ++k) {
         __builtin_prefetch(memory.local_of.data() + next.index[k], 1);
@@ -311,12 +333,11 @@ inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, Set
     return;
   }
   std::int32_t* local = memory.local_of.data();
-  const auto n = static_cast<std::int32_t>(set.n_features());
-  for (std::int32_t f = 0; f < n; ++f) local[set.feature(f)] = f;
+  each_feature(set, local, [](std::int32_t f, std::int32_t& place) { place = f; });
   for (const auto& [feature, value] : weights) {
     if (local[feature] >= 0) set.w[local[feature]] = value;
   }
-  for (std::int32_t f = 0; f < n; ++f) local[set.feature(f)] = -1;
+  each_feature(set, local, [](std::int32_t, std::int32_t& place) { place = -1; });
 }
 
 /// Drops all rows but these, given by their places in the set, ascending, and adds others. Features
