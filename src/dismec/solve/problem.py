@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -47,6 +48,8 @@ from dismec.solve.weight_counts import BINS
 __all__ = ["Cancel", "LabelSolver", "Problem", "Solution", "SolverParams", "empty_array"]
 
 PENALTIES = ("l2", "l1")
+
+_HUGE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,15 @@ def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     n_bytes = int(size) * np.dtype(dtype).itemsize
     if n_bytes < 1 << 16:
         return np.empty(size, dtype)
-    return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
+    # Memory that could be shared would take twice as long to get, page by page, and is never in
+    # huge pages: these take a fifth of the time, where there is enough for several.
+    mapped = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if n_bytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, dtype)
 
 
 class Cancel:
