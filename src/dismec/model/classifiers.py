@@ -14,6 +14,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import in_threads, kernels, mapping
+from dismec.data.container import forget
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
 from dismec.solve.blocks import first_equal, repeated
@@ -56,8 +57,9 @@ class Classifiers:
             labels, rows = source.check(number)
             kept = np.arange(len(labels)) if counts is None else np.flatnonzero(counts[labels] > 0)
             block = np.full(len(kept), number, np.int32)
-            sizes = np.diff(rows.indptr)[kept]
-            return labels[kept], block, kept.astype(np.int32), sizes, _signatures(rows)[kept]
+            sizes, signatures = np.diff(rows.indptr)[kept], _signatures(rows)[kept]
+            forget(rows.data)
+            return labels[kept], block, kept.astype(np.int32), sizes, signatures
 
         kinds = (np.int64, np.int32, np.int32, np.int64, np.uint64)
         none = tuple(np.empty(0, kind) for kind in kinds)
@@ -129,6 +131,7 @@ class _Source:
                 use(places, rows[places], indptr, weights.indices, weights.data)
             else:
                 use(places, rows[places], *block_rows(labels, weights, self._n_features))
+            forget(weights.data)
 
         deque(run(of_block, _runs(numbers[by_block])), maxlen=0)
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.container import forget
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
@@ -127,8 +126,7 @@ def finish(
 class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
     """The blocks of a training that is through, mapped when they are asked for.
 
-    Of those asked for last, files stay open, but what was read of one is let go when it is asked
-    for again: packing takes a few rows at a time from each of many.
+    Files that were asked for last stay open: packing takes a few rows at a time from each of many.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -140,7 +138,6 @@ class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
 
     def __getitem__(self, number: Any) -> Any:
         block = self._block(int(number))
-        forget(block.weights.data)
         return block.labels, block.weights
 
     def _open(self, number: int) -> Block:

@@ -28,7 +28,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -38,7 +37,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import check_X
+from dismec.data.matrices import check_X, csr_on
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.blocks import EqualLabels
@@ -48,8 +47,6 @@ from dismec.solve.weight_counts import BINS
 __all__ = ["Cancel", "LabelSolver", "Problem", "Solution", "SolverParams", "empty_array"]
 
 PENALTIES = ("l2", "l1")
-
-_HUGE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -108,13 +105,10 @@ def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.empty(size, dtype)
     if not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
-    # Memory that could be shared would take twice as long to get, page by page, and is never in
-    # huge pages: these take a fifth of the time, where there is enough for several.
-    mapped = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if n_bytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapped, dtype)
+    # Memory that could be shared would take twice as long to get. No huge pages: a block's rows
+    # come in any order, and it would be in memory as a whole before what it is copied from is gone.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, n_bytes, private), dtype)
 
 
 class Cancel:
@@ -234,6 +228,6 @@ class LabelSolver:
         done, indptr, *statistics = self._native.solve(labels, drain)
         features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
         self._native.take(features, weights)
-        matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        matrix = csr_on(weights, features, indptr, (len(done), self._n_columns))
         statistics[-1] = statistics[-1].reshape(len(done), BINS)
         return Solution(done, matrix, *statistics)

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.cpu import available_cpus, kernels
+from dismec.data.matrices import csr_on
 from dismec.solve.block import Block, BlockStats, sum_counts
 from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs
@@ -244,7 +244,7 @@ class _OpenBlock:
             begins = source.indptr.astype(np.int64, copy=False)
             of_source = begins, source.indices, source.data
             kernels.copy_rows(rows, places, *of_source, indptr, indices, data)
-        weights = sp.csr_array((data, indices, indptr), shape=(len(labels), source.shape[1]))
+        weights = csr_on(data, indices, indptr, (len(labels), source.shape[1]))
         return Block(self.number, labels, weights, stats)
 
 
