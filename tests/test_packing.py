@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from dataclasses import fields
 from itertools import pairwise
+from mmap import mmap
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import TrainingParams, train
 from dismec.cpu import in_threads, kernels
+from dismec.data.container import forget
 from dismec.features.transform import Transform
 from dismec.model import shards
 from dismec.model.classifiers import Classifiers
@@ -225,6 +227,16 @@ def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved)
     assert len(done.shards) >= 7
     assert stored > 10_000_000
     assert peak < 1_500_000  # some 100 bytes per label, and a few copies of a piece
+
+
+def test_blocks_that_have_been_read_are_let_go(tmp_path):
+    W = random_csr(np.random.default_rng(8), 60, 9, 0.6)
+    manifest = write_model(tmp_path / "model", strided(W, 6), 60, 8)
+    with mock.patch("dismec.model.classifiers.forget", wraps=forget) as forgotten:
+        finish(tmp_path / "model", manifest, "float16", np.ones(60), 2)
+    arrays = [call.args[0] for call in forgotten.call_args_list]
+    assert len(arrays) >= 12  # once when it is checked, and when its rows are taken
+    assert all(isinstance(array.base, mmap) for array in arrays)
 
 
 class Watched:
