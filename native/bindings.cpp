@@ -35,6 +35,7 @@ NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
   dismec::bind::packing(m);
+  dismec::bind::rows(m);
   dismec::bind::shards(m);
   dismec::bind::solver(m);
   dismec::bind::transform(m);

@@ -30,6 +30,11 @@ std::span<const T> view(const Vector<T>& array) {
   return {array.data(), array.size()};
 }
 
+template <typename T>
+std::span<T> view(const Writable<T>& array) {
+  return {array.data(), array.size()};
+}
+
 inline Csr view(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                 const Vector<float>& values, std::int64_t n_columns) {
   return {view(indptr), view(indices), view(values), n_columns};
@@ -63,6 +68,7 @@ inline nb::tuple owned(OwnedCsr&& rows) {
 }
 
 void packing(nb::module_& m);
+void rows(nb::module_& m);
 void shards(nb::module_& m);
 void solver(nb::module_& m);
 void transform(nb::module_& m);

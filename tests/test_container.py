@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dismec.data.container import ContainerError, open_arrays, write_arrays
+from dismec.data.container import ContainerError, Spooled, forget, open_arrays, write_arrays
 from dismec.data.files import whole_file
 from dismec.data.names import pack_names, unpack_names
 
@@ -241,3 +244,38 @@ def test_garbage_is_refused(tmp_path_factory, garbage):
             pass
         else:
             assert json.loads(content[8:]) in ({}, {"__metadata__": {}})
+
+
+def test_a_digest_is_that_of_the_file(tmp_path):
+    digest = hashlib.sha256()
+    with (tmp_path / "spooled").open("w+b") as spooled:
+        spooled.write(b"abcd" * 700_000)
+        arrays = {"a": np.arange(7)[::2], "b": Spooled(spooled, np.dtype("<i4")), "c": np.empty(0)}
+        write_arrays(tmp_path / "x", arrays, {"k": "v"}, digest)
+    content = (tmp_path / "x").read_bytes()
+    assert len(content) > 2_800_000
+    assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
+
+
+def resident(path) -> int:
+    """Kilobytes of a mapped file that this process has in memory."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            found = line.endswith(str(path))
+        elif found and line.startswith("Rss:"):
+            return int(line.split()[1])
+    return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_file_that_is_forgotten_takes_no_memory_and_can_be_read_again(tmp_path):
+    path = tmp_path / "x"
+    write_arrays(path, {"a": np.ones(1 << 20)}, {})
+    array = open_arrays(path)[0]["a"]
+    assert array.sum() == 1 << 20
+    assert resident(path) >= 8000
+    forget(array)
+    assert resident(path) < 200
+    assert array.sum() == 1 << 20
+    forget(np.ones(3))  # nothing happens

@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from dataclasses import fields
 from itertools import pairwise
+from mmap import mmap
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from conftest import random_problem, train_unfinished, weight_files
 from dismec import TrainingParams, train
 from dismec.cpu import in_threads, kernels
+from dismec.data.container import forget
 from dismec.features.transform import Transform
 from dismec.model import shards
 from dismec.model.classifiers import Classifiers
@@ -24,7 +26,7 @@ from dismec.model.directory import commit, read_manifest
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts, read_parts, write_parts
 from dismec.model.shards import Packing, Shard, gather, pack
-from dismec.model.weight_files import finish, write_block
+from dismec.model.weight_files import finish, read_block, read_shards, write_block
 from dismec.solve.block import Block
 from test_predictor import random_csr
 
@@ -67,21 +69,47 @@ def test_threads_pack_the_same_bytes(tmp_path, threads):
 
 
 def test_the_threads_of_a_training_pack(tmp_path):
-    with mock.patch("dismec.model.weight_files.in_threads", wraps=in_threads) as packed:
+    with mock.patch.object(Packing, "each", autospec=True, side_effect=Packing.each) as packed:
         train(*random_problem(), tmp_path / "model", TrainingParams(), threads=3)
     assert packed.call_args.args[2] == 3
 
 
-def test_threads_together_hold_no_more_than_two_full_shards(tmp_path):
+@pytest.mark.parametrize(
+    ("threads", "most", "at_once", "helpers"), [(8, 300, 3, 6), (2, 10**6, 2, 2), (1, 300, 1, 1)]
+)
+def test_threads_together_hold_no_more_than_two_full_shards(threads, most, at_once, helpers):
     W = random_csr(np.random.default_rng(0), 60, 41, 0.5)
-    manifest = write_model(tmp_path / "model", cut_up(W, [0, 25, 60]), 60, 40)
+    with mock.patch.object(shards, "MOST_WEIGHTS", 200):
+        packing = Packing(cut_up(W, [0, 25, 60]), 40, "float16")
+    assert len(packing) > 4
+    made = mock.Mock(wraps=packing.shard)
     with (
-        mock.patch("dismec.model.weight_files.MOST_WEIGHTS", 300),
-        mock.patch.object(shards, "MOST_WEIGHTS", 200),
-        mock.patch("dismec.model.weight_files.in_threads", wraps=in_threads) as packed,
+        mock.patch.object(shards, "MOST_WEIGHTS", most),
+        mock.patch.object(packing, "shard", made),
+        mock.patch.object(shards, "in_threads", wraps=in_threads) as packed,
     ):
-        finish(tmp_path / "model", manifest, "float16", np.ones(60), 8)
-    assert packed.call_args.args[2] == 3
+        packing.each(lambda number, _: number, threads)
+    assert packed.call_args.args[2] == at_once
+    assert {call.args[1] for call in made.call_args_list} == {helpers}
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("n_rows", [60, 300])
+def test_threads_that_share_a_shard_pack_the_same_bytes(precision, n_rows):
+    dense = random_csr(np.random.default_rng(5), n_rows, 10_001, 0.02).toarray()
+    dense[:, 7] = 1  # a feature that all have
+    W = sp.csr_array(dense)
+    with (
+        mock.patch.object(kernels, "split_rows", 200),
+        mock.patch.object(shards, "_PIECE_WEIGHTS", 999),
+    ):
+        packing = Packing(strided(W, 7), 10_000, precision)
+        one, several = packing.shard(0), packing.shard(0, 5)
+    assert one.is_split == (n_rows == 300)
+    for field in fields(Shard):
+        np.testing.assert_array_equal(getattr(one, field.name), getattr(several, field.name))
+    expected = W.toarray() if precision == "float32" else gather([one], n_rows, 10_000).toarray()
+    np.testing.assert_array_equal(gather([several], n_rows, 10_000).toarray(), expected)
 
 
 @settings(deadline=None, max_examples=60)
@@ -124,6 +152,53 @@ def test_rows_that_differ_in_one_weight_are_different_classifiers():
     assert starts.tolist() == [0, 2, *range(3, 12)]
 
 
+def test_equal_rows_are_found_within_and_between_blocks():
+    """A, B, A with one signature, and A again elsewhere: not each is the same as the one before."""
+    a, b, c = (np.arange(1, 10, dtype=np.float32) for _ in range(3))
+    b[1], c[5] = 99, 98  # neither first nor middle nor last
+    rows = np.array([a, b, a, c, c, a, b, 0 * a, 0 * a])
+    blocks = [(np.array(p), sp.csr_array(rows[p])) for p in ([0, 1, 2, 3, 7], [4, 5], [6, 8])]
+    found = Classifiers.find(blocks, 8)
+    labels, starts = found.labels(0, 4)
+    assert labels.tolist() == [0, 2, 5, 1, 6, 3, 4, 7, 8]
+    assert starts.tolist() == [0, 3, 5, 7, 9]
+
+
+def test_weights_that_have_to_be_converted_first():
+    """Other types, and entries that are out of order."""
+    W = random_csr(np.random.default_rng(6), 30, 9, 0.6)
+    wide = W.astype(np.float64)
+    shuffled = sp.csr_array(
+        (W.data[::-1].copy(), W.indices[::-1].copy(), W.nnz - W.indptr[::-1]), W.shape
+    )
+    expected, *_ = pack([(np.arange(30), W)], 8, "float16")
+    for blocks in (
+        [(np.arange(30), wide)],
+        [(np.arange(29, -1, -1), shuffled)],
+        [(np.arange(10), W[:10]), (np.arange(10, 30), wide[10:])],
+    ):
+        (found,) = pack(blocks, 8, "float16")
+        for field in fields(Shard):
+            np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
+
+
+def test_files_that_stay_open_are_few(tmp_path):
+    W = random_csr(np.random.default_rng(7), 40, 9, 0.6)
+    manifest = write_model(tmp_path / "model", strided(W, 20), 40, 8)
+    opened = mock.Mock(wraps=read_block)
+    with (
+        mock.patch("dismec.model.weight_files._OPEN_BLOCKS", 3),
+        mock.patch("dismec.model.weight_files.read_block", opened),
+        mock.patch.object(shards, "_PIECE_WEIGHTS", 50),
+    ):
+        finish(tmp_path / "model", manifest, "float32", np.ones(40), 2)
+    assert opened.call_count > 40  # each several times: they were closed in between
+    found = gather(
+        read_shards(tmp_path / "model", read_manifest(tmp_path / "model"), np.ones(40)), 40, 8
+    )
+    np.testing.assert_array_equal(found.toarray(), W.toarray())
+
+
 def test_empty_rows_are_one_classifier():
     W = sp.csr_array((5, 4), dtype=np.float32)
     (shard,) = pack([(np.arange(3), W[:3]), (np.arange(3, 5), W[3:])], 3, "float16")
@@ -152,6 +227,16 @@ def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved)
     assert len(done.shards) >= 7
     assert stored > 10_000_000
     assert peak < 1_500_000  # some 100 bytes per label, and a few copies of a piece
+
+
+def test_blocks_that_have_been_read_are_let_go(tmp_path):
+    W = random_csr(np.random.default_rng(8), 60, 9, 0.6)
+    manifest = write_model(tmp_path / "model", strided(W, 6), 60, 8)
+    with mock.patch("dismec.model.classifiers.forget", wraps=forget) as forgotten:
+        finish(tmp_path / "model", manifest, "float16", np.ones(60), 2)
+    arrays = [call.args[0] for call in forgotten.call_args_list]
+    assert len(arrays) >= 12  # once when it is checked, and when its rows are taken
+    assert all(isinstance(array.base, mmap) for array in arrays)
 
 
 class Watched:

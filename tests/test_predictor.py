@@ -400,10 +400,6 @@ def floats(*values):
 def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
     n_rows = max(len(indptr) - 1, 0)
-    packer = kernels.Packer("float32", n_rows, 2, split=False)
-    for step in (packer.count, packer.place):
-        with pytest.raises(ValueError):
-            step(np.arange(n_rows, dtype=np.int32), *rows)
     shard = shard_of_one().native
     labels, scores = np.full((n_rows, 2), -1, np.int32), np.zeros((n_rows, 2), np.float32)
     with pytest.raises(ValueError):
@@ -450,17 +446,80 @@ def test_binding_refuses_what_cannot_be_packed():
     ]:
         with pytest.raises(ValueError):
             kernels.Packer(precision, n_rows, n_features, split=False)
+    first, both = integers(0, dtype=np.int32), integers(0, 1, dtype=np.int32)
     for split in (False, True):
         packer = kernels.Packer("float32", 2, 2, split)
-        for to in ([0], [0, 1, 2], [0, 0], [1, 0], [0, 2]):
+        for begin, sizes in (-1, [1]), (0, [1, 1, 1]), (2, [1]), (2**62, [1]), (0, [-1]), (0, [4]):
             with pytest.raises(ValueError):
-                packer.count(integers(*to, dtype=np.int32), *rows)
-        packer.count(integers(0, 1, dtype=np.int32), *rows)
-        for to in ([0], [1, 0], [0, 2]):
+                packer.begin(begin, integers(*sizes))
+        packer.begin(0, integers(1, 1))
+        for to, of in ([0], [0, 1]), ([0, 2], [0, 1]), ([-1], [0]), ([0], [-1]), ([0], [2]):
             with pytest.raises(ValueError):
-                packer.place(integers(*to, dtype=np.int32), *rows)
-        packer.place(integers(0, 1, dtype=np.int32), *rows)
+                packer.take_in(integers(*to, dtype=np.int32), integers(*of, dtype=np.int32), *rows)
+        for step in (packer.take, lambda p=packer: p.place(0, 2)):
+            with pytest.raises(ValueError, match="no room"):
+                step()
+        packer.take_in(both, both, *rows)
+        for span in (-1, 2), (0, 3), (2, 1):
+            with pytest.raises(ValueError, match="feature is out of range"):
+                packer.count(*span)
+        packer.count(0, 2)
+        n_places, n_bytes = packer.measure()
+        places, weights = np.zeros(n_places, np.uint16), np.zeros(n_bytes, np.uint8)
+        for wrong in (places[1:], weights), (places, weights[1:]):
+            with pytest.raises(ValueError, match="sizes"):
+                packer.give(*wrong)
+        packer.give(places, weights)
+        packer.place(0, 2)
         with pytest.raises(ValueError, match="more weights than were counted"):
-            packer.place(integers(0, 1, dtype=np.int32), *rows)
-        with pytest.raises(ValueError, match="counting is over"):
-            packer.count(integers(0, 1, dtype=np.int32), *rows)
+            packer.place(0, 2)
+        for step in (packer.measure, lambda p=packer: p.count(0, 2)):
+            with pytest.raises(ValueError, match="counting is over"):
+                step()
+        packer.take()
+        with pytest.raises(ValueError):
+            packer.begin(0, integers(1))
+        with pytest.raises(ValueError):
+            packer.take_in(first, first, *rows)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "data"),
+    [
+        ([], [], []),
+        ([0, 3], [0, 1], [1, 1]),
+        ([-1, 1], [0, 1], [1, 1]),
+        ([2, 1], [0, 1], [1, 1]),
+        ([0, 2], [0, 1], [1]),
+        ([0, 1], [3], [1]),
+        ([0, 1], [-1], [1]),
+        ([0, 2], [1, 1], [1, 1]),
+        ([0, 2], [1, 0], [1, 1]),
+        ([0, 3], [0, 1, 2], [1, 1, 1]),
+    ],
+)
+def test_binding_refuses_rows_that_cannot_be_packed(indptr, indices, data):
+    rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
+    packer = kernels.Packer("float32", 1, 2, split=False)
+    packer.begin(0, integers(2))
+    one = integers(0, dtype=np.int32)
+    with pytest.raises(ValueError):
+        packer.take_in(one, one, *rows)
+
+
+def test_binding_refuses_rows_that_are_not_there():
+    rows = integers(0, 1, 3), integers(5, 1, 2, dtype=np.int32), floats(1, 2, 3)
+    to = integers(0, 2, 3), np.zeros(3, np.int32), np.zeros(3, np.float32)
+    kernels.copy_rows(integers(1, 0), integers(0, 1), *rows, *to)
+    assert (to[1].tolist(), to[2].tolist()) == ([1, 2, 5], [2, 3, 1])
+    for of, places in ([0], [0]), ([2], [0]), ([-1], [1]), ([0], [2]), ([0], [-1]), ([0, 1], [1]):
+        with pytest.raises(ValueError):
+            kernels.copy_rows(integers(*of), integers(*places), *rows, *to)
+    for wrong in (integers(0, 1, 4), *rows[1:]), (*rows[:2], floats(1)), (integers(), *rows[1:]):
+        with pytest.raises(ValueError):
+            kernels.copy_rows(integers(1), integers(0), *wrong, *to)
+    pair = integers(0, 1, dtype=np.int32), integers(0, 0, dtype=np.int32)
+    assert kernels.same_rows(*pair, *rows).tolist() == [1, 0]
+    for left, right in ([0], [2]), ([-1], [0]), ([0], [0, 1]):
+        with pytest.raises(ValueError):
+            kernels.same_rows(*(integers(*p, dtype=np.int32) for p in (left, right)), *rows)

@@ -1,5 +1,6 @@
 #include <nanobind/stl/string.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -30,55 +31,73 @@ AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t 
   throw std::invalid_argument("precision must be float32, float16 or int8");
 }
 
-/// A shard that is being put together; Python calls `count` for all matrices, then `place`.
+/// A shard that is being put together. Python brings it in pieces, each with `begin` and `take_in`,
+/// and calls `count` for all features of each; then gives it room, and has all pieces placed.
 class Packer {
  public:
   Packer(const std::string& precision, std::int64_t n_rows, std::int64_t n_features, bool split)
       : shard_(empty(precision, n_rows, n_features, split)) {}
 
-  void count(const Vector<std::int32_t>& to, const Vector<std::int64_t>& indptr,
-             const Vector<std::int32_t>& indices, const Vector<float>& data) {
-    if (placing_) throw std::invalid_argument("counting is over");
-    std::visit(
-        [&](auto& s) { score::count(s, view(indptr, indices, data, s.n_features + 1), view(to)); },
-        shard_);
+  void begin(std::int64_t first, const Vector<std::int64_t>& sizes) {
+    std::visit([&](auto& s) { score::begin_piece(s, first, view(sizes)); }, shard_);
   }
 
-  void place(const Vector<std::int32_t>& to, const Vector<std::int64_t>& indptr,
-             const Vector<std::int32_t>& indices, const Vector<float>& data) {
+  void take_in(const Vector<std::int32_t>& to, const Vector<std::int32_t>& rows,
+               const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+               const Vector<float>& data) {
     std::visit(
         [&](auto& s) {
-          if (!placing_) score::make_room(s);
-          placing_ = true;
-          score::place(s, view(indptr, indices, data, s.n_features + 1), view(to));
+          score::take_in(s, view(indptr, indices, data, s.n_features + 1), view(rows), view(to));
         },
         shard_);
   }
 
-  /// scales, bias, starts, places, weights.
+  void count(std::int64_t begin, std::int64_t end) {
+    if (room_) throw std::invalid_argument("counting is over");
+    std::visit([&](auto& s) { score::count(s, begin, end); }, shard_);
+  }
+
+  /// Ends counting: how many places there are, and bytes of weights.
+  nb::tuple measure() {
+    if (room_) throw std::invalid_argument("counting is over");
+    room_ = std::visit([](auto& s) { return score::measure(s); }, shard_);
+    return nb::make_tuple(room_->n_places, room_->weight_bytes);
+  }
+
+  /// Takes arrays of these sizes, all 0, to place into.
+  void give(Writable<std::uint16_t> places, Writable<std::uint8_t> weights) {
+    if (!room_ || std::ssize(view(places)) != room_->n_places ||
+        std::ssize(view(weights)) != room_->weight_bytes)
+      throw std::invalid_argument("the arrays do not have the sizes that were measured");
+    std::visit([&](auto& s) { score::give(s, view(places), view(weights)); }, shard_);
+    arrays_.emplace(std::move(places), std::move(weights));
+  }
+
+  void place(std::int64_t begin, std::int64_t end) {
+    if (!arrays_) throw std::invalid_argument("there is no room yet");
+    std::visit([&](auto& s) { score::place(s, begin, end); }, shard_);
+  }
+
+  /// scales, bias, starts; the arrays that were given are whole now.
   nb::tuple take() {
-    return std::visit(
+    if (!arrays_) throw std::invalid_argument("there is no room yet");
+    nb::tuple result = std::visit(
         [&](auto& s) {
-          if (!placing_) score::make_room(s);
           score::add_ranks(s);
+          s.piece = {};
           return nb::make_tuple(owned(std::move(s.scales)), owned(std::move(s.bias)),
-                                owned<std::uint32_t>(std::move(s.starts), s.split ? 4 : 2),
-                                owned(std::move(s.places)), codes(s.weights));
+                                owned<std::uint32_t>(std::move(s.starts), s.split ? 4 : 2));
         },
         shard_);
+    arrays_.reset();
+    return result;
   }
 
  private:
-  static nb::object codes(std::vector<float>& weights) { return owned(std::move(weights)); }
-  static nb::object codes(std::vector<Half>& weights) {
-    return owned<std::uint16_t>(std::move(weights));
-  }
-  static nb::object codes(std::vector<Mini>& weights) {
-    return owned<std::uint8_t>(std::move(weights));
-  }
-
   AnyPacked shard_;
-  bool placing_ = false;
+  std::optional<score::Room> room_;
+  // Kept alive: the shard looks into them.
+  std::optional<std::pair<Writable<std::uint16_t>, Writable<std::uint8_t>>> arrays_;
 };
 
 }  // namespace
@@ -87,10 +106,13 @@ void packing(nb::module_& m) {
   nb::class_<Packer>(m, "Packer")
       .def(nb::init<const std::string&, std::int64_t, std::int64_t, bool>(), "precision"_a,
            "n_rows"_a, "n_features"_a, "split"_a)
-      .def("count", &Packer::count, "to"_a, "indptr"_a, "indices"_a, "data"_a,
+      .def("begin", &Packer::begin, "first"_a, "sizes"_a)
+      .def("take_in", &Packer::take_in, "to"_a, "rows"_a, "indptr"_a, "indices"_a, "data"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      .def("place", &Packer::place, "to"_a, "indptr"_a, "indices"_a, "data"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("count", &Packer::count, "begin"_a, "end"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("measure", &Packer::measure)
+      .def("give", &Packer::give, "places"_a, "weights"_a)
+      .def("place", &Packer::place, "begin"_a, "end"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("take", &Packer::take);
 }
 

@@ -1,6 +1,7 @@
-// Weights by label → a shard, and back. They come one matrix after another: a first round over all
-// of them counts, a second one places what was counted, so that no more than the shard and one
-// matrix is in memory.
+// Weights by label → a shard, and back. They come in pieces of some rows at a time: a first round
+// over all pieces counts, a second one places what was counted, so that no more than the shard and
+// one piece is in memory. Rows of a piece, and then ranges of its parts, may be dealt with on
+// several threads at the same time.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +26,19 @@ struct Packed {
   bool split;
   std::vector<float> scales, bias;
   std::vector<Start> starts;
-  std::vector<std::uint16_t> places;
-  std::vector<Code> weights;
-  std::vector<std::int64_t> done;  // weights of each part that were counted, then placed
+  std::vector<std::uint32_t> done;  // weights of each part that were counted, then placed
+
+  // The caller's.
+  std::span<std::uint16_t> places = {};
+  std::span<Code> weights = {};
+
+  // Classifiers first … first + ends.size() − 1. Entries of one are in ascending order of parts.
+  struct Piece {
+    std::int64_t first = 0;
+    std::vector<std::int64_t> begins, ends;
+    std::vector<std::uint32_t> parts;
+    std::vector<Code> codes;
+  } piece = {};
 
   Packed(std::int64_t n_rows, std::int64_t n_features, bool split)
       : n_features(n_features),
@@ -40,67 +51,136 @@ struct Packed {
   Layout layout() const { return {n_rows(), split}; }
 };
 
-/// Throws unless row i of a matrix can go to classifier to[i], or nowhere where that is negative.
-/// Classifiers have to come in ascending order, also from one matrix to the next.
+/// Begins a piece, of classifiers from `first` on with up to so many weights each.
 template <typename Code>
-inline void check_target(const Packed<Code>& shard, const Csr& matrix,
-                         std::span<const std::int32_t> to) {
-  check_rows(matrix);
-  if (std::ssize(to) != matrix.n_rows())
+inline void begin_piece(Packed<Code>& shard, std::int64_t first,
+                        std::span<const std::int64_t> sizes) {
+  if (first < 0 || first > shard.n_rows() - std::ssize(sizes))
+    throw std::invalid_argument("classifiers must be in range");
+  auto& piece = shard.piece;
+  piece.first = first;
+  piece.begins.clear();
+  std::int64_t total = 0;
+  for (const std::int64_t size : sizes) {
+    if (size < 0 || size > shard.n_features + 1)
+      throw std::invalid_argument("a classifier has no so many weights");
+    piece.begins.push_back(total);
+    total += size;
+  }
+  piece.ends = piece.begins;
+  piece.begins.push_back(total);
+  // What was there before need not be cleared: a row's entries end where it says.
+  if (total > std::ssize(piece.parts)) {
+    piece.parts.resize(total);
+    piece.codes.resize(total);
+  }
+}
+
+/// Takes rows of a matrix into the piece: row rows[i] becomes the to[i]-th classifier of it.
+/// Weights that round to 0 are left out.
+template <typename Code>
+inline void take_in(Packed<Code>& shard, const Csr& matrix, std::span<const std::int32_t> rows,
+                    std::span<const std::int32_t> to) {
+  auto& piece = shard.piece;
+  const auto n_parts = static_cast<std::uint32_t>(parts_of(shard.split));
+  if (rows.size() != to.size())
     throw std::invalid_argument("every row needs a classifier to go to");
-  std::int64_t last = -1;
-  for (const std::int32_t row : to) {
-    if (row < 0) continue;
-    if (row <= last || row >= shard.n_rows())
-      throw std::invalid_argument("classifiers must ascend and be in range");
-    last = row;
-  }
-}
-
-/// Calls visit(classifier, part, code) for the weights of a matrix that do not round to 0.
-template <typename Code, typename Visit>
-inline void each_weight(const Packed<Code>& shard, const Csr& matrix,
-                        std::span<const std::int32_t> to, Visit&& visit) {
-  for (std::int64_t i = 0; i < matrix.n_rows(); ++i) {
-    if (to[i] < 0) continue;
-    const float unscale = 1.0f / shard.scales[to[i]];
-    for (std::int64_t e = matrix.indptr[i]; e < matrix.indptr[i + 1]; ++e) {
-      if (matrix.indices[e] == shard.n_features) continue;
-      const auto code = encode<Code>(matrix.values[e] * unscale);
+  if (matrix.indices.size() != matrix.values.size())
+    throw std::invalid_argument("indices and values must be of one length");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0 || rows[i] >= matrix.n_rows() || to[i] < 0 || to[i] >= std::ssize(piece.ends))
+      throw std::invalid_argument("a row or classifier is out of range");
+    const std::int64_t begin = matrix.indptr[rows[i]], end = matrix.indptr[rows[i] + 1];
+    if (begin < 0 || end < begin || end > std::ssize(matrix.indices))
+      throw std::invalid_argument("indptr must ascend to the length of indices");
+    if (end - begin > piece.begins[to[i] + 1] - piece.begins[to[i]])
+      throw std::invalid_argument("more weights than there is room for");
+    const std::int32_t* feature = matrix.indices.data() + begin;
+    const float* weight = matrix.values.data() + begin;
+    std::int64_t size = end - begin;
+    int disorder = 0;
+    for (std::int64_t k = 1; k < size; ++k)
+      disorder |= static_cast<int>(feature[k] <= feature[k - 1]);
+    if (disorder != 0 || (size > 0 && (feature[0] < 0 || feature[size - 1] > shard.n_features)))
+      throw std::invalid_argument("features must ascend and be in range");
+    const std::int64_t classifier = piece.first + to[i];
+    if (size > 0 && feature[size - 1] == shard.n_features) shard.bias[classifier] = weight[--size];
+    std::uint32_t largest = 0;  // the bits of a magnitude are in the order of magnitudes
+    for (std::int64_t k = 0; k < size; ++k)
+      largest = std::max(largest, std::bit_cast<std::uint32_t>(weight[k]) & 0x7fff'ffffU);
+    const float scale = scale_of<Code>(std::bit_cast<float>(largest));
+    const float unscale = 1.0f / scale;
+    shard.scales[classifier] = scale;
+    std::int64_t at = piece.begins[to[i]];
+    for (std::int64_t k = 0; k < size; ++k) {
+      const auto code = encode<Code>(weight[k] * unscale);
       if (!code) continue;
-      const std::int64_t negative = shard.split && std::signbit(matrix.values[e]) ? 1 : 0;
-      visit(to[i], matrix.indices[e] * parts_of(shard.split) + negative, *code);
+      const std::uint32_t negative = shard.split && std::signbit(weight[k]) ? 1 : 0;
+      piece.parts[at] = static_cast<std::uint32_t>(feature[k]) * n_parts + negative;
+      piece.codes[at] = *code;
+      ++at;
+    }
+    piece.ends[to[i]] = at;
+  }
+}
+
+/// Calls visit(classifier, part, code) for the weights of a piece that features first … last − 1
+/// have: for some parts of all rows, then for the next ones, so that what is written to stays in
+/// the cache.
+template <typename Code, typename Visit>
+inline void each_weight(const Packed<Code>& shard, std::int64_t first, std::int64_t last,
+                        Visit&& visit) {
+  constexpr std::int64_t kParts = 1024;  // at a time: half a megabyte of places to write to
+  constexpr std::int64_t kEntries = 8;   // of a row at a time, at least: to begin costs as much
+  if (first < 0 || first > last || last > shard.n_features)
+    throw std::invalid_argument("a feature is out of range");
+  const std::int64_t begin = first * parts_of(shard.split), end = last * parts_of(shard.split);
+  const auto& piece = shard.piece;
+  const std::int64_t n_rows = std::ssize(piece.ends);
+  std::vector<std::int64_t> next(n_rows);
+  std::int64_t n_entries = 1;
+  for (std::int64_t i = 0; i < n_rows; ++i) {
+    const auto all = piece.parts.begin();
+    const auto from = std::lower_bound(all + piece.begins[i], all + piece.ends[i], begin);
+    next[i] = from - all;
+    n_entries += std::lower_bound(from, all + piece.ends[i], end) - from;
+  }
+  const std::int64_t at_once = std::max(kParts, kEntries * n_rows * (end - begin) / n_entries);
+  // In variables of their own, as what is written might else be any of them.
+  const std::uint32_t* parts = piece.parts.data();
+  const Code* codes = piece.codes.data();
+  const std::int64_t* ends = piece.ends.data();
+  const std::int64_t classifier = piece.first;
+  for (std::int64_t stop = begin; stop < end;) {
+    stop = std::min(end, stop + at_once);
+    for (std::int64_t i = 0; i < n_rows; ++i) {
+      const std::int64_t size = ends[i];
+      std::int64_t e = next[i];
+      for (; e < size && parts[e] < stop; ++e) visit(classifier + i, parts[e], codes[e]);
+      next[i] = e;
     }
   }
 }
 
-/// The first round.
+/// The first round: counts the weights of a piece for some features.
 template <typename Code>
-inline void count(Packed<Code>& shard, const Csr& matrix, std::span<const std::int32_t> to) {
-  check_target(shard, matrix, to);
-  for (std::int64_t i = 0; i < matrix.n_rows(); ++i) {
-    if (to[i] < 0) continue;
-    float largest = 0;
-    for (std::int64_t e = matrix.indptr[i]; e < matrix.indptr[i + 1]; ++e) {
-      if (matrix.indices[e] == shard.n_features) {
-        shard.bias[to[i]] = matrix.values[e];
-      } else {
-        largest = std::max(largest, std::fabs(matrix.values[e]));
-      }
-    }
-    shard.scales[to[i]] = scale_of<Code>(largest);
-  }
-  each_weight(shard, matrix, to,
-              [&](std::int64_t, std::int64_t part, Code) { ++shard.done[part]; });
+inline void count(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
+  std::uint32_t* done = shard.done.data();
+  each_weight(shard, first, last, [done](std::int64_t, std::uint32_t part, Code) { ++done[part]; });
 }
 
-/// Between the rounds: makes room.
+/// What a shard takes: elements of `places`, bytes of `weights`.
+struct Room {
+  std::int64_t n_places, weight_bytes;
+};
+
+/// Between the rounds: finds where the parts begin.
 template <typename Code>
-inline void make_room(Packed<Code>& shard) {
+inline Room measure(Packed<Code>& shard) {
   std::int64_t weights = 0, places = 0;
   shard.starts.reserve(shard.done.size() + parts_of(shard.split));
   shard.starts.push_back({0, 0});
-  for (std::int64_t& count : shard.done) {
+  for (std::uint32_t& count : shard.done) {
     weights += count;
     places += shard.layout().n_places(count);
     if (std::max(weights, places) > std::numeric_limits<std::uint32_t>::max())
@@ -110,27 +190,39 @@ inline void make_room(Packed<Code>& shard) {
     count = 0;
   }
   if (shard.split) shard.starts.push_back(shard.starts.back());  // as many ends as parts
-  shard.places.assign(places, 0);
-  shard.weights.assign(weights + kGroup, Code{});
+  return {places, (weights + kGroup) * std::int64_t{sizeof(Code)}};
 }
 
-/// The second round, over the same matrices in the same order.
+/// Takes the arrays, all 0, that are written to from now on.
 template <typename Code>
-inline void place(Packed<Code>& shard, const Csr& matrix, std::span<const std::int32_t> to) {
-  check_target(shard, matrix, to);
-  if (shard.starts.empty()) throw std::invalid_argument("nothing has been counted");
+inline void give(Packed<Code>& shard, std::span<std::uint16_t> places,
+                 std::span<std::uint8_t> weights) {
+  if (std::bit_cast<std::uintptr_t>(weights.data()) % alignof(Code) != 0)
+    throw std::invalid_argument("the weights are not aligned");
+  shard.places = places;
+  shard.weights = {reinterpret_cast<Code*>(weights.data()), weights.size() / sizeof(Code)};
+}
+
+/// The second round, over the same pieces in the same order.
+template <typename Code>
+inline void place(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
   const Layout layout = shard.layout();
-  each_weight(shard, matrix, to, [&](std::int64_t row, std::int64_t part, Code code) {
-    const Start begin = shard.starts[part], end = shard.starts[part + 1];
-    const std::int64_t size = std::int64_t{end.weight} - begin.weight;
-    const std::int64_t at = shard.done[part]++;
+  const Start* starts = shard.starts.data();
+  std::uint32_t* done = shard.done.data();
+  std::uint16_t* places = shard.places.data();
+  Code* weights = shard.weights.data();
+  each_weight(shard, first, last, [=](std::int64_t classifier, std::uint32_t part, Code code) {
+    const Start begin = starts[part];
+    const std::uint32_t size = starts[part + 1].weight - begin.weight;
+    const std::uint32_t at = done[part]++;
     if (at >= size) throw std::invalid_argument("more weights than were counted");
-    shard.weights[begin.weight + at] = code;
-    if (layout.dense(size)) {
-      shard.places[begin.place + row / kGroup] |= static_cast<std::uint16_t>(1U << (row % kGroup));
-    } else {
-      shard.places[begin.place + at] = static_cast<std::uint16_t>(row);
-    }
+    weights[begin.weight + at] = code;
+    // Whether a part has bits or a list is nothing that a CPU could guess.
+    const auto row = static_cast<std::uint32_t>(classifier);
+    const std::uint32_t bits = layout.dense(size) ? ~0U : 0U;
+    std::uint16_t& place = places[begin.place + ((row / kGroup & bits) | (at & ~bits))];
+    const std::uint32_t with_bit = place | 1U << (row % kGroup);
+    place = static_cast<std::uint16_t>((with_bit & bits) | (row & ~bits));
   });
 }
 

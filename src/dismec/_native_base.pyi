@@ -25,20 +25,19 @@ class Shard:
 
 class Packer:
     def __init__(self, precision: str, n_rows: int, n_features: int, split: bool) -> None: ...
-    def count(
+    def begin(self, first: int, sizes: NDArray[np.int64]) -> None: ...
+    def take_in(
         self,
         to: NDArray[np.int32],
+        rows: NDArray[np.int32],
         indptr: NDArray[np.int64],
         indices: NDArray[np.int32],
         data: NDArray[np.float32],
     ) -> None: ...
-    def place(
-        self,
-        to: NDArray[np.int32],
-        indptr: NDArray[np.int64],
-        indices: NDArray[np.int32],
-        data: NDArray[np.float32],
-    ) -> None: ...
+    def count(self, begin: int, end: int) -> None: ...
+    def measure(self) -> tuple[int, int]: ...
+    def give(self, places: NDArray[np.uint16], weights: NDArray[np.uint8]) -> None: ...
+    def place(self, begin: int, end: int) -> None: ...
     def take(self) -> tuple[NDArray[Any], ...]: ...
 
 def unpack(
@@ -99,6 +98,23 @@ class Worker:
     def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...
     def take(self, features: NDArray[np.int32], weights: NDArray[np.float32]) -> None: ...
 
+def copy_rows(
+    rows: NDArray[np.int64],
+    to: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    target_indptr: NDArray[np.int64],
+    target_indices: NDArray[np.int32],
+    target_data: NDArray[np.float32],
+) -> None: ...
+def same_rows(
+    left: NDArray[np.int32],
+    right: NDArray[np.int32],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+) -> NDArray[np.uint8]: ...
 def row_scale(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],

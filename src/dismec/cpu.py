@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dismec import _native_base
 from dismec.errors import DataError, DismecError
@@ -14,7 +15,7 @@ from dismec.errors import DataError, DismecError
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["available_cpus", "in_threads", "kernels", "physical_memory", "thread_count"]
+__all__ = ["available_cpus", "in_threads", "kernels", "mapping", "physical_memory", "thread_count"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,14 +56,22 @@ def in_threads(
     After an error, and when the user interrupts, no more items are begun, and `stop` may end those
     that are under way.
     """
-    if threads <= 1:
-        return list(map(work, items))
-    with ThreadPoolExecutor(threads, thread_name_prefix="dismec") as pool:
+    with mapping(threads) as run:
         try:
-            return list(pool.map(work, items))
+            return list(run(work, items))
         except BaseException:
             stop()
             raise
+
+
+@contextmanager
+def mapping(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """`map`, on threads if there are to be several; after an error no more items are begun."""
+    if threads <= 1:
+        yield map
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="dismec") as pool:
+        yield pool.map
 
 
 def available_cpus() -> int:

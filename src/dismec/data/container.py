@@ -12,8 +12,8 @@ import json
 import math
 import mmap
 import os
-import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ import numpy as np
 
 from dismec.data.files import whole_file
 
-__all__ = ["ContainerError", "Spooled", "open_arrays", "write_arrays"]
+__all__ = ["ContainerError", "Spooled", "forget", "open_arrays", "write_arrays"]
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -69,11 +69,13 @@ def write_arrays(
     path: str | os.PathLike[str],
     arrays: Mapping[str, np.ndarray[Any, Any] | Spooled],
     metadata: Mapping[str, str],
+    digest: Any = None,
 ) -> None:
     """Write arrays and metadata to ``path``, atomically.
 
     The same arrays and metadata always give the same bytes. Arrays of Python objects, booleans,
-    text and complex numbers have no place in the format and raise ``TypeError``.
+    text and complex numbers have no place in the format and raise ``TypeError``. A `digest` of
+    `hashlib` is updated with the bytes as they are written, on a thread of its own.
     """
     header: dict[str, Any] = {_METADATA: {str(k): str(v) for k, v in sorted(metadata.items())}}
     # Wide types first: then every array is aligned to its own item size without gaps.
@@ -94,17 +96,24 @@ def write_arrays(
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     if len(text) > _MAX_HEADER:
         raise ValueError(f"names and metadata take {len(text)} bytes; at most {_MAX_HEADER} fit")
-    with whole_file(path) as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
+    with whole_file(path) as file, ThreadPoolExecutor(1) as pool:
+
+        def write(part: Any) -> None:
+            hashed = pool.submit(digest.update, part) if digest else None
+            file.write(part)
+            if hashed:
+                hashed.result()
+
+        write(len(text).to_bytes(8, "little") + text)
         for _, array in ordered:
             if isinstance(array, Spooled):
                 array.file.seek(0)
-                shutil.copyfileobj(array.file, file, 1 << 20)
+                while part := array.file.read(1 << 20):
+                    write(part)
                 continue
             little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
             if little.size:
-                file.write(little.data)
+                write(little.data)
 
 
 def open_arrays(
@@ -153,6 +162,12 @@ def open_arrays(
     if start + reached != len(mapped):
         raise ContainerError("bytes follow the last array")
     return arrays, metadata
+
+
+def forget(array: np.ndarray[Any, Any]) -> None:
+    """Let go of the memory of a mapped file, until it is touched again; of others nothing."""
+    if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads
+from dismec.cpu import in_threads, kernels, mapping
+from dismec.data.container import forget
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
 from dismec.solve.blocks import first_equal, repeated
 
-__all__ = ["Classifiers", "Labelled", "block_rows"]
+__all__ = ["Classifiers", "Labelled", "Run", "block_rows"]
 
 Ints = npt.NDArray[np.int64]
+Run = Callable[..., Any]  # like `map`, but perhaps on threads
 Labelled = tuple[Ints, sp.csr_array]  # labels, and their rows of weights
 
 
@@ -28,8 +31,7 @@ class Classifiers:
     """The distinct rows of weights of some blocks, in the order of their first labels."""
 
     sizes: Ints  # weights of each
-    _source: Sequence[Labelled]
-    _n_features: int
+    _source: _Source
     _blocks: npt.NDArray[np.int32]  # the block that each is taken from: that of its first label
     _rows: npt.NDArray[np.int32]  # and its row there
     _labels: npt.NDArray[np.int32]  # of all, one classifier after another, ascending in each
@@ -49,14 +51,15 @@ class Classifiers:
         others. Raises `ModelError` for a label that is in two blocks, and for weights that are not
         those of so many features.
         """
+        source = _Source(blocks, n_features)
 
         def look(number: int) -> tuple[npt.NDArray[Any], ...]:
-            labels, weights = blocks[number]
-            rows = block_rows(labels, weights, n_features)
+            labels, rows = source.check(number)
             kept = np.arange(len(labels)) if counts is None else np.flatnonzero(counts[labels] > 0)
             block = np.full(len(kept), number, np.int32)
-            sizes = np.diff(rows.indptr)[kept]
-            return labels[kept], block, kept.astype(np.int32), sizes, _signatures(rows)[kept]
+            sizes, signatures = np.diff(rows.indptr)[kept], _signatures(rows)[kept]
+            forget(rows.data)
+            return labels[kept], block, kept.astype(np.int32), sizes, signatures
 
         kinds = (np.int64, np.int32, np.int32, np.int64, np.uint64)
         none = tuple(np.empty(0, kind) for kind in kinds)
@@ -69,36 +72,68 @@ class Classifiers:
         twice = np.flatnonzero(label[1:] == label[:-1])
         if len(twice):
             raise ModelError(f"label {label[twice[0]]} is in two blocks")
-        alike = repeated(signature)
-        digests = _digests(blocks, n_features, block[alike], row[alike], threads)
-        first = np.arange(len(label))  # for each label the first one with the same weights
-        first[alike] = alike[first_equal([*digests.T])]
+        with mapping(threads) as run:
+            first = _first_equal(source, signature, block, row, run)
         is_first = first == np.arange(len(label))
         classifier = (np.cumsum(is_first) - 1)[first]
         starts = np.zeros(np.count_nonzero(is_first) + 1, np.int64)
         np.cumsum(np.bincount(classifier, minlength=len(starts) - 1), out=starts[1:])
         held = label[np.argsort(classifier, kind="stable")].astype(np.int32)
         places = block[is_first], row[is_first]
-        return cls(size[is_first], blocks, n_features, *places, held, starts)
+        return cls(size[is_first], source, *places, held, starts)
 
     def labels(self, begin: int, end: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """`labels` and `label_starts` of a shard of some classifiers."""
         starts = self._starts[begin : end + 1]
         return self._labels[starts[0] : starts[-1]], (starts - starts[0]).astype(np.int32)
 
-    def weights(self, begin: int, end: int) -> Rows:
-        """The weights of some classifiers, in their order; of each block, only these are read."""
-        numbers = self._blocks[begin:end]
-        by_block = np.argsort(numbers, kind="stable")
-        parts = []
-        for places in _runs(numbers[by_block]):
-            at = by_block[places]
-            weights: Any = self._source[numbers[at[0]]][1]
-            parts.append(weights[self._rows[begin:end][at]])
-        gathered: Any = sp.vstack(parts, format="csr")
-        if (np.diff(by_block) < 0).any():
-            gathered = gathered[np.argsort(by_block)]
-        return block_rows(numbers, gathered, self._n_features)
+    def hand_over(self, begin: int, end: int, take: Callable[..., None], run: Run = map) -> None:
+        """Have the weights of some classifiers taken; `run` may do so on several threads.
+
+        `take` is given which of these classifiers are in a block, their rows there, and its arrays.
+        Of these, only those rows are read.
+        """
+        self._source.visit(self._blocks[begin:end], self._rows[begin:end], take, run)
+
+
+class _Source:
+    """Blocks, and the arrays of those that have been checked."""
+
+    def __init__(self, blocks: Sequence[Labelled], n_features: int) -> None:
+        self._blocks, self._n_features = blocks, n_features
+        self._typed = [False] * len(blocks)  # whether each is as the kernels take it
+
+    def check(self, number: int) -> tuple[Ints, Rows]:
+        """Look at all entries of a block."""
+        labels, weights = self._blocks[number]
+        rows = block_rows(labels, weights, self._n_features)
+        self._typed[number] = rows.indices is weights.indices
+        return labels, rows
+
+    def visit(
+        self,
+        numbers: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.int32],
+        use: Callable[..., None],
+        run: Run,
+    ) -> None:
+        """Have some rows of blocks used, block by block.
+
+        `use` is given the places of those that are in a block, their rows there, and its arrays.
+        """
+        by_block = np.argsort(numbers, kind="stable").astype(np.int32)
+
+        def of_block(span: slice) -> None:
+            places = by_block[span]
+            labels, weights = self._blocks[numbers[places[0]]]
+            if self._typed[numbers[places[0]]]:
+                indptr = weights.indptr.astype(np.int64, copy=False)
+                use(places, rows[places], indptr, weights.indices, weights.data)
+            else:
+                use(places, rows[places], *block_rows(labels, weights, self._n_features))
+            forget(weights.data)
+
+        deque(run(of_block, _runs(numbers[by_block])), maxlen=0)
 
 
 def block_rows(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
@@ -132,31 +167,54 @@ def _signatures(rows: Rows) -> npt.NDArray[np.uint64]:
     return signature
 
 
-def _digests(
-    blocks: Sequence[Labelled],
-    n_features: int,
-    numbers: npt.NDArray[np.int32],
-    rows: npt.NDArray[np.int32],
-    threads: int,
-) -> npt.NDArray[np.uint64]:
-    """128 bits for each of some rows of blocks, the same for the same weights and for no others."""
-    digests = np.empty((len(rows), 2), np.uint64)
-    by_block = np.argsort(numbers, kind="stable")
+def _first_equal(
+    source: _Source,
+    signature: npt.NDArray[np.uint64],
+    block: npt.NDArray[np.int32],
+    row: npt.NDArray[np.int32],
+    run: Run,
+) -> Ints:
+    """For each row of a block, given its signature, the first one with the same weights.
 
-    def digest(places: slice) -> None:
-        at = by_block[places]
-        weights: Any = blocks[numbers[at[0]]][1]
-        taken = block_rows(at, weights[rows[at]], n_features)
-        indices, data = taken.indices.data, taken.data.data
-        digested = bytearray()
-        for begin, end in pairwise(taken.indptr.tolist()):
-            one = hashlib.blake2b(indices[begin:end], digest_size=16)
-            one.update(data[begin:end])
-            digested += one.digest()
-        digests[at] = np.frombuffer(digested, np.uint64).reshape(-1, 2)
+    Nearly all rows of one signature are the same, and then each is the same as the one before it.
+    They are of labels with the same training rows, which are in one block. Only where that is not
+    so does every row get a digest.
+    """
+    first = np.arange(len(signature))
+    alike = repeated(signature)
+    if len(alike) == 0:
+        return first
+    alike = alike[np.argsort(signature[alike], kind="stable")]
+    begins = np.append(True, np.diff(signature[alike]) != 0)
+    starts, group = np.flatnonzero(begins), np.cumsum(begins) - 1
+    same = begins.copy()
+    pair = np.flatnonzero(~begins & (np.diff(block[alike], prepend=-1) == 0))
 
-    in_threads(digest, _runs(numbers[by_block]), threads)
-    return digests
+    def compare(places: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], *arrays: Any) -> None:
+        before = row[alike[pair[places] - 1]]
+        same[pair[places]] = kernels.same_rows(before, rows, *arrays)
+
+    source.visit(block[alike[pair]], row[alike[pair]], compare, run)
+    known = np.logical_and.reduceat(same, starts)[group]
+    first[alike[known]] = alike[starts[group[known]]]
+    others = np.sort(alike[~known])
+    digests = np.empty((len(others), 2), np.uint64)
+
+    def digest(
+        places: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.int32],
+        indptr: Ints,
+        indices: npt.NDArray[np.int32],
+        data: npt.NDArray[np.float32],
+    ) -> None:
+        for place, begin, end in zip(places, indptr[rows], indptr[rows + 1], strict=True):
+            one = hashlib.blake2b(indices[begin:end].data, digest_size=16)
+            one.update(data[begin:end].data)
+            digests[place] = np.frombuffer(one.digest(), np.uint64)
+
+    source.visit(block[others], row[others], digest, run)
+    first[others] = others[first_equal([*digests.T])]
+    return first
 
 
 def _runs(values: npt.NDArray[Any]) -> list[slice]:

@@ -187,8 +187,10 @@ def _read_manifest(directory: Path) -> Manifest:
 
 def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:
     """Write a file of arrays and return its SHA-256; the metadata name the format too."""
-    write_arrays(path, arrays, {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata})
-    return sha256_of(path)
+    digest = hashlib.sha256()
+    about = {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata}
+    write_arrays(path, arrays, about, digest)
+    return digest.hexdigest()
 
 
 def open_checked(

@@ -172,7 +172,7 @@ class Manifest:
 
 def receipt_text(receipt: _Receipt) -> str:
     """A receipt as JSON, on one line."""
-    return json.dumps(asdict(receipt))
+    return json.dumps(vars(receipt), default=vars)  # `asdict` would copy every number
 
 
 def parse_block(entry: Any) -> BlockReceipt:

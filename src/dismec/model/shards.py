@@ -6,24 +6,28 @@ training rows have share one. ``docs/model-format.md`` specifies its arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import kernels
-from dismec.data.matrices import Rows, csr_on
+from dismec.cpu import in_threads, kernels, mapping
+from dismec.data.matrices import csr_on
 from dismec.errors import ModelError
-from dismec.model.classifiers import Classifiers, Labelled, block_rows
+from dismec.model.classifiers import Classifiers, Labelled, Run, block_rows
 from dismec.model.format import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 
 __all__ = ["Packing", "Shard", "first_labels", "gather", "pack", "prune"]
 
-_PIECE_WEIGHTS = 1 << 21  # gathered from blocks at a time: 16 MB, and as much again on the way
+T = TypeVar("T")
+
+_PIECE_WEIGHTS = 1 << 21  # gathered from blocks at a time: up to 16 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +92,16 @@ class Shard:
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
         """The same labels with these weights for their classifiers, as `unpack` gives them."""
         check_precision(precision)
-        packer = kernels.Packer(precision, len(self.scales), self.n_features, split=self.is_split)
         to = np.arange(len(self.scales), dtype=np.int32)
-        for step in (packer.count, packer.place):
-            step(to, *block_rows(to, rows, self.n_features))
-        return Shard(self.labels, self.label_starts, *_typed(packer.take(), precision))
+        arrays = block_rows(to, rows, self.n_features)
+        packer = kernels.Packer(precision, len(to), self.n_features, split=self.is_split)
+
+        def bring(_: int) -> None:
+            packer.begin(0, np.diff(arrays.indptr))
+            packer.take_in(to, to, *arrays)
+
+        packed = _packed(packer, precision, self.n_features, 1, bring)
+        return Shard(self.labels, self.label_starts, *packed)
 
     def rescaled(
         self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
@@ -164,30 +173,46 @@ class Packing:
         """Number of shards."""
         return len(self._ranges)
 
-    @property
-    def most_weights(self) -> int:
-        """Weights of the largest shard: it takes up to six bytes per weight while it is made."""
+    def each(self, keep: Callable[[int, Shard], T], threads: int = 1) -> list[T]:
+        """What `keep` makes of each shard, given its number too.
+
+        As many are put together at the same time as there are threads, but no more weights than
+        those of two of the largest possible shards: what is left of the threads helps.
+        """
         sizes = self._classifiers.sizes
-        return max((int(sizes[begin:end].sum()) for begin, end in self._ranges), default=0)
+        most = max((int(sizes[begin:end].sum()) for begin, end in self._ranges), default=0)
+        at_once = max(1, min(threads, len(self), 2 * MOST_WEIGHTS // max(most, 1)))
+        helpers = (
+            1 if threads == 1 else -(-2 * threads // at_once)
+        )  # some have nothing to do at times
 
-    def shard(self, number: int) -> Shard:
-        """Put one together; threads may do so at the same time, until one calls `stop`."""
+        def make(number: int) -> T:
+            return keep(number, self.shard(number, helpers))
+
+        return in_threads(make, range(len(self)), at_once, self.stop)
+
+    def shard(self, number: int, threads: int = 1) -> Shard:
+        """Put one together; others may be at the same time, until one calls `stop`."""
         begin, end = self._ranges[number]
+        n_rows = end - begin
         packer = kernels.Packer(
-            self._precision, end - begin, self._n_features, split=end - begin > kernels.split_rows
+            self._precision, n_rows, self._n_features, split=n_rows > kernels.split_rows
         )
-        pieces = list(_cuts(self._classifiers.sizes[begin:end], end - begin, _PIECE_WEIGHTS))
+        sizes = self._classifiers.sizes[begin:end]
+        pieces = list(_cuts(sizes, n_rows, _PIECE_WEIGHTS))
+        with mapping(threads) as run:
 
-        @lru_cache(1)  # of several, each is gathered twice
-        def gathered(first: int, last: int) -> Rows:
-            return self._classifiers.weights(begin + first, begin + last)
-
-        for step in (packer.count, packer.place):
-            for piece in pieces:
+            def bring(number: int) -> None:
                 if self._stopped:
                     raise InterruptedError
-                step(np.arange(*piece, dtype=np.int32), *gathered(*piece))
-        return Shard(*self._classifiers.labels(begin, end), *_typed(packer.take(), self._precision))
+                first, last = pieces[number]
+                packer.begin(first, sizes[first:last])
+                self._classifiers.hand_over(begin + first, begin + last, packer.take_in, run)
+
+            packed = _packed(
+                packer, self._precision, self._n_features, len(pieces), bring, run, threads
+            )
+        return Shard(*self._classifiers.labels(begin, end), *packed)
 
     def stop(self) -> None:
         """End what threads are putting together, with an `InterruptedError`."""
@@ -205,11 +230,36 @@ def prune(weights: sp.csr_array, delta: float) -> sp.csr_array:
     return csr_on(weights.data[keep], weights.indices[keep], indptr, weights.shape)
 
 
-def _typed(packed: tuple[npt.NDArray[Any], ...], precision: str) -> Iterator[npt.NDArray[Any]]:
-    """The kernel's arrays; it has no name for a float of 16 bits."""
-    *others, weights = packed
-    yield from others
-    yield weights.view(PRECISIONS[precision])
+def _packed(
+    packer: Any,
+    precision: str,
+    n_features: int,
+    n_pieces: int,
+    bring: Callable[[int], None],
+    run: Run = map,
+    threads: int = 1,
+) -> tuple[npt.NDArray[Any], ...]:
+    """The arrays of a shard but for its labels; `bring` puts one of its pieces into the packer.
+
+    Each is brought twice if there are several: to be counted, and to be placed. `run` has threads
+    do both, each for some features.
+    """
+    # Some features have far more weights than others: threads take several ranges in turns.
+    bounds = np.linspace(0, n_features, 1 + (1 if threads == 1 else 4 * threads), dtype=np.int64)
+    ranges = list(pairwise(bounds.tolist()))
+
+    def each_piece(step: Callable[[int, int], None], *, again: bool) -> None:
+        for number in range(n_pieces):
+            if again:
+                bring(number)
+            deque(run(lambda span: step(*span), ranges), maxlen=0)
+
+    each_piece(packer.count, again=True)
+    n_places, n_bytes = packer.measure()
+    places, weights = np.zeros(n_places, np.uint16), np.zeros(n_bytes, np.uint8)
+    packer.give(places, weights)
+    each_piece(packer.place, again=n_pieces > 1)
+    return *packer.take(), places, weights.view(PRECISIONS[precision])
 
 
 def _cuts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads, kernels
+from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
@@ -19,7 +20,6 @@ from dismec.model.directory import commit, open_checked, tidy, write_hashed
 from dismec.model.format import (
     ARRAYS,
     BLOCK,
-    MOST_WEIGHTS,
     PADDING,
     PRECISIONS,
     QUICK_BYTES,
@@ -39,6 +39,9 @@ __all__ = [
     "write_block",
     "write_shard",
 ]
+
+
+_OPEN_BLOCKS = 256  # files: a process may have 1,024 or so
 
 
 def write_block(directory: Path, block: Block) -> BlockReceipt:
@@ -108,18 +111,12 @@ def finish(
 ) -> Manifest:
     """Turn the blocks of a training that is through into the shards of a model.
 
-    `counts` are the training rows of each label. Each thread has one shard in memory, but all of
-    them no more weights than two of the largest possible shards.
+    `counts` are the training rows of each label.
     """
     blocks = _BlockFiles(directory, manifest)
     packing = Packing(blocks, manifest.n_features, precision, counts, threads=threads)
-    at_once = min(threads, 2 * MOST_WEIGHTS // max(packing.most_weights, 1))
-    receipts = in_threads(
-        lambda number: write_shard(directory, number, packing.shard(number)),
-        range(len(packing)),
-        at_once,
-        packing.stop,
-    )
+    receipts = packing.each(lambda number, shard: write_shard(directory, number, shard), threads)
+    del blocks, packing  # some are mapped
     done = manifest.finished(receipts)
     commit(directory, done)
     tidy(directory, done)
@@ -127,18 +124,25 @@ def finish(
 
 
 class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
-    """The blocks of a training that is through, each mapped when it is asked for."""
+    """The blocks of a training that is through, mapped when they are asked for.
+
+    Files that were asked for last stay open: packing takes a few rows at a time from each of many.
+    """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._directory, self._manifest = directory, manifest
+        self._block = lru_cache(_OPEN_BLOCKS)(self._open)
 
     def __len__(self) -> int:
         return len(self._manifest.blocks)
 
     def __getitem__(self, number: Any) -> Any:
-        receipt = self._manifest.blocks[number]
-        block = read_block(self._directory, self._manifest, receipt, check=False)
+        block = self._block(int(number))
         return block.labels, block.weights
+
+    def _open(self, number: int) -> Block:
+        receipt = self._manifest.blocks[number]
+        return read_block(self._directory, self._manifest, receipt, check=False)
 
 
 def read_block(

@@ -37,7 +37,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import check_X
+from dismec.data.matrices import check_X, csr_on
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.blocks import EqualLabels
@@ -103,7 +103,12 @@ def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     n_bytes = int(size) * np.dtype(dtype).itemsize
     if n_bytes < 1 << 16:
         return np.empty(size, dtype)
-    return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
+    # Memory that could be shared would take twice as long to get. No huge pages: a block's rows
+    # come in any order, and it would be in memory as a whole before what it is copied from is gone.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, n_bytes, private), dtype)
 
 
 class Cancel:
@@ -223,6 +228,6 @@ class LabelSolver:
         done, indptr, *statistics = self._native.solve(labels, drain)
         features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)
         self._native.take(features, weights)
-        matrix: Any = sp.csr_array((weights, features, indptr), shape=(len(done), self._n_columns))
+        matrix = csr_on(weights, features, indptr, (len(done), self._n_columns))
         statistics[-1] = statistics[-1].reshape(len(done), BINS)
         return Solution(done, matrix, *statistics)

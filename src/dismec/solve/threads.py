@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
-from dismec.cpu import available_cpus
+from dismec.cpu import available_cpus, kernels
+from dismec.data.matrices import csr_on
 from dismec.solve.block import Block, BlockStats, sum_counts
 from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs
@@ -238,16 +238,13 @@ class _OpenBlock:
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         indices = empty_array(indptr[-1], np.int32)
         data = empty_array(indptr[-1], np.float32)
-        starts = indptr.tolist()
         while solutions:  # what has been copied need not stay
             source, (places, bounds) = solutions.pop().weights, targets.pop()
-            ends = source.indptr.tolist()
-            of_copy = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-            for row, place in zip(of_copy.tolist(), places.tolist(), strict=True):
-                span, target = slice(ends[row], ends[row + 1]), slice(*starts[place : place + 2])
-                indices[target] = source.indices[span]
-                data[target] = source.data[span]
-        weights = sp.csr_array((data, indices, indptr), shape=(len(labels), source.shape[1]))
+            rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+            begins = source.indptr.astype(np.int64, copy=False)
+            of_source = begins, source.indices, source.data
+            kernels.copy_rows(rows, places, *of_source, indptr, indices, data)
+        weights = csr_on(data, indices, indptr, (len(labels), source.shape[1]))
         return Block(self.number, labels, weights, stats)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dismec.cpu import in_threads, kernels
+from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import StrPath
 from dismec.model import weight_files
@@ -85,7 +85,7 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
         job.parts.labels.counts,
         threads=place.threads,
     )
-    shards = in_threads(packing.shard, range(len(packing)), place.threads, packing.stop)
+    shards = packing.each(lambda _, shard: shard, place.threads)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
     return Model(manifest, job.transform, job.parts, shards)
