@@ -11,7 +11,9 @@
 
 #include "solve/directions.hpp"
 #include "solve/lanes.hpp"
+#include "solve/large_set.hpp"
 #include "solve/rows.hpp"
+#include "solve/team.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -67,8 +69,8 @@ class SubspaceSolver {
   };
 
   SubspaceSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
-                 SubspaceScratch& scratch)
-      : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch) {
+                 SubspaceScratch& scratch, Team& team)
+      : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch), team_(team) {
     const double root_b = std::sqrt(set.cost.negative);
     const double root_n = std::sqrt(static_cast<double>(set.n_outside));
     root_ = root_b * root_n;
@@ -129,9 +131,11 @@ class SubspaceSolver {
   void find_change(const std::vector<float>& d, std::vector<float>& change) {
     const std::int64_t m = set_.size();
     change.assign(n_rows_, 0.0F);
-    const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
+    const auto take = [&](std::int64_t i, float score) {
       change[i] = -set_.signed_root(i) * score;
-    });
+    };
+    const double sum = is_large(set_) ? each_score_of_large(set_, X_, d, s_.scaled, team_, take)
+                                      : each_score(set_, X_, d, s_.scaled, take);
     change[m] = static_cast<float>(share_ * (inner(set_.sums, d) - sum));
   }
 
@@ -167,9 +171,11 @@ class SubspaceSolver {
     };
     list(0, set_.n_positive, set_.positive_root);
     list(set_.n_positive, m, -set_.negative_root);
-    for (std::int64_t k = 0; k < n_active; ++k) {
-      const std::int32_t i = s_.active[k];
-      add_scaled(s_.factors[i], set_.row(X_, i), gathered.data());
+    const std::span<const std::int32_t> active(s_.active.data(), n_active);
+    if (is_large(set_)) {
+      sums_.add(set_, X_, active, s_.factors.data(), gathered, team_);
+    } else {
+      for (const auto i : active) add_scaled(s_.factors[i], set_.row(X_, i), gathered.data());
     }
     if (!factor_.empty()) {
       out = set_.w;
@@ -193,13 +199,34 @@ class SubspaceSolver {
         space.products[k][k] = 1;
         continue;
       }
-      space.along_w[k] = inner(set_.w, d);
       space.products[k][kBias] = space.products[kBias][k] = d.back();
-      for (int l = 0; l <= k; ++l) {
+    }
+    // A product each, of w and the directions but for that of the bias.
+    constexpr int kVectors = kBias + 1;
+    const auto find_product = [&](std::int64_t pair) {
+      const auto k = static_cast<int>(pair / kVectors);
+      const auto l = static_cast<int>(pair % kVectors) - 1;
+      if (l > k) return;
+      const auto& d = s_.directions[k].d;
+      if (l < 0) {
+        space.along_w[k] = inner(set_.w, d);
+      } else {
         space.products[k][l] = space.products[l][k] = inner(d, s_.directions[l].d);
       }
-    }
+    };
+    share(kBias * kVectors, find_product);
     return space;
+  }
+
+  /// Calls work(0), …, work(n − 1), whose order does not matter; where the set is large on other
+  /// threads too.
+  template <typename Work>
+  void share(std::int64_t n, const Work& work) const {
+    if (is_large(set_)) {
+      team_.each(n, work);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) work(i);
+    }
   }
 
   /// The end of step 3. w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
@@ -238,6 +265,8 @@ class SubspaceSolver {
   float C_;
   std::span<const float> factor_;
   SubspaceScratch& s_;
+  Team& team_;
+  RowSums sums_;  // for a large set
   std::int64_t n_rows_ = 0;
   double root_ = 0;   // √(b·n_out)
   double share_ = 0;  // √(b/n_out)
