@@ -204,6 +204,7 @@ void solver(nb::module_& m) {
       .def(nb::init<>())
       .def_prop_ro("calls", &Team::calls)
       .def_prop_ro("n_helped", &Team::n_helped)
+      .def_prop_ro("seconds", &Team::seconds)
       .def("help", &Team::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("call_back", &Team::call_back);
   nb::class_<Worker>(m, "Worker")

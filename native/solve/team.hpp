@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -29,9 +30,12 @@ class Team {
       return;
     }
     Job job(n, &work, [](const void* w, std::int64_t i) { (*static_cast<const Work*>(w))(i); });
+    const auto begin = std::chrono::steady_clock::now();
     open(job);
     job.run();
     close(job);
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
+    nanoseconds_.fetch_add(took.count(), std::memory_order_relaxed);
     if (job.error) std::rethrow_exception(job.error);
   }
 
@@ -75,6 +79,10 @@ class Team {
   std::int64_t n_helped() const {
     const std::lock_guard lock(mutex_);
     return n_helped_;
+  }
+  /// Seconds that threads have spent in `each`, the sum over those who called it.
+  double seconds() const {
+    return 1e-9 * static_cast<double>(nanoseconds_.load(std::memory_order_relaxed));
   }
 
   /// Lets all threads in `help` return as soon as they are done with a piece.
@@ -163,6 +171,7 @@ class Team {
   std::size_t turn_ = 0;
   std::uint64_t calls_ = 0;
   std::int64_t n_helped_ = 0;
+  std::atomic<std::int64_t> nanoseconds_{0};
   std::atomic<std::uint64_t> events_{0};  // jobs opened, and calls; changed under the mutex
   std::atomic<int> n_helpers_{0};
   int asleep_ = 0;
