@@ -20,20 +20,8 @@ inline constexpr std::int64_t kWhole = std::int64_t{1} << 14;
 
 inline bool is_large(const WorkingSet& set) { return set.size() > kWhole; }
 
-/// Says that the rows after a place will be read soon, those in place: they are all over memory,
-/// and so is where they begin.
-template <typename PlaceAt>
-void prefetch_rows(const WorkingSet& set, const Transformed& X, std::int64_t k, std::int64_t n,
-                   const PlaceAt& place_at) {
-  constexpr std::int64_t kAhead = 8;
-  if (set.compact) return;
-  if (k + 2 * kAhead < n) {
-    const std::int64_t row = set.rows[place_at(k + 2 * kAhead)];
-    __builtin_prefetch(X.x.indptr.data() + row);
-    __builtin_prefetch(X.scale.data() + row);
-  }
-  if (k + kAhead < n) prefetch(row_of(X, set.rows[place_at(k + kAhead)]));
-}
+/// Rows that are read in place are asked for so many rows ahead: they are all over memory.
+inline constexpr std::int64_t kRowsAhead = 8;
 
 /// Like `each_score`: the scores of a piece are summed up first, and then the pieces.
 template <typename Take>
@@ -53,7 +41,7 @@ double each_score_of_large(const WorkingSet& set, const Transformed& X, const st
   team.each(pieces.n(), [&](std::int64_t piece) {
     double sum = 0;
     for (std::int64_t i = pieces.begin(piece); i < pieces.end(piece); ++i) {
-      prefetch_rows(set, X, i, set.size(), [](std::int64_t k) { return k; });
+      if (!set.compact && i + kRowsAhead < set.size()) prefetch(set.row(X, i + kRowsAhead));
       const float score = dot(set.row(X, i), along) + shift;
       sum += score;
       take(i, score);
@@ -138,7 +126,7 @@ class RowSums {
     const std::int64_t n = std::ssize(places);
     team.each(n_ranges, [&](std::int64_t range) {
       for (std::int64_t k = 0; k < n; ++k) {
-        prefetch_rows(set, X, k, n, [&](std::int64_t j) { return places[j]; });
+        if (k + kRowsAhead < n) prefetch(set.row(X, places[k + kRowsAhead]));
         Row x = set.row(X, places[k]);
         if (n_ranges > 1) x = within(x, bounds[range], bounds[range + 1]);
         add_scaled(factors[places[k]], x, out.data());
