@@ -44,7 +44,7 @@ sanitize: .venv-sanitize/tools
 	  tests/test_solver.py tests/test_engine.py tests/test_predictor.py tests/test_shards.py \
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
-	  tests/test_l1.py tests/test_many_features.py
+	  tests/test_l1.py tests/test_many_features.py tests/test_team.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'

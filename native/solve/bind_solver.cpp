@@ -15,6 +15,7 @@
 #include "solve/l1.hpp"
 #include "solve/l2.hpp"
 #include "solve/solver.hpp"
+#include "solve/team.hpp"
 
 namespace dismec::bind {
 
@@ -24,6 +25,7 @@ using solve::L1;
 using solve::L2;
 using solve::SolvedLabel;
 using solve::Solver;
+using solve::Team;
 
 /// X with its transform and the rows of every label, checked once.
 class Problem {
@@ -77,16 +79,18 @@ void check_costs(std::span<const double> costs, std::int64_t n_labels) {
   }
 }
 
-/// One thread's solver. `cancel` is one byte that another thread may set; answers are then
-/// incomplete.
+/// One thread's solver, which the others of its team may help. `cancel` is one byte that another
+/// thread may set; answers are then incomplete.
 class Worker {
  public:
   Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
-         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel)
+         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel,
+         Team& team)
       : problem_(problem),
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
+        team_(team),
         solver_(l1 ? solver_of<L1>(C, tolerance, delta) : solver_of<L2>(C, tolerance, delta)) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     for (const auto& costs : {positive_costs_, negative_costs_}) {
@@ -165,7 +169,7 @@ class Worker {
     const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
     const solve::SolverOptions options{C, tolerance, delta};
     return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
-                     *problem_.tiers, problem_.positives, costs, options);
+                     *problem_.tiers, problem_.positives, costs, options, team_);
   }
 
   const Problem& problem_;
@@ -173,6 +177,7 @@ class Worker {
   Vector<double> positive_costs_;
   Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
+  Team& team_;
   AnySolver solver_;
   std::vector<SolvedLabel> solved_;
 };
@@ -195,11 +200,19 @@ void solver(nb::module_& m) {
                     Vector<std::int32_t>>(),
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "label_indptr"_a, "label_rows"_a);
+  nb::class_<Team>(m, "Team")
+      .def(nb::init<>())
+      .def_prop_ro("calls", &Team::calls)
+      .def_prop_ro("n_helped", &Team::n_helped)
+      .def_prop_ro("seconds", &Team::seconds)
+      .def("help", &Team::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("call_back", &Team::call_back);
   nb::class_<Worker>(m, "Worker")
       .def(nb::init<const Problem&, float, double, float, bool, Vector<double>, Vector<double>,
-                    Vector<std::uint8_t>>(),
+                    Vector<std::uint8_t>, Team&>(),
            "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "positive_costs"_a,
-           "negative_costs"_a, "cancel"_a, nb::keep_alive<1, 2>())
+           "negative_costs"_a, "cancel"_a, "team"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 10>())
       .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);

@@ -2,14 +2,19 @@
 // margin, by one pass over all rows.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "solve/huge_array.hpp"
 #include "solve/row_scores.hpp"
 #include "solve/rows.hpp"
+#include "solve/team.hpp"
 #include "solve/tier_scores.hpp"
 #include "solve/tiers.hpp"
 #include "solve/violators.hpp"
@@ -21,8 +26,12 @@ namespace dismec::solve {
 /// the margin, and `rescore` gives exact scores.
 class FullPass {
  public:
-  FullPass(const Transformed& X, const Summary& summary, const Tiers& tiers)
-      : X_(X), scores_(scores_of(X, summary, tiers)), lists_(X.size()), exact_(X.n_features()) {}
+  FullPass(const Transformed& X, const Summary& summary, const Tiers& tiers, Team& team)
+      : X_(X),
+        team_(team),
+        scores_(scores_of(X, summary, tiers)),
+        lists_(X.size()),
+        exact_(X.n_features()) {}
 
   /// Says that rows are in the working set of a slot's label, and not to be reported.
   void join(int slot, std::span<const std::int32_t> rows) {
@@ -68,23 +77,28 @@ class FullPass {
 
   /// Gives a slot's violators their exact scores, and keeps those that are above −1.
   void rescore(int slot, const WorkingSet& set) {
-    constexpr std::size_t kAhead = 8;
-    constexpr std::size_t kNext = 2;
+    constexpr std::int64_t kAhead = 8;
+    constexpr std::int64_t kNext = 2;
+    constexpr std::int64_t kRescored = 4096;  // rows per piece of work
     std::vector<Violator>& list = violators(slot);
     if (list.empty()) return;
     each_feature(set, exact_.data(), [&](std::int64_t f, float& weight) {
       weight = set.w[f] * (X_.idf.empty() ? 1.0F : X_.idf[set.feature(f)]);
     });
-    for (std::size_t v = 0; v < list.size(); ++v) {
-      if (v + kAhead < list.size()) prefetch(row_of(X_, list[v + kAhead].row));
-      if (v + kNext < list.size()) {
-        const Row next = row_of(X_, list[v + kNext].row);
-        for (std::int64_t k = 0; k < next.size; ++k) {
-          __builtin_prefetch(exact_.data() + next.index[k]);
+    const std::int64_t n = std::ssize(list);
+    const Pieces pieces(n, (n + kRescored - 1) / kRescored);
+    team_.each(pieces.n(), [&](std::int64_t piece) {
+      for (std::int64_t v = pieces.begin(piece); v < pieces.end(piece); ++v) {
+        if (v + kAhead < n) prefetch(row_of(X_, list[v + kAhead].row));
+        if (v + kNext < n) {
+          const Row next = row_of(X_, list[v + kNext].row);
+          for (std::int64_t k = 0; k < next.size; ++k) {
+            __builtin_prefetch(exact_.data() + next.index[k]);
+          }
         }
+        list[v].score = dot(row_of(X_, list[v].row), exact_.data()) + biases_[slot];
       }
-      list[v].score = dot(row_of(X_, list[v].row), exact_.data()) + biases_[slot];
-    }
+    });
     std::erase_if(list, [](const Violator& v) { return v.score <= -1.0F; });
     each_feature(set, exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
   }
@@ -101,17 +115,59 @@ class FullPass {
 
   template <typename Stop>
   void run(const Stop& stop) {
-    std::visit([&](auto& scores) { scores.run(biases_, lists_, stop); }, scores_);
+    std::visit([&](auto& scores) { run(scores, stop); }, scores_);
+    lists_.end();
   }
 
  private:
   using Scores = std::variant<RowScores, TierScores>;
+
+  // With fewer rows a pass is over before others have found out what to do.
+  static constexpr std::int64_t kShared = std::int64_t{1} << 16;
+
+  /// Rows are looked at in stretches, whose lists come together in one: all threads that are there
+  /// take stretches, and which ones does not matter.
+  template <typename AnyScores, typename Stop>
+  void run(AnyScores& scores, const Stop& stop) {
+    const std::int64_t n_helpers = X_.size() < kShared ? 0 : team_.n_helpers();
+    if (n_helpers == 0) {
+      scores.run(0, X_.size(), scores.own_desk(), biases_, lists_, stop);
+      return;
+    }
+    struct Place {
+      typename AnyScores::Desk desk;
+      ViolatorLists lists;
+    };
+    constexpr std::int64_t kTogether = AnyScores::kRowsTogether;
+    const Pieces stretches((X_.size() + kTogether - 1) / kTogether, 2 * (n_helpers + 1));
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Place>> free;
+    team_.each(stretches.n(), [&](std::int64_t i) {
+      std::unique_ptr<Place> place;
+      {
+        const std::lock_guard lock(mutex);
+        if (!free.empty()) {
+          place = std::move(free.back());
+          free.pop_back();
+        }
+      }
+      if (!place) place.reset(new Place{scores.desk(), lists_.begin_more()});
+      scores.run(stretches.begin(i) * kTogether, std::min(stretches.end(i) * kTogether, X_.size()),
+                 place->desk, biases_, place->lists, stop);
+      const std::lock_guard lock(mutex);
+      free.push_back(std::move(place));
+    });
+    for (const auto& place : free) lists_.take_in(place->lists);
+    lists_.sort([&](std::int32_t row) { return scores.place(row); });
+  }
+
   static Scores scores_of(const Transformed& X, const Summary& summary, const Tiers& tiers) {
     if (tiers.empty()) return Scores(std::in_place_type<RowScores>, X, summary);
     return Scores(std::in_place_type<TierScores>, tiers, summary);
   }
 
   const Transformed& X_;
+  Team& team_;
   Scores scores_;
   ViolatorLists lists_;
   PerSlot biases_ = {};

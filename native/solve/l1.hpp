@@ -11,6 +11,7 @@
 #include "solve/group.hpp"
 #include "solve/penalty.hpp"
 #include "solve/rows.hpp"
+#include "solve/team.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -26,7 +27,8 @@ class L1 {
     CoordinateSolver::Minimum minimum;
   };
 
-  L1(const Transformed& X, const Summary& summary, double tolerance)
+  /// Sweeps go from feature to feature, each from what the last has left: no other thread can help.
+  L1(const Transformed& X, const Summary& summary, double tolerance, Team&)
       : X_(X), summary_(summary), goal_(kGap * tolerance) {}
 
   void begin(State& state, const WorkingSet& set, float, bool) const {

@@ -12,6 +12,7 @@
 #include "solve/penalty.hpp"
 #include "solve/rows.hpp"
 #include "solve/subspace.hpp"
+#include "solve/team.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -29,10 +30,11 @@ class L2 {
     std::int64_t wider = 1;  // so many times as many violators are asked for
   };
 
-  L2(const Transformed& X, const Summary& summary, double tolerance)
+  L2(const Transformed& X, const Summary& summary, double tolerance, Team& team)
       : X_(X),
         summary_(summary),
         tolerance_(tolerance),
+        team_(team),
         growth_(growth_of(std::ssize(X.x.indices))) {}
 
   void begin(State& state, const WorkingSet& set, float C, bool on_path) {
@@ -46,7 +48,8 @@ class L2 {
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
     state.goal.reduction = begins_near() && set.size() <= kMany ? 0.001 : 0.003;
-    state.minimum = SubspaceSolver(set, X_, summary_, C, scratch_).minimise(state.goal, stop);
+    SubspaceSolver solver(set, X_, summary_, C, scratch_, team_);
+    state.minimum = solver.minimise(state.goal, stop);
     ++state.rounds;
     sift(state, set);
     return state.minimum.steps;
@@ -174,6 +177,7 @@ class L2 {
   const Transformed& X_;
   const Summary& summary_;
   double tolerance_;
+  Team& team_;
   std::int64_t growth_;  // rows that may come in at a time, at least
   SubspaceScratch scratch_;
 };

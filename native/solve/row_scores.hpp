@@ -55,8 +55,15 @@ class RowScores {
     used_[slot].clear();
   }
 
+  struct Desk {};  // a thread needs nothing else
+  static constexpr std::int64_t kRowsTogether = 4096;
+  static Desk desk() { return {}; }
+  Desk& own_desk() { return own_desk_; }
+
+  /// Lists the violators among some rows.
   template <typename Stop>
-  void run(const PerSlot& biases, ViolatorLists& violators, const Stop& stop) {
+  void run(std::int64_t first_row, std::int64_t last_row, Desk&, const PerSlot& biases,
+           ViolatorLists& violators, const Stop& stop) const {
     // Far enough for a feature's weights to arrive from memory.
     constexpr std::int64_t kAhead = 32;
     const Lanes none = broadcast(0.0F);
@@ -68,8 +75,8 @@ class RowScores {
       return weights_.data() + index[k] * std::int64_t{kSlots};
     };
     const auto last = static_cast<std::int64_t>(X_.x.indices.size()) - 1;
-    for (std::int64_t i = 0; i < X_.size(); ++i) {
-      if (i % 4096 == 0 && stop()) return;
+    for (std::int64_t i = first_row; i < last_row; ++i) {
+      if (i % kRowsTogether == 0 && stop()) return;
       LanePair first = {none, none};
       LanePair second = {none, none};
       const auto add_entry = [&](std::int64_t k, LanePair& sums) {
@@ -106,6 +113,7 @@ class RowScores {
   const Summary& summary_;
   HugeArray<std::uint16_t> weights_;  // n_features × kSlots
   std::array<std::vector<std::int32_t>, kSlots> used_;
+  Desk own_desk_;
 };
 
 }  // namespace dismec::solve

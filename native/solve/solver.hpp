@@ -20,6 +20,7 @@
 #include "solve/penalty.hpp"
 #include "solve/rows.hpp"
 #include "solve/solved_label.hpp"
+#include "solve/team.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -49,15 +50,16 @@ inline constexpr std::int64_t kBytesPerRowOrFeature = 40;
 template <Penalty P>
 class Solver {
  public:
-  /// Row l of `positives` are the rows of X that have label l.
+  /// Row l of `positives` are the rows of X that have label l. The team is that of all solvers of a
+  /// run.
   Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
-         const Costs& costs, const SolverOptions& options)
+         const Costs& costs, const SolverOptions& options, Team& team)
       : X_(X),
         positives_(positives),
         costs_(costs),
         options_(options),
-        penalty_(X, summary, options.tolerance),
-        pass_(X, summary, tiers),
+        penalty_(X, summary, options.tolerance, team),
+        pass_(X, summary, tiers, team),
         memory_(X.n_features()),
         most_bytes_(std::max(solver_limits::kBytes,
                              solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}

@@ -11,7 +11,9 @@
 
 #include "solve/directions.hpp"
 #include "solve/lanes.hpp"
+#include "solve/large_set.hpp"
 #include "solve/rows.hpp"
+#include "solve/team.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -67,8 +69,8 @@ class SubspaceSolver {
   };
 
   SubspaceSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
-                 SubspaceScratch& scratch)
-      : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch) {
+                 SubspaceScratch& scratch, Team& team)
+      : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch), team_(team) {
     const double root_b = std::sqrt(set.cost.negative);
     const double root_n = std::sqrt(static_cast<double>(set.n_outside));
     root_ = root_b * root_n;
@@ -131,9 +133,11 @@ class SubspaceSolver {
   void find_change(const std::vector<float>& d, double with_sums, std::vector<float>& change) {
     const std::int64_t m = set_.size();
     change.assign(n_rows_, 0.0F);
-    const double sum = each_score(set_, X_, d, s_.scaled, [&](std::int64_t i, float score) {
+    const auto take = [&](std::int64_t i, float score) {
       change[i] = -set_.signed_root(i) * score;
-    });
+    };
+    const double sum = is_large(set_) ? each_score_of_large(set_, X_, d, s_.scaled, team_, take)
+                                      : each_score(set_, X_, d, s_.scaled, take);
     change[m] = static_cast<float>(share_ * (with_sums - sum));
   }
 
@@ -174,9 +178,11 @@ class SubspaceSolver {
       active[n_active] = static_cast<std::int32_t>(i);
       n_active += factors[i] != 0;
     }
-    for (std::int64_t k = 0; k < n_active; ++k) {
-      const std::int32_t i = active[k];
-      add_scaled(factors[i], set_.row(X_, i), gathered.data());
+    const std::span<const std::int32_t> listed(active, n_active);
+    if (is_large(set_)) {
+      sums_.add(set_, X_, listed, factors, gathered, team_);
+    } else {
+      for (const auto i : listed) add_scaled(factors[i], set_.row(X_, i), gathered.data());
     }
     if (!factor_.empty()) {
       out = set_.w;
@@ -219,7 +225,7 @@ class SubspaceSolver {
     }();
     std::array<const float*, 3 + history> vectors = {set_.sums.data(), set_.w.data()};
     for (int k = 0; k <= history; ++k) vectors[2 + k] = s_.directions[k].d.data();
-    const auto found = inner_products<pairs>(vectors, std::ssize(set_.w));
+    const auto found = inner_products_of_set<pairs>(set_, vectors, team_);
     Products products;
     products.gradient_with_sums = found[0];
     products.of_w = found[1];
@@ -307,6 +313,8 @@ class SubspaceSolver {
   float C_;
   std::span<const float> factor_;
   SubspaceScratch& s_;
+  Team& team_;
+  RowSums sums_;  // for a large set
   std::int64_t n_rows_ = 0;
   int n_history_ = 0;  // earlier steps that there are
   double root_ = 0;    // √(b·n_out)

@@ -1,5 +1,4 @@
-// The weights of many labels → their scores of all rows: frequent features row by row for all
-// labels at once, rare features only where a label has weights.
+// The weights of many labels → what a pass in tiers scores rows with.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
+#include "solve/tier_pass.hpp"
 #include "solve/tiers.hpp"
 #include "solve/violators.hpp"
 #include "solve/working_set.hpp"
@@ -27,9 +27,10 @@ class TierScores {
   TierScores(const Tiers& tiers, const Summary& summary)
       : tiers_(tiers),
         summary_(summary),
-        coded_lines_(tiers.n_codes() * kSlots),
+        weights_(tiers.n_codes()),
         near_(tiers.n_rows()),
-        sums_(kPart * kSlots) {}
+        own_desk_(tiers, weights_) {}
+  TierScores(const TierScores&) = delete;
 
   /// Where a pass looks at a row.
   std::int64_t place(std::int64_t row) const { return tiers_.place(row); }
@@ -39,24 +40,24 @@ class TierScores {
     find_codes(set);
     clear(slot);
     const double error = set_weights(slot, set, tiers_.n_frequent() + 1);
-    if (n_entries(slot) <= tiers_.n_rows() / kHeavy) return error;
+    if (weights_.n_entries(slot) <= tiers_.n_rows() / kHeavy) return error;
     clear(slot);
-    heavy_[slot] = true;
+    weights_.heavy[slot] = true;
     return set_weights(slot, set, tiers_.n_codes());
   }
 
   /// What a slot's lists take of memory.
   std::int64_t bytes(int slot) const {
     return static_cast<std::int64_t>(used_[slot].capacity() * sizeof(std::uint16_t) +
-                                     rare_[slot].capacity() * sizeof(Rare) +
-                                     sorted_[slot].numbers.capacity() * sizeof(std::int32_t));
+                                     weights_.rare[slot].capacity() * sizeof(RareList)) +
+           own_desk_.bytes(slot);
   }
 
   void clear(int slot) {
     for (const auto code : used_[slot]) at(slot, code) = 0;
     used_[slot].clear();
-    rare_[slot].clear();
-    heavy_[slot] = false;
+    weights_.rare[slot].clear();
+    weights_.heavy[slot] = false;
   }
 
   /// Finds `most` rows that score highest by a slot's rare features, without those that are in its
@@ -66,19 +67,22 @@ class TierScores {
                  std::vector<Violator>& found) {
     constexpr std::int64_t kEntriesPerRow = 16;
     constexpr std::size_t kAhead = 16;
-    if (n_entries(slot) > kEntriesPerRow * most) {
-      std::sort(rare_[slot].begin(), rare_[slot].end(), [](const Rare& a, const Rare& b) {
-        const auto size = [](const Rare& list) { return static_cast<float>(list.rows.size()); };
-        return a.weight * size(b) > b.weight * size(a);
-      });
+    if (weights_.n_entries(slot) > kEntriesPerRow * most) {
+      std::sort(weights_.rare[slot].begin(), weights_.rare[slot].end(),
+                [](const RareList& a, const RareList& b) {
+                  const auto size = [](const RareList& list) {
+                    return static_cast<float>(list.rows.size());
+                  };
+                  return a.weight * size(b) > b.weight * size(a);
+                });
       std::int64_t n = 0;
       std::size_t f = 0;
-      while (f < rare_[slot].size() && n < kEntriesPerRow * most) {
-        n += std::ssize(rare_[slot][f++].rows);
+      while (f < weights_.rare[slot].size() && n < kEntriesPerRow * most) {
+        n += std::ssize(weights_.rare[slot][f++].rows);
       }
-      rare_[slot].resize(f);
+      weights_.rare[slot].resize(f);
     }
-    for (const Rare& list : rare_[slot]) {
+    for (const RareList& list : weights_.rare[slot]) {
       for (std::size_t k = 0; k < list.rows.size(); ++k) {
         if (k + kAhead < list.rows.size()) {
           __builtin_prefetch(near_.data() + list.rows[k + kAhead].place, 1);
@@ -100,64 +104,35 @@ class TierScores {
     for (Violator& v : found) v.row = tiers_.row(v.row);
   }
 
+  /// What a thread needs to look at rows; it looks at a multiple of so many.
+  using Desk = TierPass;
+  static constexpr std::int64_t kRowsTogether = TierPass::kPart;
+  Desk desk() const { return {tiers_, weights_}; }
+  Desk& own_desk() { return own_desk_; }
+
+  /// Lists the violators among the rows from one place to another.
   template <typename Stop>
-  void run(const PerSlot& biases, ViolatorLists& violators, const Stop& stop) {
-    for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
+  void run(std::int64_t first, std::int64_t last, Desk& desk, const PerSlot& biases,
+           ViolatorLists& violators, const Stop& stop) const {
     std::int64_t n_rare = 0;
-    for (int slot = 0; slot < kSlots; ++slot) n_rare += n_entries(slot);
-    // As few stretches of rows as memory for what is sorted allows: each begins with a look into
-    // every list.
-    const std::int64_t n_rows = tiers_.n_rows();
-    const std::int64_t n_parts = (n_rows + kPart - 1) / kPart;
-    const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
-    const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;
-    for (std::int64_t begin = 0; begin < n_rows; begin += stretch) {
-      const std::int64_t end = std::min(begin + stretch, n_rows);
-      for (int slot = 0; slot < kSlots; ++slot) sort_rare(slot, begin, end);
-      for (std::int64_t first = begin; first < end; first += kPart) {
-        if (stop()) return;
-        add_rare((first - begin) / kPart);
-        add_frequent(first, std::min(first + kPart, end), biases, violators);
-      }
-    }
+    for (int slot = 0; slot < kSlots; ++slot) n_rare += weights_.n_entries(slot);
+    const std::int64_t rows = std::max<std::int64_t>(tiers_.n_rows(), 1);
+    desk.run(first, last, n_rare * (last - first) / rows, biases, violators, stop);
   }
 
  private:
-  // Rows whose scores are summed up together.
-  static constexpr std::int64_t kPart = 1024;
-  static constexpr std::int32_t kRowBits = kPart - 1;
   // A label whose lists have more entries than one for so many rows has middle features scored row
   // by row.
   static constexpr std::int64_t kHeavy = 4;
-  // Numbers that rare features may add to the rows of a stretch.
-  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 21;
 
-  /// The rows that have a feature, and a slot's weight for it in steps.
-  struct Rare {
-    std::span<const Tiers::RareEntry> rows;
-    float weight;
-  };
   /// A weight, and which frequent feature or entry of a set's vectors it is for.
   struct Weighted {
     std::int32_t feature;
     float weight;
   };
-  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
-  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
-  struct Sorted {
-    std::vector<std::int32_t> numbers;
-    std::vector<std::int64_t> ends;
-  };
 
   std::int16_t& at(int slot, std::int64_t code) {
-    return coded_lines_[code * kSlots + place_in_line(slot)];
-  }
-
-  /// Of all lists that are read for a slot.
-  std::int64_t n_entries(int slot) const {
-    std::int64_t n = 0;
-    for (const Rare& list : rare_[slot]) n += std::ssize(list.rows);
-    return n;
+    return weights_.lines[code * kSlots + place_in_line(slot)];
   }
 
   /// The same, with features of codes below `n_codes` scored row by row and lists read for the
@@ -200,7 +175,7 @@ class TierScores {
       used_[slot].push_back(static_cast<std::uint16_t>(code));
       lost += (w - rounded * step) * (w - rounded * step);
     }
-    unit_[slot] = step * tiers_.unit();
+    weights_.unit[slot] = step * tiers_.unit();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
     return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
   }
@@ -256,7 +231,7 @@ class TierScores {
       if (std::abs(w) < least) {
         lost += static_cast<double>(w) * w;
       } else {
-        rare_[slot].push_back({tiers_.list(set.feature(f)), w * steps_per_unit});
+        weights_.rare[slot].push_back({tiers_.list(set.feature(f)), w * steps_per_unit});
       }
     }
     return lost;
@@ -279,118 +254,13 @@ class TierScores {
     return octave == kOctaves ? 0.0F : std::ldexp(1.0F, -octave);
   }
 
-  /// Sets what the sum of a row has to be above for it to be listed.
-  void find_bound(int slot, const PerSlot& biases, const ViolatorLists& violators) {
-    constexpr double kMost = std::numeric_limits<std::int32_t>::max();
-    const double threshold = violators.threshold(slot);
-    if (std::isinf(threshold)) {
-      bounds_[slot] = std::numeric_limits<std::int32_t>::max();
-      return;
-    }
-    const double bound = std::floor((threshold - biases[slot]) / unit_[slot]) - 1;
-    bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
-  }
-
-  /// Sorts what the rare features of a slot add to rows from `begin` on by parts of kPart rows.
-  void sort_rare(int slot, std::int64_t begin, std::int64_t end) {
-    constexpr std::size_t kAhead = 8;
-    auto& lists = rare_[slot];
-    if (lists.empty()) return;
-    auto& [numbers, ends] = sorted_[slot];
-    ends.assign((end - begin + kPart - 1) / kPart + 1, 0);
-    heads_.clear();
-    for (std::size_t f = 0; f < lists.size(); ++f) {
-      if (f + kAhead < lists.size()) __builtin_prefetch(lists[f + kAhead].rows.data());
-      auto& rows = lists[f].rows;
-      const auto inside =
-          rows.empty() || rows.back().place < end
-              ? rows.end()
-              : std::partition_point(
-                    rows.begin(), rows.end(), [&](const auto& e) { return e.place < end; });
-      heads_.push_back({rows.first(inside - rows.begin()), lists[f].weight});
-      rows = rows.subspan(heads_.back().rows.size());
-      for (const auto& entry : heads_.back().rows) ++ends[(entry.place - begin) / kPart + 1];
-    }
-    for (std::size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
-    numbers.resize(ends.back());
-    // Where a part begins becomes where it ends.
-    for (const auto& [rows, weight] : heads_) {
-      for (const auto& entry : rows) {
-        const auto row = static_cast<std::int32_t>(entry.place - begin);
-        const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
-        numbers[ends[row / kPart]++] = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
-      }
-    }
-  }
-
-  /// Adds what `sort_rare` has sorted for a part to its sums.
-  void add_rare(std::int64_t part) {
-    for (int slot = 0; slot < kSlots; ++slot) {
-      if (rare_[slot].empty()) continue;
-      const auto& [numbers, ends] = sorted_[slot];
-      std::int32_t* sums = sums_.data() + slot;
-      for (auto k = part == 0 ? 0 : ends[part - 1]; k < ends[part]; ++k) {
-        sums[std::int64_t{numbers[k] & kRowBits} * kSlots] += numbers[k] & ~kRowBits;
-      }
-    }
-  }
-
-  /// Adds the frequent features of some rows to their sums, and the middle ones if some label is to
-  /// have them, looks at the sums, and leaves zeros.
-  void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
-                    ViolatorLists& violators) {
-    const bool any_heavy = std::find(heavy_.begin(), heavy_.end(), true) != heavy_.end();
-    const std::int16_t* lines = coded_lines_.data();
-    const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
-    for (const Tiers::Group& group : tiers_.groups()) {
-      const std::int64_t last = std::min(end, group.end);
-      std::int64_t place = std::max(begin, group.begin);
-      if (place >= last) continue;
-      const Tiers::CodedPair* pair = tiers_.frequent(group, place);
-      for (; place < last; ++place) {
-        std::int32_t* sums = sums_.data() + (place - begin) * kSlots;
-        IntegerSums integers(sums);
-        std::fill_n(sums, kSlots, 0);
-        for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
-          const auto& [codes, values] = *pair;
-          integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
-        }
-        if (any_heavy) {
-          for (const auto& [codes, values] : tiers_.middle(place)) {
-            integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
-          }
-        }
-        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(place);
-        if (hits != 0) report(hits, tiers_.row(place), integers, biases, violators);
-      }
-    }
-  }
-
-  /// Lists a row for the slots of `hits`.
-  void report(std::uint32_t hits, std::int32_t row, const IntegerSums& integers,
-              const PerSlot& biases, ViolatorLists& violators) {
-    std::array<std::int32_t, kSlots> sums;
-    integers.store(sums.data());
-    for (; hits != 0; hits &= hits - 1) {
-      const int slot = __builtin_ctz(hits);
-      const auto score = static_cast<float>(biases[slot] + unit_[slot] * sums[slot]);
-      if (violators.add(slot, {row, score})) find_bound(slot, biases, violators);
-    }
-  }
-
   const Tiers& tiers_;
   const Summary& summary_;
-  HugeArray<std::int16_t> coded_lines_;   // kSlots weights per frequent or middle feature, in steps
-  std::array<bool, kSlots> heavy_ = {};   // whether middle features are scored row by row
-  std::array<double, kSlots> unit_ = {};  // of sums
-  std::array<std::int32_t, kSlots> bounds_ = {};         // of the sums of rows that are listed
+  TierWeights weights_;
   std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes
-  std::array<std::vector<Rare>, kSlots> rare_;  // without the rows that a pass is done with
-  std::vector<Weighted> coded_, uncoded_;       // memory
-  std::vector<Rare> heads_;
-  std::array<Sorted, kSlots> sorted_;
-  HugeArray<float> near_;         // scores of rows; zeros between uses
-  HugeArray<std::int32_t> sums_;  // of kPart rows; zeros between parts
+  std::vector<Weighted> coded_, uncoded_;                // memory
+  HugeArray<float> near_;                                // scores of rows; zeros between uses
+  Desk own_desk_;
 };
 
 }  // namespace dismec::solve

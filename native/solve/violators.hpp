@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -85,7 +86,43 @@ inline void keep_worst(std::vector<Violator>& violators, std::int64_t n) {
 /// A list of violators per slot.
 class ViolatorLists {
  public:
-  explicit ViolatorLists(std::int64_t n_rows) : in_set_(n_rows, 0) { thresholds_.fill(kIdle); }
+  explicit ViolatorLists(std::int64_t n_rows) : own_(n_rows, 0), in_set_(own_.data()) {
+    thresholds_.fill(kIdle);
+  }
+  ViolatorLists(const ViolatorLists&) = delete;
+  ViolatorLists(ViolatorLists&&) = default;
+
+  /// Lists for another thread, which looks at some of the rows; to be brought back by `take_in`
+  /// before the next pass.
+  ViolatorLists begin_more() const { return ViolatorLists(*this, in_set_); }
+  void take_in(const ViolatorLists& others) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      auto& list = lists_[slot];
+      list.insert(list.end(), others.lists_[slot].begin(), others.lists_[slot].end());
+      more_[slot] = more_[slot] || others.more_[slot];
+    }
+  }
+
+  /// Puts the rows of lists that are not too long into the order of `place`, which is that of a
+  /// pass by one thread.
+  template <typename Place>
+  void sort(const Place& place) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (more_[slot] || is_full(slot)) continue;
+      std::sort(lists_[slot].begin(), lists_[slot].end(),
+                [&](const Violator& a, const Violator& b) { return place(a.row) < place(b.row); });
+    }
+  }
+
+  /// The end of a pass. A list that was too long is cut down to the worst rows: these are the same
+  /// whatever order rows came in, and whoever had a list of its own.
+  void end() {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (thresholds_[slot] == kIdle) continue;
+      more_[slot] = more_[slot] || is_full(slot);
+      if (more_[slot]) keep_worst(lists_[slot], most_[slot]);
+    }
+  }
 
   /// Says that a row is in the working set of a slot's label, and not to be listed. Rows are known
   /// by their places in the order in which passes look at them.
@@ -120,12 +157,13 @@ class ViolatorLists {
   bool add(int slot, Violator violator) {
     std::vector<Violator>& list = lists_[slot];
     list.push_back(violator);
-    if (std::ssize(list) < 2 * most_[slot]) return false;
-    // Only what is worse than the least of the worst so far can still matter.
+    if (!is_full(slot)) return false;
+    // Only what is worse than the least of the worst so far can still matter, or a row of a smaller
+    // number that scores the same.
     keep_worst(list, most_[slot]);
     float least = kIdle;
     for (const Violator& v : list) least = std::min(least, v.score);
-    thresholds_[slot] = least;
+    thresholds_[slot] = std::nextafter(least, -kIdle);
     more_[slot] = true;
     return true;
   }
@@ -149,10 +187,15 @@ class ViolatorLists {
  private:
   static constexpr float kIdle = std::numeric_limits<float>::infinity();
 
-  static std::uint32_t bit(int slot) { return std::uint32_t{1} << slot; }
+  ViolatorLists(const ViolatorLists& first, std::uint32_t* in_set)
+      : in_set_(in_set), thresholds_(first.thresholds_), most_(first.most_) {}
 
-  std::vector<std::uint32_t> in_set_;  // a bit per slot: the row at a place is in its set
-  PerSlot thresholds_;                 // kIdle where no label is at work
+  static std::uint32_t bit(int slot) { return std::uint32_t{1} << slot; }
+  bool is_full(int slot) const { return std::ssize(lists_[slot]) >= 2 * most_[slot]; }
+
+  std::vector<std::uint32_t> own_;
+  std::uint32_t* in_set_;  // a bit per slot: the row at a place is in its set
+  PerSlot thresholds_;     // kIdle where no label is at work
   std::array<std::int64_t, kSlots> most_ = {};
   std::array<bool, kSlots> more_ = {};
   std::array<std::vector<Violator>, kSlots> lists_;

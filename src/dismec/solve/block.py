@@ -24,7 +24,7 @@ class BlockStats:
     passes: int  # over all rows
     steps: int  # on working sets
     set_rows: int  # rows in working sets
-    seconds: float  # of cores
+    seconds: float  # of cores, but for those that helped at the end
     # Weights other than 0 before pruning, in the bins of `weight_counts`; None where some of what
     # is summed up was solved by a version that did not count.
     weight_counts: tuple[int, ...] | None = None

@@ -44,7 +44,15 @@ from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs, Weighting
 from dismec.solve.weight_counts import BINS
 
-__all__ = ["Cancel", "LabelSolver", "Problem", "Solution", "SolverParams", "empty_array"]
+__all__ = [
+    "Cancel",
+    "LabelSolver",
+    "Problem",
+    "Solution",
+    "SolverParams",
+    "Team",
+    "empty_array",
+]
 
 PENALTIES = ("l2", "l1")
 
@@ -125,6 +133,9 @@ class Cancel:
         return bool(self.byte[0])
 
 
+Team = kernels.Team  # threads that help each other: see `LabelSolver`
+
+
 class Problem:
     """Rows and labels to solve, checked once; `solve` may then be called from any thread.
 
@@ -196,6 +207,8 @@ class LabelSolver:
     That takes less time than to start over, and the weights are not bit for bit those of the one
     C by itself. A label is done there when its objective is certain to be within 0.1·tol of the
     optimum, or LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
+
+    Threads that are in ``team.help`` do part of the work. It makes no difference to the weights.
     """
 
     def __init__(
@@ -205,6 +218,7 @@ class LabelSolver:
         cancel: Cancel,
         costs: Costs | None = None,
         path: Sequence[float] = (),
+        team: Team | None = None,
     ) -> None:
         self._n_columns = problem.n_features + 1
         if costs is None:
@@ -217,6 +231,7 @@ class LabelSolver:
             params.penalty == "l1",
             *costs,
             cancel.byte,
+            Team() if team is None else team,
         )
         self._native.follow(np.asarray(path, np.float32))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Condition
+from threading import Lock
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -19,7 +19,15 @@ from dismec.data.matrices import csr_on
 from dismec.solve.block import Block, BlockStats, sum_counts
 from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs
-from dismec.solve.problem import Cancel, LabelSolver, Problem, Solution, SolverParams, empty_array
+from dismec.solve.problem import (
+    Cancel,
+    LabelSolver,
+    Problem,
+    Solution,
+    SolverParams,
+    Team,
+    empty_array,
+)
 
 __all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
 
@@ -97,6 +105,7 @@ def solve_path(
             yield solution
     finally:
         cancel.set()
+        queue.end()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -249,33 +258,63 @@ class _OpenBlock:
 
 
 class _LabelQueue:
-    """Labels to solve, in the order in which they were added, for threads to take."""
+    """Labels to solve, in the order in which they were added, for threads to take.
+
+    A thread that finds none helps those that still have some.
+    """
 
     def __init__(self) -> None:
+        self.team = Team()
         self._portions: deque[npt.NDArray[np.int64]] = deque()
-        self._changed = Condition()
+        self._lock = Lock()
         self._ended = False
+        self._solving = 0  # threads that have taken labels and are not done with them
 
     def add(self, portions: Iterable[npt.NDArray[np.int64]]) -> None:
-        with self._changed:
+        with self._lock:
             self._portions.extend(portions)
-            self._changed.notify_all()
+        self.team.call_back()
 
     def end(self) -> None:
-        with self._changed:
+        with self._lock:
             self._ended = True
-            self._changed.notify_all()
+        self.team.call_back()
 
     def next(self) -> npt.NDArray[np.int64] | None:
         """Some labels, or None if there are none now."""
-        with self._changed:
+        with self._lock:
             return self._portions.popleft() if self._portions else None
 
-    def wait(self) -> bool:
-        """Wait until there are labels; False if there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._portions or self._ended)
-            return bool(self._portions)
+    def begin(self) -> bool:
+        """Wait until there are labels, helping others meanwhile; False if there will be none.
+
+        A thread that was told to begin has to say when it is `done`.
+        """
+        while True:
+            calls = self.team.calls
+            with self._lock:
+                if self._portions:
+                    self._solving += 1
+                    return True
+                if self._ended:
+                    return False
+            self.team.help(calls)
+
+    def done(self) -> None:
+        with self._lock:
+            self._solving -= 1
+            last = not self._solving
+        if last:
+            self.team.call_back()
+
+    def help(self) -> None:
+        """Help until nobody has labels any more."""
+        while True:
+            calls = self.team.calls
+            with self._lock:
+                if not self._solving:
+                    return
+            self.team.help(calls)
 
 
 def _work(
@@ -289,15 +328,21 @@ def _work(
 ) -> None:
     """Solve what is in the queue until it ends, handing on whatever gets done."""
     try:
-        solver = LabelSolver(problem, params, cancel, costs, path)
-        while queue.wait() and not cancel:
-            labels: npt.NDArray[np.int64] | None = _NONE
-            while labels is not None and not cancel:
-                labels = queue.next()
-                begin = time.perf_counter()
-                solution = solver.solve(_NONE if labels is None else labels, drain=labels is None)
-                if not cancel:
-                    results.put((solution, time.perf_counter() - begin))
+        solver = LabelSolver(problem, params, cancel, costs, path, queue.team)
+        while not cancel and queue.begin():
+            try:
+                labels: npt.NDArray[np.int64] | None = _NONE
+                while labels is not None and not cancel:
+                    labels = queue.next()
+                    begin = time.perf_counter()
+                    some = _NONE if labels is None else labels
+                    solution = solver.solve(some, drain=labels is None)
+                    if not cancel:
+                        results.put((solution, time.perf_counter() - begin))
+            finally:
+                queue.done()
+        del solver  # its memory
+        queue.help()
     except BaseException as error:
         results.put(error)
 

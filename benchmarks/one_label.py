@@ -1,0 +1,113 @@
+"""The costliest label on one thread and on several; exits with 1 if its weights are not the same.
+
+Generated data as in ``tree_cost.py``: 42 features per row, as many features as rows, a tenth as
+many labels. The most frequent labels are solved one by one, by one thread with and without others
+that help it. What stays serial is measured with helpers: the time that the thread with the label
+spends outside of work that it shares. From that follows what more threads could bring at best, if
+memory keeps up: serial + (alone − serial)/threads.
+
+Runs take turns, and the fastest of each kind counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from dismec.data.synthetic import generate
+from dismec.features.transform import Transform
+from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
+from machine import print_heading
+
+THREADS_THOUGHT_OF = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One label, solved once."""
+
+    seconds: float
+    serial: float  # seconds of these outside of shared work
+    weights: bytes
+    set_rows: int
+    passes: int
+    steps: int
+
+
+def solve(problem: Problem, label: int, threads: int) -> Run:
+    team = Team()
+    known = team.calls
+    helpers = [threading.Thread(target=team.help, args=(known,)) for _ in range(threads - 1)]
+    for helper in helpers:
+        helper.start()
+    try:
+        solver = LabelSolver(problem, SolverParams(), Cancel(), team=team)
+        begin = time.perf_counter()
+        found = solver.solve(np.array([label]), drain=True)
+        seconds = time.perf_counter() - begin
+    finally:
+        team.call_back()
+        for helper in helpers:
+            helper.join()
+    return Run(
+        seconds,
+        seconds - team.seconds,
+        found.weights.indices.tobytes() + found.weights.data.tobytes(),
+        int(found.set_size[0]),
+        int(found.passes[0]),
+        int(found.steps[0]),
+    )
+
+
+def compare(problem: Problem, label: int, args: argparse.Namespace) -> bool:
+    """Print a label's line; whether its weights are the same in all runs."""
+    kinds = (1, args.threads)
+    runs: dict[int, list[Run]] = {threads: [] for threads in kinds}
+    for _ in range(args.repeats):
+        for threads in kinds:
+            runs[threads].append(solve(problem, label, threads))
+    alone, together = (min(run.seconds for run in runs[threads]) for threads in kinds)
+    serial = min(run.serial for run in runs[args.threads])
+    thought = serial + (alone - serial) / THREADS_THOUGHT_OF
+    same = len({run.weights for done in runs.values() for run in done}) == 1
+    run = runs[1][0]
+    print(
+        f"  {problem.label_counts[label]:7,} {run.set_rows:9,} {run.passes:7} {run.steps:6}"
+        f" {alone:8.2f} {together:8.2f} {alone / together:8.2f} {serial:8.2f}"
+        f" {thought:10.2f} {alone / thought:8.1f}   {'the same' if same else 'DIFFERENT'}",
+        flush=True,
+    )
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[0, 10, 100])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    print_heading()
+    rows = args.rows
+    train, _ = generate(rows, rows, rows // 10, features_per_row=42, seed=args.seed, test_rows=0)
+    problem = Problem(train.X, train.Y, Transform.fit(train.X))
+    order = np.argsort(-problem.label_counts, kind="stable")
+    print(
+        f"{rows:,} rows, {train.X.nnz:,} non-zeros; seconds per label, best of {args.repeats};"
+        f" {args.threads} threads\n"
+        "     rows       set  passes  steps    alone together    times   serial"
+        f"  on {THREADS_THOUGHT_OF}, at best    times   weights"
+    )
+    same = [compare(problem, int(order[rank]), args) for rank in args.ranks]
+    return 0 if all(same) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

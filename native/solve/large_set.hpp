@@ -1,0 +1,195 @@
+// A working set of many rows → scores of its rows and sums over them, in pieces that threads share.
+//
+// Sets of up to kWhole rows are not cut. What comes out depends on how a set is cut, never on which
+// threads there are.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "solve/rows.hpp"
+#include "solve/team.hpp"
+#include "solve/working_set.hpp"
+
+namespace dismec::solve {
+
+inline constexpr std::int64_t kWhole = std::int64_t{1} << 14;
+
+inline bool is_large(const WorkingSet& set) { return set.size() > kWhole; }
+
+/// Rows that are read in place are asked for so many rows ahead: they are all over memory.
+inline constexpr std::int64_t kRowsAhead = 8;
+
+/// Like `each_score`: the scores of a piece are summed up first, and then the pieces.
+template <typename Take>
+double each_score_of_large(const WorkingSet& set, const Transformed& X, const std::vector<float>& d,
+                           std::vector<float>& scaled, Team& team, const Take& take) {
+  constexpr std::int64_t kRows = 4096;
+  const std::span<const float> factor = set.factor(X);
+  const float* along = d.data();
+  if (!factor.empty()) {
+    scaled = d;
+    for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
+    along = scaled.data();
+  }
+  const float shift = X.bias * d.back();
+  const Pieces pieces(set.size(), (set.size() + kRows - 1) / kRows);
+  std::vector<double> sums(pieces.n());
+  team.each(pieces.n(), [&](std::int64_t piece) {
+    double sum = 0;
+    for (std::int64_t i = pieces.begin(piece); i < pieces.end(piece); ++i) {
+      if (!set.compact && i + kRowsAhead < set.size()) prefetch(set.row(X, i + kRowsAhead));
+      const float score = dot(set.row(X, i), along) + shift;
+      sum += score;
+      take(i, score);
+    }
+    sums[piece] = sum;
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+/// `inner_products` of vectors over the features of a set.
+template <auto pairs, std::size_t V>
+std::array<double, pairs.size()> inner_products_of_set(const WorkingSet& set,
+                                                       const std::array<const float*, V>& vectors,
+                                                       Team& team) {
+  constexpr std::int64_t kPieces = 16;
+  if (!is_large(set)) return inner_products<pairs>(vectors, std::ssize(set.w));
+  const Pieces pieces(std::ssize(set.w), kPieces);
+  std::vector<std::array<double, pairs.size()>> parts(pieces.n());
+  team.each(pieces.n(), [&](std::int64_t piece) {
+    std::array<const float*, V> begins = vectors;
+    for (const float*& begin : begins) begin += pieces.begin(piece);
+    parts[piece] = inner_products<pairs>(begins, pieces.size(piece));
+  });
+  std::array<double, pairs.size()> products = {};
+  for (const auto& part : parts) {
+    for (std::size_t p = 0; p < pairs.size(); ++p) products[p] += part[p];
+  }
+  return products;
+}
+
+/// Adds multiples of rows of a set to a vector.
+class RowSums {
+ public:
+  /// out += Σ factors[i]·x_i over some places i of the set.
+  void add(const WorkingSet& set, const Transformed& X, std::span<const std::int32_t> places,
+           const float* factors, std::vector<float>& out, Team& team) {
+    if (set.compact) {
+      add_in_pieces(set, places, factors, out, team);
+    } else {
+      add_in_ranges(set, X, places, factors, out, team);
+    }
+  }
+
+ private:
+  // As many pieces as are worth a vector each, which has to be cleared and added up.
+  static constexpr std::int64_t kMostPieces = 8;
+
+  /// Each piece but the first has a vector of its own, and these are added in their order.
+  void add_in_pieces(const WorkingSet& set, std::span<const std::int32_t> places,
+                     const float* factors, std::vector<float>& out, Team& team) {
+    const auto& rows = set.copies.rows;
+    const std::int64_t nnz =
+        std::accumulate(places.begin(), places.end(), std::int64_t{0},
+                        [&](std::int64_t sum, std::int32_t i) { return sum + rows[i].size; });
+    const Pieces pieces(std::ssize(places),
+                        std::clamp<std::int64_t>(nnz / std::ssize(out), 1, kMostPieces));
+    const auto add_piece = [&](std::int64_t piece, float* sums) {
+      for (const auto i : places.subspan(pieces.begin(piece), pieces.size(piece))) {
+        add_scaled(factors[i], rows[i], sums);
+      }
+    };
+    if (!team.has_helpers()) {  // one vector is enough
+      if (pieces.n() > 1) make_parts(1, out.size());
+      add_piece(0, out.data());
+      for (std::int64_t piece = 1; piece < pieces.n(); ++piece) {
+        add_piece(piece, parts_[0].data());
+        take_up(1, 0, std::ssize(out), out);
+      }
+      return;
+    }
+    make_parts(pieces.n() - 1, out.size());
+    team.each(pieces.n(), [&](std::int64_t piece) {
+      add_piece(piece, piece == 0 ? out.data() : parts_[piece - 1].data());
+    });
+    const Pieces ranges(std::ssize(out), kMostPieces);
+    team.each(ranges.n(), [&](std::int64_t range) {
+      take_up(pieces.n() - 1, ranges.begin(range), ranges.end(range), out);
+    });
+  }
+
+  void make_parts(std::int64_t n, std::size_t size) {
+    while (std::ssize(parts_) < n) parts_.emplace_back(size, 0.0F);
+  }
+
+  /// Adds the first `n` parts to a range of a vector, and leaves zeros.
+  void take_up(std::int64_t n, std::int64_t begin, std::int64_t end, std::vector<float>& out) {
+    for (std::int64_t part = 0; part < n; ++part) {
+      float* sums = parts_[part].data();
+      for (std::int64_t j = begin; j < end; ++j) {
+        out[j] += sums[j];
+        sums[j] = 0;
+      }
+    }
+  }
+
+  /// Vectors over all features are too long for that. Threads take ranges of features instead, of
+  /// all rows: every sum is then made in the order of rows, however the ranges are chosen.
+  static void add_in_ranges(const WorkingSet& set, const Transformed& X,
+                            std::span<const std::int32_t> places, const float* factors,
+                            std::vector<float>& out, Team& team) {
+    const std::vector<std::int32_t> bounds = bounds_of_ranges(set, X, places, team.n_helpers() + 1);
+    const std::int64_t n_ranges = std::ssize(bounds) - 1;
+    const std::int64_t n = std::ssize(places);
+    team.each(n_ranges, [&](std::int64_t range) {
+      for (std::int64_t k = 0; k < n; ++k) {
+        if (k + kRowsAhead < n) prefetch(set.row(X, places[k + kRowsAhead]));
+        Row x = set.row(X, places[k]);
+        if (n_ranges > 1) x = within(x, bounds[range], bounds[range + 1]);
+        add_scaled(factors[places[k]], x, out.data());
+      }
+    });
+  }
+
+  /// The entries of a row that have these features; they are in ascending order.
+  static Row within(Row x, std::int32_t first, std::int32_t last) {
+    const std::int32_t* begin = std::lower_bound(x.index, x.index + x.size, first);
+    const std::int32_t* end = std::lower_bound(begin, x.index + x.size, last);
+    x.value += begin - x.index;
+    x.index = begin;
+    x.size = static_cast<std::int32_t>(end - begin);
+    return x;
+  }
+
+  /// Ranges of features with about as many entries each.
+  static std::vector<std::int32_t> bounds_of_ranges(const WorkingSet& set, const Transformed& X,
+                                                    std::span<const std::int32_t> places,
+                                                    std::int64_t n_ranges) {
+    constexpr std::int64_t kSampled = 256;  // rows
+    std::vector<std::int32_t> features;
+    const std::int64_t step = std::max<std::int64_t>(std::ssize(places) / kSampled, 1);
+    if (n_ranges > 1) {
+      for (std::int64_t k = 0; k < std::ssize(places); k += step) {
+        const Row x = set.row(X, places[k]);
+        features.insert(features.end(), x.index, x.index + x.size);
+      }
+      std::sort(features.begin(), features.end());
+    }
+    std::vector<std::int32_t> bounds{0};
+    for (std::int64_t range = 1; range < n_ranges && !features.empty(); ++range) {
+      bounds.push_back(features[std::ssize(features) * range / n_ranges]);
+    }
+    bounds.push_back(static_cast<std::int32_t>(X.n_features()));
+    return bounds;
+  }
+
+  std::vector<std::vector<float>> parts_;  // zeros between uses
+};
+
+}  // namespace dismec::solve

@@ -1,0 +1,202 @@
+// Weights of many labels, in tiers → their scores of some rows: frequent features row by row for
+// all labels at once, rare features only where a label has weights.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "solve/huge_array.hpp"
+#include "solve/lanes.hpp"
+#include "solve/tiers.hpp"
+#include "solve/violators.hpp"
+
+namespace dismec::solve {
+
+/// The rows that have a feature, and a slot's weight for it in steps.
+struct RareList {
+  std::span<const Tiers::RareEntry> rows;
+  float weight;
+};
+
+/// What rows are scored with.
+struct TierWeights {
+  HugeArray<std::int16_t> lines;         // kSlots weights per frequent or middle feature, in steps
+  std::array<bool, kSlots> heavy = {};   // whether middle features are scored row by row
+  std::array<double, kSlots> unit = {};  // of sums
+  std::array<std::vector<RareList>, kSlots> rare;
+
+  explicit TierWeights(std::int64_t n_codes) : lines(n_codes * kSlots) {}
+
+  /// Of all lists that are read for a slot.
+  std::int64_t n_entries(int slot) const {
+    std::int64_t n = 0;
+    for (const RareList& list : rare[slot]) n += std::ssize(list.rows);
+    return n;
+  }
+};
+
+/// What one thread needs to score rows with. Sums are integers, and the same in whatever order and
+/// stretches they are made.
+class TierPass {
+ public:
+  // Rows whose scores are summed up together.
+  static constexpr std::int64_t kPart = 1024;
+
+  TierPass(const Tiers& tiers, const TierWeights& weights)
+      : tiers_(tiers), weights_(weights), sums_(kPart * kSlots) {}
+
+  /// What is kept for a slot.
+  std::int64_t bytes(int slot) const {
+    return static_cast<std::int64_t>(sorted_[slot].numbers.capacity() * sizeof(std::int32_t));
+  }
+
+  /// Lists the violators among the rows from one place to another, both multiples of kPart or the
+  /// last. All lists have `n_rare` entries for these, or fewer.
+  template <typename Stop>
+  void run(std::int64_t first, std::int64_t last, std::int64_t n_rare, const PerSlot& biases,
+           ViolatorLists& violators, const Stop& stop) {
+    for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
+    // As few stretches of rows as memory for what is sorted allows: each begins with a look into
+    // every list.
+    const std::int64_t n_parts = (last - first + kPart - 1) / kPart;
+    const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
+    const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;
+    for (std::int64_t begin = first; begin < last; begin += stretch) {
+      const std::int64_t end = std::min(begin + stretch, last);
+      for (int slot = 0; slot < kSlots; ++slot) sort_rare(slot, begin, end);
+      for (std::int64_t part = begin; part < end; part += kPart) {
+        if (stop()) return;
+        add_rare((part - begin) / kPart);
+        add_frequent(part, std::min(part + kPart, end), biases, violators);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kRowBits = kPart - 1;
+  // Numbers that rare features may add to the rows of a stretch.
+  static constexpr std::int64_t kMostSorted = std::int64_t{1} << 21;
+
+  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
+  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
+  struct Sorted {
+    std::vector<std::int32_t> numbers;
+    std::vector<std::int64_t> ends;
+  };
+
+  /// Sets what the sum of a row has to be above for it to be listed.
+  void find_bound(int slot, const PerSlot& biases, const ViolatorLists& violators) {
+    constexpr double kMost = std::numeric_limits<std::int32_t>::max();
+    const double threshold = violators.threshold(slot);
+    if (std::isinf(threshold)) {
+      bounds_[slot] = std::numeric_limits<std::int32_t>::max();
+      return;
+    }
+    const double bound = std::floor((threshold - biases[slot]) / weights_.unit[slot]) - 1;
+    bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
+  }
+
+  /// Sorts what the rare features of a slot add to rows of a stretch by parts of kPart rows.
+  void sort_rare(int slot, std::int64_t begin, std::int64_t end) {
+    constexpr std::size_t kAhead = 8;
+    const auto& lists = weights_.rare[slot];
+    if (lists.empty()) return;
+    auto& [numbers, ends] = sorted_[slot];
+    ends.assign((end - begin + kPart - 1) / kPart + 1, 0);
+    inside_.clear();
+    for (std::size_t f = 0; f < lists.size(); ++f) {
+      if (f + kAhead < lists.size()) __builtin_prefetch(lists[f + kAhead].rows.data());
+      const auto& rows = lists[f].rows;
+      // Lists are short, and most passes are one stretch: a search is the exception.
+      const auto place_below = [&](std::int64_t bound) {
+        return std::partition_point(rows.begin(), rows.end(),
+                                    [&](const auto& e) { return e.place < bound; });
+      };
+      const auto first = begin == 0 ? rows.begin() : place_below(begin);
+      const auto last = rows.empty() || rows.back().place < end ? rows.end() : place_below(end);
+      inside_.push_back({{first, last}, lists[f].weight});
+      for (const auto& entry : inside_.back().rows) ++ends[(entry.place - begin) / kPart + 1];
+    }
+    for (std::size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
+    numbers.resize(ends.back());
+    // Where a part begins becomes where it ends.
+    for (const auto& [rows, weight] : inside_) {
+      for (const auto& entry : rows) {
+        const auto row = static_cast<std::int32_t>(entry.place - begin);
+        const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
+        numbers[ends[row / kPart]++] = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
+      }
+    }
+  }
+
+  /// Adds what `sort_rare` has sorted for a part to its sums.
+  void add_rare(std::int64_t part) {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (weights_.rare[slot].empty()) continue;
+      const auto& [numbers, ends] = sorted_[slot];
+      std::int32_t* sums = sums_.data() + slot;
+      for (auto k = part == 0 ? 0 : ends[part - 1]; k < ends[part]; ++k) {
+        sums[std::int64_t{numbers[k] & kRowBits} * kSlots] += numbers[k] & ~kRowBits;
+      }
+    }
+  }
+
+  /// Adds the frequent features of some rows to their sums, and the middle ones if some label is to
+  /// have them, looks at the sums, and leaves zeros.
+  void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
+                    ViolatorLists& violators) {
+    const bool any_heavy =
+        std::find(weights_.heavy.begin(), weights_.heavy.end(), true) != weights_.heavy.end();
+    const std::int16_t* lines = weights_.lines.data();
+    const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
+    for (const Tiers::Group& group : tiers_.groups()) {
+      const std::int64_t last = std::min(end, group.end);
+      std::int64_t place = std::max(begin, group.begin);
+      if (place >= last) continue;
+      const Tiers::CodedPair* pair = tiers_.frequent(group, place);
+      for (; place < last; ++place) {
+        std::int32_t* sums = sums_.data() + (place - begin) * kSlots;
+        IntegerSums integers(sums);
+        std::fill_n(sums, kSlots, 0);
+        for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
+          const auto& [codes, values] = *pair;
+          integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+        }
+        if (any_heavy) {
+          for (const auto& [codes, values] : tiers_.middle(place)) {
+            integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
+          }
+        }
+        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(place);
+        if (hits != 0) report(hits, tiers_.row(place), integers, biases, violators);
+      }
+    }
+  }
+
+  /// Lists a row for the slots of `hits`.
+  void report(std::uint32_t hits, std::int32_t row, const IntegerSums& integers,
+              const PerSlot& biases, ViolatorLists& violators) {
+    std::array<std::int32_t, kSlots> sums;
+    integers.store(sums.data());
+    for (; hits != 0; hits &= hits - 1) {
+      const int slot = __builtin_ctz(hits);
+      const auto score = static_cast<float>(biases[slot] + weights_.unit[slot] * sums[slot]);
+      if (violators.add(slot, {row, score})) find_bound(slot, biases, violators);
+    }
+  }
+
+  const Tiers& tiers_;
+  const TierWeights& weights_;
+  std::array<std::int32_t, kSlots> bounds_ = {};  // of the sums of rows that are listed
+  std::vector<RareList> inside_;                  // a stretch, for one slot
+  std::array<Sorted, kSlots> sorted_;
+  HugeArray<std::int32_t> sums_;  // of kPart rows; zeros between parts
+};
+
+}  // namespace dismec::solve
