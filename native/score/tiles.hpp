@@ -184,7 +184,7 @@ inline void fill_table(std::int64_t start, std::int64_t n_words, Batch<Code>& ba
 }
 
 // Narrow are kNarrow numbers that are computed with at once here: eight at most. To convert sixteen
-// codes in one step takes longer than in two (Zen 4: a quarter of all time).
+// codes in one step takes longer than in two (Zen 4: a fifth of all time).
 #if defined(__AVX512F__)
 inline constexpr int kNarrow = 8;
 using Narrow = __m256;
