@@ -213,7 +213,8 @@ inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term
 template <typename Code>
 inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
                             std::span<const Term<Code>> terms, float bias, std::int64_t lookup,
-                            float* sums, std::span<Place> heap, Scratch<Code>& scratch) {
+                            float* sums, std::span<Place> heap, Scratch<Code>& scratch,
+                            Ahead<Code> ahead) {
   std::int64_t left = lookups_worth(shard, terms, lookup);
   const std::int64_t empty = heap.front().label == Place::empty ? std::ssize(heap) : 0;
   if (left <= kTries * empty || shard.n_rows() == 0) return false;
@@ -226,7 +227,7 @@ inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
   bounds.taken.resize(shard.n_words());
   scratch.found.reserve(terms.size() * kAtOnce);
 
-  add_terms(shard, terms, true, sums);
+  add_terms(shard, terms, true, sums, ahead);
   find_bounds(shard, bias, sums, bounds);
   std::array<std::int64_t, kAtOnce> candidates;
   std::array<float, kAtOnce> exact;

@@ -35,6 +35,66 @@ inline float* sums(std::int64_t n_words) {
   return memory.front().sums;
 }
 
+/// A part of one of the row's features, and what its weights are multiplied with.
+template <typename Code>
+struct Term {
+  typename Shard<Code>::List list;
+  float value;
+  bool lifts;  // whether it may have products above 0
+};
+
+/// Codes ahead of where they are needed: prefetchers of processors stop at the end of a page.
+inline constexpr std::int64_t kAhead = 512;
+
+/// The lists that will be added next, on their way from memory to the cache a line at a time: who
+/// has little to wait for now asks for one line of them now and then. All at once would wait for
+/// one another.
+template <typename Code>
+class Ahead {
+ public:
+  Ahead() = default;
+  /// Of the terms that lift, or of all of them; lists of bits have so many words.
+  Ahead(std::span<const Term<Code>> terms, bool lifting, std::int64_t n_words)
+      : terms_(terms), n_words_(n_words), lifting_(lifting) {}
+
+  void fetch() {
+    if (at_ >= end_ && !turn()) return;
+    __builtin_prefetch(at_, 0, 2);
+    at_ += 64;
+  }
+
+ private:
+  /// Goes on to the places of the list, or to the weights of the next one.
+  bool turn() {
+    while (!terms_.empty()) {
+      const auto& [list, value, lifts] = terms_.front();
+      const std::int64_t count = std::ssize(list.weights);
+      if (!places_ && (!lifting_ || lifts)) {
+        places_ = true;
+        // Those behind kAhead are asked for as the list is added.
+        set(list.weights.data(), list.dense ? std::min(count, kAhead) : count);
+      } else {
+        const bool read = places_;
+        places_ = false;
+        terms_ = terms_.subspan(1);
+        if (read) set(list.places, list.dense ? n_words_ : count);
+      }
+      if (at_ < end_) return true;
+    }
+    return false;
+  }
+  template <typename T>
+  void set(const T* from, std::int64_t count) {
+    at_ = reinterpret_cast<const char*>(from);
+    end_ = at_ + count * static_cast<std::int64_t>(sizeof(T));
+  }
+
+  std::span<const Term<Code>> terms_;
+  std::int64_t n_words_ = 0;
+  bool lifting_ = false, places_ = false;
+  const char *at_ = nullptr, *end_ = nullptr;
+};
+
 /// product = value · weight for kGroup weights.
 template <typename Code>
 inline void multiply_group(float value, const Code* weights, float* product) {
@@ -49,13 +109,14 @@ inline void multiply_group(float value, const Code* weights, float* product) {
 /// sums += value · weight for the classifiers in a list.
 template <typename Code>
 inline void add_listed(std::span<const Code> weights, const std::uint16_t* __restrict places,
-                       float value, float* __restrict sums) {
+                       float value, float* __restrict sums, Ahead<Code>& ahead) {
   const std::int64_t count = std::ssize(weights);
   const Code* __restrict weight = weights.data();
   std::int64_t j = 0;
   for (; j + kGroup <= count; j += kGroup) {
     alignas(64) float product[kGroup];
     multiply_group(value, weight + j, product);
+    ahead.fetch();
 #pragma GCC unroll 16
     for (int l = 0; l < kGroup; ++l) sums[places[j + l]] += product[l];
   }
@@ -86,14 +147,6 @@ inline void add_dense(std::span<const Code> weights, const std::uint16_t* __rest
 #endif
 }
 
-/// A part of one of the row's features, and what its weights are multiplied with.
-template <typename Code>
-struct Term {
-  typename Shard<Code>::List list;
-  float value;
-  bool lifts;  // whether it may have products above 0
-};
-
 /// Finds the terms of a row; returns the value of its bias feature. That is all that can fail in a
 /// damaged file, and is done while the sums are still 0. The lists are fetched from memory before
 /// the first is added.
@@ -120,24 +173,22 @@ inline float find_terms(const Shard<Code>& shard, const Csr& rows, std::int64_t 
 }
 
 template <typename Code>
-inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums) {
+inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums,
+                     Ahead<Code>& ahead) {
   if (term.list.dense) {
     add_dense(term.list.weights, term.list.places, n_words, term.value, sums);
   } else {
-    add_listed(term.list.weights, term.list.places, term.value, sums);
+    add_listed(term.list.weights, term.list.places, term.value, sums, ahead);
   }
 }
 
 #if defined(__AVX2__)
 
-/// Codes ahead of where they are needed: prefetchers of processors stop at the end of a page.
-inline constexpr std::int64_t kAhead = 1024;
-
 /// The same as `add_term` for some dense terms in turn, but sums are read and written only once. As
 /// many codes as there are bits must be in the array, whatever these say.
 template <int n, typename Code>
 inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_words,
-                               float* __restrict sums) {
+                               float* __restrict sums, Ahead<Code>& ahead) {
   const Code* weights[n];
   const std::uint16_t* words[n];
   Wide values[n];
@@ -149,6 +200,7 @@ inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_wo
   constexpr int vectors = kGroup / kWide;
   constexpr std::uint32_t all = (1U << kWide) - 1;
   for (std::int64_t i = 0; i < n_words; ++i) {
+    ahead.fetch();
     Wide own[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) own[v] = load(sums + i * kGroup + v * kWide);
@@ -170,20 +222,21 @@ inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_wo
 
 #endif
 
-/// sums += value · weight for the terms that lift, or for all of them, in their order.
+/// sums += value · weight for the terms that lift, or for all of them, in their order. What is
+/// needed later is fetched `ahead`.
 template <typename Code>
 inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, bool lifting,
-                      float* sums) {
+                      float* sums, Ahead<Code> ahead = {}) {
   const std::int64_t n_words = shard.n_words();
 #if defined(__AVX2__)
   constexpr std::size_t together = 4;
   const Term<Code>* dense[together];
   std::size_t n = 0;
   const auto add_waiting = [&] {
-    if (n == 1) add_dense_together<1>(dense, n_words, sums);
-    if (n == 2) add_dense_together<2>(dense, n_words, sums);
-    if (n == 3) add_dense_together<3>(dense, n_words, sums);
-    if (n == 4) add_dense_together<4>(dense, n_words, sums);
+    if (n == 1) add_dense_together<1>(dense, n_words, sums, ahead);
+    if (n == 2) add_dense_together<2>(dense, n_words, sums, ahead);
+    if (n == 3) add_dense_together<3>(dense, n_words, sums, ahead);
+    if (n == 4) add_dense_together<4>(dense, n_words, sums, ahead);
     n = 0;
   };
   for (const auto& term : terms) {
@@ -195,13 +248,13 @@ inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> term
       if (n == together) add_waiting();
     } else {
       add_waiting();
-      add_term(term, n_words, sums);
+      add_term(term, n_words, sums, ahead);
     }
   }
   add_waiting();
 #else
   for (const auto& term : terms)
-    if (!lifting || term.lifts) add_term(term, n_words, sums);
+    if (!lifting || term.lifts) add_term(term, n_words, sums, ahead);
 #endif
 }
 

@@ -84,13 +84,15 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
   for (std::int64_t row = begin; row < stop; ++row) {
     const float bias = next_bias;
     std::swap(terms, next);
+    next.clear();
     if (row + 1 < stop) next_bias = find_terms(shard, rows, row + 1, next);
     const std::span<const Term<Code>> own(terms);
+    const Ahead<Code> ahead(next, shard.split, shard.n_words());
     best.read(row, heap);
     if (!shard.split ||
-        !enter_by_bounds(shard, of, own, bias, lookup, buffer, std::span(heap), scratch)) {
+        !enter_by_bounds(shard, of, own, bias, lookup, buffer, std::span(heap), scratch, ahead)) {
       if (shard.split) best.read(row, heap);
-      add_terms(shard, own, false, buffer);
+      add_terms(shard, own, false, buffer, ahead);
       if (!enter(shard, of, bias, buffer, std::span(heap))) continue;
     }
     best.write(row, heap);

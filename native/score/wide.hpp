@@ -170,11 +170,16 @@ template <typename Code>
 inline Wide decode_spread(std::uint32_t bits, const Code* codes) {
   return spread(bits, decode_wide(codes));
 }
-#if !defined(__AVX512F__)
+/// Codes are half as wide as floats, and shuffles of bytes faster than those of floats.
 inline Wide decode_spread(std::uint32_t bits, const Half* codes) {
+#if defined(__AVX512F__)
+  const __m128i low = spread_codes(bits & 0xff, codes);
+  const __m128i high = spread_codes(bits >> 8, codes + std::popcount(bits & 0xff));
+  return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+#else
   return _mm256_cvtph_ps(spread_codes(bits, codes));
-}
 #endif
+}
 
 #endif
 
