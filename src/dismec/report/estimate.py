@@ -28,9 +28,11 @@ __all__ = ["estimate_training", "tell_estimate"]
 _PILOT = 32  # labels that the solver takes through one pass together
 
 # Peaks of benchmarks/memory.py: the interpreter with its libraries, the working sets and slots of a
-# thread, its vectors over rows and features, and how often a block's weights exist at a time.
+# thread (at least, and per row and feature, as native/solve/solver.hpp limits them), its vectors
+# over rows and features, and how often a block's weights exist at a time.
 _PROCESS = 90e6
 _THREAD = 50e6
+_SETS_ROW_OR_FEATURE = 50
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
 # Where there are many features per non-zero of a row, the solver keeps the numbers of X in other
@@ -119,7 +121,7 @@ def _peak(
     arrays = sum(a.nbytes for m in (X, Y) for a in (m.indptr, m.indices, m.data))
     block = weights * min(params.block_size, Y.shape[1])
     n_vector = X.shape[0] + X.shape[1]
-    a_thread = max(_THREAD, X.nnz * 8 / 4) + _ROW_OR_FEATURE * n_vector
+    a_thread = max(_THREAD, _SETS_ROW_OR_FEATURE * n_vector) + _ROW_OR_FEATURE * n_vector
     if X.shape[0] * X.shape[1] > kernels.features_per_non_zero * X.nnz:
         arrays += _TIER_NON_ZERO * X.nnz + _TIER_ROW_OR_FEATURE * n_vector
         a_thread -= (_ROW_OR_FEATURE - _TIER_ROW_OR_FEATURE) * n_vector
