@@ -61,7 +61,7 @@ class FullPass {
 
   /// Makes a slot idle.
   void close(int slot, const WorkingSet& set) {
-    std::visit([&](auto& scores) { scores.clear(slot); }, scores_);
+    std::visit([&](auto& scores) { scores.close(slot); }, scores_);
     leave(slot, set.rows);
     lists_.close(slot);
   }

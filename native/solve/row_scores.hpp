@@ -46,13 +46,17 @@ class RowScores {
   }
 
   /// What a slot's lists take of memory.
-  std::int64_t bytes(int slot) const {
-    return static_cast<std::int64_t>(used_[slot].capacity() * sizeof(std::int32_t));
-  }
+  std::int64_t bytes(int slot) const { return bytes_of(used_[slot]); }
 
   void clear(int slot) {
     for (const auto j : used_[slot]) at(slot, j) = 0;
     used_[slot].clear();
+  }
+
+  /// Makes a slot idle.
+  void close(int slot) {
+    clear(slot);
+    empty(used_[slot]);
   }
 
   struct Desk {};  // a thread needs nothing else

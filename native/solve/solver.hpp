@@ -191,7 +191,7 @@ class Solver {
       pass_.leave(slot, rows_before_);
       pass_.join(slot, rows);
     }
-    count_bytes(task, std::max(task.expected, bytes_of(slot, task)));
+    count_bytes(task, std::max(task.expected, all_bytes(slot, task)));
   }
 
   /// Goes on with the label at the C of that place on the path, if there is one.
@@ -216,7 +216,7 @@ class Solver {
   void close(int slot, Task& task) {
     WorkingSet& set = task.set;
     const auto plain = static_cast<double>(plain_bytes(set.n_positive));
-    if (set.compact) usual_ += 0.1 * (static_cast<double>(bytes_of(slot, task)) / plain - usual_);
+    if (set.compact) usual_ += 0.1 * (static_cast<double>(all_bytes(slot, task)) / plain - usual_);
     pass_.close(slot, set);
     end(set, memory_);
     task.state = {};
@@ -231,7 +231,7 @@ class Solver {
     task.bytes = bytes;
   }
 
-  std::int64_t bytes_of(int slot, const Task& task) const {
+  std::int64_t all_bytes(int slot, const Task& task) const {
     return task.set.bytes() + pass_.bytes(slot);
   }
 

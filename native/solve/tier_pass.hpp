@@ -52,9 +52,8 @@ class TierPass {
       : tiers_(tiers), weights_(weights), sums_(kPart * kSlots) {}
 
   /// What is kept for a slot.
-  std::int64_t bytes(int slot) const {
-    return static_cast<std::int64_t>(sorted_[slot].numbers.capacity() * sizeof(std::int32_t));
-  }
+  std::int64_t bytes(int slot) const { return bytes_of(sorted_[slot].numbers); }
+  void close(int slot) { empty(sorted_[slot].numbers); }
 
   /// Lists the violators among the rows from one place to another, both multiples of kPart or the
   /// last. All lists have `n_rare` entries for these, or fewer.

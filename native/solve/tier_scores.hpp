@@ -48,9 +48,7 @@ class TierScores {
 
   /// What a slot's lists take of memory.
   std::int64_t bytes(int slot) const {
-    return static_cast<std::int64_t>(used_[slot].capacity() * sizeof(std::uint16_t) +
-                                     weights_.rare[slot].capacity() * sizeof(RareList)) +
-           own_desk_.bytes(slot);
+    return bytes_of(used_[slot]) + bytes_of(weights_.rare[slot]) + own_desk_.bytes(slot);
   }
 
   void clear(int slot) {
@@ -58,6 +56,14 @@ class TierScores {
     used_[slot].clear();
     weights_.rare[slot].clear();
     weights_.heavy[slot] = false;
+  }
+
+  /// Makes a slot idle.
+  void close(int slot) {
+    clear(slot);
+    empty(used_[slot]);
+    empty(weights_.rare[slot]);
+    own_desk_.close(slot);
   }
 
   /// Finds `most` rows that score highest by a slot's rare features, without those that are in its

@@ -19,6 +19,19 @@ namespace dismec::solve {
 inline constexpr int kSlots = 2 * kLanes;
 using PerSlot = std::array<float, kSlots>;
 
+/// Empties what a slot keeps for its label, and gives back the memory that only frequent labels
+/// need.
+template <typename T>
+void empty(std::vector<T>& of_slot) {
+  constexpr std::size_t kUsual = std::size_t{1} << 18;  // bytes
+  of_slot.clear();
+  if (of_slot.capacity() * sizeof(T) > kUsual) of_slot = {};
+}
+template <typename T>
+std::int64_t bytes_of(const std::vector<T>& of_slot) {
+  return std::ssize(of_slot) * static_cast<std::int64_t>(sizeof(T));
+}
+
 /// A negative row outside the working set whose score is, or may be, above −1.
 struct Violator {
   std::int32_t row;
@@ -142,13 +155,11 @@ class ViolatorLists {
   /// No row is listed until the next `begin`.
   void close(int slot) {
     thresholds_[slot] = kIdle;
-    lists_[slot] = {};
+    empty(lists_[slot]);
   }
 
   std::vector<Violator>& of(int slot) { return lists_[slot]; }
-  std::int64_t bytes(int slot) const {
-    return static_cast<std::int64_t>(lists_[slot].capacity() * sizeof(Violator));
-  }
+  std::int64_t bytes(int slot) const { return bytes_of(lists_[slot]); }
   bool more(int slot) const { return more_[slot]; }
   /// What a row has to score more than.
   float threshold(int slot) const { return thresholds_[slot]; }
