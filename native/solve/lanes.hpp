@@ -22,7 +22,43 @@ inline float fused(float a, float b, float c) {
 #endif
 }
 
+/// Four floats side by side.
+#if defined(__FMA__)
+
+struct Four {
+  __m128 v;
+};
+inline Four four(float a, float b, float c, float d) { return {_mm_setr_ps(a, b, c, d)}; }
+inline Four load_four(const float* p) { return {_mm_loadu_ps(p)}; }
+inline Four fused(Four a, Four b, Four c) { return {_mm_fmadd_ps(a.v, b.v, c.v)}; }
+
+#else
+
+typedef float Vector4 __attribute__((vector_size(16)));
+struct Four {
+  Vector4 v;
+};
+inline Four four(float a, float b, float c, float d) { return {{a, b, c, d}}; }
+inline Four load_four(const float* p) {
+  Four a;
+  std::memcpy(&a, p, sizeof a);
+  return a;
+}
+inline Four fused(Four a, Four b, Four c) {
+#if defined(__ARM_FEATURE_FMA)
+  for (int q = 0; q < 4; ++q) c.v[q] = fused(a.v[q], b.v[q], c.v[q]);
+  return c;
+#else
+  return {a.v * b.v + c.v};
+#endif
+}
+
+#endif
+
 // Lanes where_positive(a, b) is b where a > 0, else 0.
+//
+// int store_chosen(mask, a, p) stores those lanes of a that have their bits set in the mask one
+// after the other, and says how many; the rest of kLanes numbers at p is then any.
 //
 // LanePair widen(p) takes 2·kLanes numbers of sixteen bits (see `narrow`), those at even places
 // apart from those at odd ones: on a little-endian machine a shift and a mask.
@@ -31,6 +67,9 @@ inline float fused(float a, float b, float c) {
 
 struct Lanes {
   __m512 v;
+};
+struct IntegerLanes {
+  __m512i v;
 };
 struct LanePair {
   Lanes even, odd;
@@ -43,6 +82,26 @@ inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v
 inline std::uint32_t greater(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 inline Lanes where_positive(Lanes a, Lanes b) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, _mm512_setzero_ps(), _CMP_GT_OQ), b.v)};
+}
+inline IntegerLanes from(std::int32_t first) {
+  const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_add_epi32(_mm512_set1_epi32(first), steps)};
+}
+inline IntegerLanes load_codes(const std::uint16_t* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline IntegerLanes load_integers(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end) {
+  const __m512i from_first = _mm512_sub_epi32(a.v, _mm512_set1_epi32(first));
+  return _mm512_cmplt_epu32_mask(from_first, _mm512_set1_epi32(end - first));
+}
+inline int store_chosen(std::uint32_t mask, Lanes a, float* p) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), a.v));
+  return __builtin_popcount(mask);
+}
+inline int store_chosen(std::uint32_t mask, IntegerLanes a, std::int32_t* p) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), a.v));
+  return __builtin_popcount(mask);
 }
 inline LanePair widen(const std::uint16_t* p) {
   const __m512i both = _mm512_loadu_si512(p);
@@ -93,7 +152,6 @@ inline LanePair widen(const std::uint16_t* p) {
 
 #else
 
-typedef float Vector4 __attribute__((vector_size(16)));
 typedef std::uint32_t Bits4 __attribute__((vector_size(16)));
 struct Lanes {
   Vector4 v[4];
@@ -142,6 +200,56 @@ inline LanePair widen(const std::uint16_t* p) {
     std::memcpy(&pair.odd.v[q], &odd, sizeof odd);
   }
   return pair;
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+
+struct IntegerLanes {
+  std::int32_t v[kLanes];
+};
+/// The numbers from `first` on.
+inline IntegerLanes from(std::int32_t first) {
+  IntegerLanes a;
+  for (int lane = 0; lane < kLanes; ++lane) a.v[lane] = first + lane;
+  return a;
+}
+inline IntegerLanes load_codes(const std::uint16_t* p) {
+  IntegerLanes a;
+  for (int lane = 0; lane < kLanes; ++lane) a.v[lane] = p[lane];
+  return a;
+}
+inline IntegerLanes load_integers(const std::int32_t* p) {
+  IntegerLanes a;
+  std::memcpy(a.v, p, sizeof a.v);
+  return a;
+}
+/// A bit for each lane that is one of `first` to `end` − 1.
+inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end) {
+  std::uint32_t mask = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    mask |= static_cast<std::uint32_t>(a.v[lane] >= first && a.v[lane] < end) << lane;
+  }
+  return mask;
+}
+// Which lanes are chosen cannot be guessed, so nothing branches on it.
+template <typename T>
+inline int store_chosen_of(std::uint32_t mask, const T (&from)[kLanes], T* p) {
+  int n = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    p[n] = from[lane];
+    n += static_cast<int>(mask >> lane & 1U);
+  }
+  return n;
+}
+inline int store_chosen(std::uint32_t mask, Lanes a, float* p) {
+  float stored[kLanes];
+  store(stored, a);
+  return store_chosen_of(mask, stored, p);
+}
+inline int store_chosen(std::uint32_t mask, IntegerLanes a, std::int32_t* p) {
+  return store_chosen_of(mask, a.v, p);
 }
 
 #endif

@@ -64,17 +64,20 @@ inline float inner(const float* a, const float* b, std::int64_t n) {
   return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-/// a · b of two dense vectors of one size; single precision only within short stretches.
-inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
+/// a · b of two dense vectors of n numbers; single precision only within short stretches.
+inline double inner_product(const float* a, const float* b, std::int64_t n) {
   constexpr std::int64_t kStretch = 16 * kStride;
-  const auto n = static_cast<std::int64_t>(a.size());
   const std::int64_t whole = n / kStride * kStride;
   double sum = 0;
   for (std::int64_t k = 0; k < whole; k += kStretch) {
-    sum += inner(a.data() + k, b.data() + k, std::min(kStretch, whole - k));
+    sum += inner(a + k, b + k, std::min(kStretch, whole - k));
   }
   for (std::int64_t k = whole; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
   return sum;
+}
+/// The same of two vectors of one size.
+inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
+  return inner_product(a.data(), b.data(), std::ssize(a));
 }
 
 struct SumAndSquares {
@@ -141,23 +144,19 @@ std::array<double, pairs.size()> inner_products(const std::array<const float*, V
   return products;
 }
 
-/// Σ_k value[k] · w[index[k]], in chains that the CPU can overlap.
+/// Σ_k value[k] · w[index[k]], in four chains that the CPU can overlap.
 template <typename Index>
 [[gnu::always_inline]] inline float dot(const float* value, const Index* index, std::int64_t size,
                                         const float* w) {
-  float a = 0;
-  float b = 0;
-  float c = 0;
-  float d = 0;
+  Four sums = four(0, 0, 0, 0);
   std::int64_t k = 0;
   for (; k + 4 <= size; k += 4) {
-    a = fused(value[k], w[index[k]], a);
-    b = fused(value[k + 1], w[index[k + 1]], b);
-    c = fused(value[k + 2], w[index[k + 2]], c);
-    d = fused(value[k + 3], w[index[k + 3]], d);
+    const Index* i = index + k;
+    sums = fused(load_four(value + k), four(w[i[0]], w[i[1]], w[i[2]], w[i[3]]), sums);
   }
-  for (; k < size; ++k) a = fused(value[k], w[index[k]], a);
-  return (a + b) + (c + d);
+  float first = sums.v[0];
+  for (; k < size; ++k) first = fused(value[k], w[index[k]], first);
+  return (first + sums.v[1]) + (sums.v[2] + sums.v[3]);
 }
 
 /// w[index[k]] += t · value[k], four at a time, loads before stores: a row's features are distinct,
@@ -165,20 +164,18 @@ template <typename Index>
 template <typename Index>
 [[gnu::always_inline]] inline void add_scaled(float t, const float* value, const Index* index,
                                               std::int64_t size, float* w) {
+  const Four factor = four(t, t, t, t);
   std::int64_t k = 0;
   for (; k + 4 <= size; k += 4) {
     float* a = w + index[k];
     float* b = w + index[k + 1];
     float* c = w + index[k + 2];
     float* d = w + index[k + 3];
-    const float va = fused(t, value[k], *a);
-    const float vb = fused(t, value[k + 1], *b);
-    const float vc = fused(t, value[k + 2], *c);
-    const float vd = fused(t, value[k + 3], *d);
-    *a = va;
-    *b = vb;
-    *c = vc;
-    *d = vd;
+    const Four sums = fused(factor, load_four(value + k), four(*a, *b, *c, *d));
+    *a = sums.v[0];
+    *b = sums.v[1];
+    *c = sums.v[2];
+    *d = sums.v[3];
   }
   for (; k < size; ++k) w[index[k]] = fused(t, value[k], w[index[k]]);
 }

@@ -131,10 +131,34 @@ class TierScores {
   // by row.
   static constexpr std::int64_t kHeavy = 4;
 
-  /// A weight, and which frequent feature or entry of a set's vectors it is for.
+  /// Weights, and which frequent features or entries of a set's vectors they are for. Behind the
+  /// last there is room for a whole vector of lanes.
   struct Weighted {
-    std::int32_t feature;
-    float weight;
+    std::vector<std::int32_t> of;
+    std::vector<float> weights;
+    std::int64_t size = 0;
+
+    void make_room(std::int64_t n) {
+      size = 0;
+      if (std::ssize(of) >= n + kLanes) return;
+      of.resize(n + kLanes);
+      weights.resize(n + kLanes);
+    }
+    void add(std::uint32_t chosen, IntegerLanes some_of, Lanes some_weights) {
+      store_chosen(chosen, some_of, of.data() + size);
+      size += store_chosen(chosen, some_weights, weights.data() + size);
+    }
+    /// Zeros for what is behind the last.
+    void end() { std::fill_n(weights.data() + size, kLanes, 0.0F); }
+    double squared() const { return inner_product(weights.data(), weights.data(), size); }
+    /// The largest |weight|. Among positive numbers bits are in the order of numbers.
+    float largest() const {
+      std::uint32_t bits = 0;
+      for (std::int64_t k = 0; k < size; ++k) {
+        bits = std::max(bits, std::bit_cast<std::uint32_t>(weights[k]) & 0x7FFFFFFFU);
+      }
+      return std::bit_cast<float>(bits);
+    }
   };
 
   std::int16_t& at(int slot, std::int64_t code) {
@@ -144,70 +168,70 @@ class TierScores {
   /// The same, with features of codes below `n_codes` scored row by row and lists read for the
   /// others.
   double set_weights(int slot, const WorkingSet& set, std::int64_t n_codes) {
-    const std::size_t n = set.w.size() - 1;
-    if (coded_.size() <= n) {
-      coded_.resize(n + 1);
-      uncoded_.resize(n + 1);
-    }
-    // If no value is negative, negative weights of features that lists are read for can only lower
-    // scores.
-    const bool both_signs = !summary_.nonnegative;
-    // Which of the two a feature is cannot be guessed, so nothing branches on it.
-    std::size_t n_coded = 0;
-    std::size_t n_uncoded = 0;
-    for (std::size_t f = 0; f < n; ++f) {
-      const float w = set.w[f];
-      const std::uint16_t code = set.codes[f];
-      const bool is_coded = (code != 0) & (code < n_codes);
-      coded_[n_coded] = {code, w};
-      uncoded_[n_uncoded] = {static_cast<std::int32_t>(f), w};
-      n_coded += is_coded & (w != 0);
-      n_uncoded += (!is_coded) & ((w > 0) | (both_signs & (w < 0)));
-    }
-    const std::span<const Weighted> coded(coded_.data(), n_coded);
-    const std::span<const Weighted> uncoded(uncoded_.data(), n_uncoded);
-    const Size of_coded = size_of(coded);
-    const double squared = of_coded.squared + size_of(uncoded).squared;
-    const float largest = of_coded.largest;
+    split(set, static_cast<std::int32_t>(n_codes));
+    const double squared = coded_.squared() + uncoded_.squared();
     // Weights of frequent features have to fit into sixteen bits, and sums into 32.
     const double length = std::sqrt(squared);
     const double step =
-        std::max({largest / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
-    const auto steps_per_unit = static_cast<float>(1 / step);
-    double lost = find_lists(slot, set, uncoded, steps_per_unit);
-    for (const auto& [code, w] : coded) {
-      const auto rounded = static_cast<std::int16_t>(w * steps_per_unit + std::copysign(0.5F, w));
-      at(slot, code) = rounded;
-      used_[slot].push_back(static_cast<std::uint16_t>(code));
-      lost += (w - rounded * step) * (w - rounded * step);
-    }
+        std::max({coded_.largest() / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
+    double lost = find_lists(slot, set, static_cast<float>(1 / step));
+    lost += round_coded(slot, static_cast<float>(step));
     weights_.unit[slot] = step * tiers_.unit();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
     return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
   }
 
-  struct Size {
-    double squared = 0;  // Σw²
-    float largest = 0;   // |w|
-  };
-  /// Four sums at a time, so that no addition waits for the one before.
-  static Size size_of(std::span<const Weighted> weights) {
-    std::array<Size, 4> parts;
-    const auto count = [](Size& size, float w) {
-      size.squared += static_cast<double>(w) * w;
-      size.largest = std::max(size.largest, std::abs(w));
+  /// Tells the weights of features of codes below `n_codes` from the others.
+  void split(const WorkingSet& set, std::int32_t n_codes) {
+    const std::int64_t n = set.n_features();
+    coded_.make_room(n);
+    uncoded_.make_room(n);
+    // If no value is negative, negative weights of features that lists are read for can only lower
+    // scores.
+    const bool both_signs = !summary_.nonnegative;
+    const Lanes zero = broadcast(0);
+    const auto take = [&](IntegerLanes f, IntegerLanes codes, Lanes w) {
+      const std::uint32_t is_coded = inside(codes, 1, n_codes);
+      const std::uint32_t positive = greater(w, zero);
+      const std::uint32_t negative = greater(zero, w);
+      coded_.add((positive | negative) & is_coded, codes, w);
+      uncoded_.add((positive | (both_signs ? negative : 0U)) & ~is_coded, f, w);
     };
-    std::size_t k = 0;
-    for (; k + 4 <= weights.size(); k += 4) {
-      for (std::size_t q = 0; q < 4; ++q) count(parts[q], weights[k + q].weight);
+    const std::int64_t whole = n / kLanes * kLanes;
+    for (std::int64_t f = 0; f < whole; f += kLanes) {
+      take(from(static_cast<std::int32_t>(f)), load_codes(set.codes.data() + f),
+           load(set.w.data() + f));
     }
-    for (; k < weights.size(); ++k) count(parts[0], weights[k].weight);
-    Size size;
-    for (const auto& [squared, largest] : parts) {
-      size.squared += squared;
-      size.largest = std::max(size.largest, largest);
+    if (whole < n) {
+      std::array<std::uint16_t, kLanes> codes = {};
+      std::array<float, kLanes> w = {};
+      std::copy(set.codes.begin() + whole, set.codes.end(), codes.begin());
+      std::copy(set.w.begin() + whole, set.w.end() - 1, w.begin());
+      take(from(static_cast<std::int32_t>(whole)), load_codes(codes.data()), load(w.data()));
     }
-    return size;
+    coded_.end();
+    uncoded_.end();
+  }
+
+  /// Sets the weights of features that are scored row by row, as multiples of `step`; returns
+  /// Σ of what that changes, squared.
+  double round_coded(int slot, float step) {
+    const std::int64_t n = coded_.size;
+    const float steps_per_unit = 1 / step;
+    rounded_.resize(n);
+    off_.resize(n);
+    for (std::int64_t k = 0; k < n; ++k) {
+      const float w = coded_.weights[k];
+      const auto rounded = static_cast<std::int32_t>(w * steps_per_unit + std::copysign(0.5F, w));
+      rounded_[k] = static_cast<std::int16_t>(rounded);
+      off_[k] = w - static_cast<float>(rounded) * step;
+    }
+    used_[slot].resize(n);
+    for (std::int64_t k = 0; k < n; ++k) {
+      at(slot, coded_.of[k]) = rounded_[k];
+      used_[slot][k] = static_cast<std::uint16_t>(coded_.of[k]);
+    }
+    return inner(off_, off_);
   }
 
   /// Looks up what is missing in set.codes.
@@ -224,47 +248,67 @@ class TierScores {
 
   /// Finds the lists of a slot's rare features, without those whose weights may be left out;
   /// returns Σw² over these.
-  double find_lists(int slot, const WorkingSet& set, std::span<const Weighted> rare,
-                    float steps_per_unit) {
-    constexpr std::size_t kAhead = 16;
-    const float least = negligible(rare);
-    double lost = 0;
-    for (std::size_t k = 0; k < rare.size(); ++k) {
-      if (k + kAhead < rare.size()) {
-        tiers_.prefetch_list(set.feature(rare[k + kAhead].feature));
-      }
-      const auto& [f, w] = rare[k];
-      if (std::abs(w) < least) {
-        lost += static_cast<double>(w) * w;
-      } else {
-        weights_.rare[slot].push_back({tiers_.list(set.feature(f)), w * steps_per_unit});
-      }
+  double find_lists(int slot, const WorkingSet& set, float steps_per_unit) {
+    constexpr std::int64_t kAhead = 16;
+    const auto [least_squared, lost] = negligible();
+    Weighted& rare = uncoded_;
+    std::int64_t n = 0;
+    for (std::int64_t k = 0; k < rare.size; k += kLanes) {
+      const Lanes w = load(rare.weights.data() + k);
+      const std::uint32_t left_out = greater(broadcast(least_squared), squares(w));
+      const std::uint32_t all = (1U << std::min<std::int64_t>(rare.size - k, kLanes)) - 1;
+      store_chosen(all & ~left_out, load_integers(rare.of.data() + k), rare.of.data() + n);
+      n += store_chosen(all & ~left_out, w, rare.weights.data() + n);
+    }
+    auto& lists = weights_.rare[slot];
+    lists.resize(n);
+    for (std::int64_t k = 0; k < n; ++k) {
+      if (k + kAhead < n) tiers_.prefetch_list(set.feature(rare.of[k + kAhead]));
+      lists[k] = {tiers_.list(set.feature(rare.of[k])), rare.weights[k] * steps_per_unit};
     }
     return lost;
   }
 
-  /// Weights of rare features below this may be left out: all of them together move no score by
-  /// more than kNegligible.
-  float negligible(std::span<const Weighted> rare) const {
+  struct Negligible {
+    float below;  // w²
+    double lost;  // Σw² over these, or a little more
+  };
+  /// Which weights of rare features may be left out: all of them together move no score by more
+  /// than kNegligible.
+  Negligible negligible() const {
     constexpr double kNegligible = 0.004;
-    constexpr int kOctaves = 20;
-    std::array<double, kOctaves> squares = {};  // of weights of 2⁻ᵏ⁻¹ … 2⁻ᵏ; the last for all below
-    for (const auto& [f, w] : rare) {
-      const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(w) >> 23 & 0xFFU) - 127;
-      squares[std::clamp(-exponent - 1, 0, kOctaves - 1)] += static_cast<double>(w) * w;
-    }
+    constexpr int kOctaves = 8;
     const double most = kNegligible / std::max(summary_.longest_features, 1e-30);
-    double sum = 0;
-    int octave = kOctaves;
-    while (octave > 0 && sum + squares[octave - 1] <= most * most) sum += squares[--octave];
-    return octave == kOctaves ? 0.0F : std::ldexp(1.0F, -octave);
+    std::array<float, kOctaves> bounds;
+    std::array<Lanes, kOctaves> sums;
+    for (int k = 0; k < kOctaves; ++k) {
+      bounds[k] = static_cast<float>(std::ldexp(most * most, -2 * k));
+      sums[k] = broadcast(0);
+    }
+    const Lanes minus = broadcast(-1);
+    for (std::int64_t i = 0; i < uncoded_.size; i += kLanes) {
+      const Lanes squared = squares(load(uncoded_.weights.data() + i));
+      for (int k = 0; k < kOctaves; ++k) {
+        const Lanes below = fused(minus, squared, broadcast(bounds[k]));
+        sums[k] = add(sums[k], where_positive(below, squared));
+      }
+    }
+    constexpr double kRounding = 1.001;
+    for (int k = 0; k < kOctaves; ++k) {
+      const double lost = kRounding * sum(sums[k]);
+      if (lost <= most * most) return {bounds[k], lost};
+    }
+    return {0, 0};
   }
+  static Lanes squares(Lanes w) { return fused(w, w, broadcast(0)); }
 
   const Tiers& tiers_;
   const Summary& summary_;
   TierWeights weights_;
   std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes
-  std::vector<Weighted> coded_, uncoded_;                // memory
+  Weighted coded_, uncoded_;                             // memory
+  std::vector<std::int16_t> rounded_;                    // memory
+  std::vector<float> off_;                               // memory
   HugeArray<float> near_;                                // scores of rows; zeros between uses
   Desk own_desk_;
 };
