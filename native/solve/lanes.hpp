@@ -38,7 +38,10 @@ typedef float Vector4 __attribute__((vector_size(16)));
 struct Four {
   Vector4 v;
 };
-inline Four four(float a, float b, float c, float d) { return {{a, b, c, d}}; }
+inline Four four(float a, float b, float c, float d) {
+  const Vector4 v = {a, b, c, d};
+  return {v};
+}
 inline Four load_four(const float* p) {
   Four a;
   std::memcpy(&a, p, sizeof a);
@@ -49,7 +52,8 @@ inline Four fused(Four a, Four b, Four c) {
   for (int q = 0; q < 4; ++q) c.v[q] = fused(a.v[q], b.v[q], c.v[q]);
   return c;
 #else
-  return {a.v * b.v + c.v};
+  const Vector4 v = a.v * b.v + c.v;
+  return {v};
 #endif
 }
 
