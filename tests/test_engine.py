@@ -172,6 +172,7 @@ def test_threads_and_block_size_do_not_change_weights(problem, monkeypatch):
     assert len(expected) == problem.n_labels
     for block_size, threads, part in [(1000, 2, 256), (7, 1, 256), (7, 3, 2), (1, 2, 256)]:
         monkeypatch.setattr(engine, "_LABELS_AT_ONCE", part)
+        monkeypatch.setattr(engine, "_MOST_TIMES", 1)
         assert rows_of(run(problem, block_size, threads)) == expected
 
 
@@ -239,6 +240,7 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
     with (
         mock.patch.object(engine, "LabelSolver", Held),
         mock.patch.object(engine, "_LABELS_AT_ONCE", 1),
+        mock.patch.object(engine, "_MOST_TIMES", 1),
         mock.patch.object(Cancel, "set", set_and_release),
     ):
         run = solve_blocks(problem, SolverParams(), blocks, lambda b: b, threads=2)

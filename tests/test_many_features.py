@@ -88,6 +88,26 @@ def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
     check_gradients(longer, Y, some_labels(Y, 20), normalize=False)
 
 
+def test_so_it_is_where_a_label_s_features_are_all_in_rows_of_one_kind():
+    # Passes look at rows in the order of how many frequent features they have, and make room for
+    # what a label adds by how much all labels add. Here nearly all of it is for one row in four.
+    random = np.random.default_rng(2)
+    n_rows, n_frequent, n_features = 4096, 40, 6000
+    columns = []
+    for row in range(n_rows):
+        of_kind = row % 4 == 0
+        frequent = random.choice(n_frequent, 8 if of_kind else 2, replace=False)
+        own = (0, 2000) if of_kind else (2000, n_features - n_frequent)
+        columns.append(np.sort(np.r_[frequent, n_frequent + random.choice(np.arange(*own), 6)]))
+    indices = np.concatenate([np.unique(c) for c in columns]).astype(np.int32)
+    indptr = np.cumsum([0, *(len(np.unique(c)) for c in columns)])
+    values = random.random(len(indices)).astype(np.float32) + 0.1
+    X = sp.csr_array((values, indices, indptr), (n_rows, n_features))
+    Y = sp.csr_array((random.random((n_rows, 12)) < 0.05) & (np.arange(n_rows) % 4 == 0)[:, None])
+    assert n_features * n_rows > kernels.features_per_non_zero * X.nnz
+    check_gradients(X, Y.astype(np.uint8), np.arange(12))
+
+
 def test_so_it_is_for_a_label_that_most_rows_have(data):
     X, _ = data
     random = np.random.default_rng(1)
@@ -124,6 +144,19 @@ def test_a_path_of_several_c_ends_at_the_same_objectives(data):
     for place, C in enumerate(path):
         at_once = problem.solve(labels, SolverParams(C=C)).objective
         np.testing.assert_allclose(objective[place, labels], at_once, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_rare_labels_of_medium_data_begin_near_their_positives_and_end_exact():
+    train, _ = generate(100_000, 100_000, 10_000, features_per_row=42, seed=6, test_rows=0)
+    assert 256 << 14 < train.X.nnz < 256 << 15
+    labels = some_labels(train.Y, 32)
+    solution = check_gradients(train.X, train.Y, labels)
+    rare = labels[-1:]
+    assert np.bincount(train.Y.indices)[rare] <= 32
+    problem = Problem(train.X, train.Y, Transform.fit(train.X))
+    alone = problem.solve(rare, SolverParams(delta=0)).weights
+    assert solution.weights[[31]].data.tobytes() == alone.data.tobytes()
 
 
 @pytest.mark.slow

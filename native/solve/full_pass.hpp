@@ -103,15 +103,13 @@ class FullPass {
     each_feature(set, exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
   }
 
-  /// Reports, without a pass, the `most` rows that score highest by features that few rows have;
-  /// says whether that was possible.
-  bool find_near(int slot, WorkingSet& set, std::int64_t most) {
-    auto* scores = std::get_if<TierScores>(&scores_);
-    if (scores == nullptr) return false;
+  /// Reports, without a pass, the `most` rows that score highest by features that few rows have.
+  void find_near(int slot, WorkingSet& set, std::int64_t most) {
     set_weights(slot, set, most);
-    scores->find_near(slot, most, lists_, violators(slot));
-    return true;
+    std::get<TierScores>(scores_).find_near(slot, most, lists_, violators(slot));
   }
+  /// Whether `find_near` is possible.
+  bool finds_near() const { return std::holds_alternative<TierScores>(scores_); }
 
   template <typename Stop>
   void run(const Stop& stop) {

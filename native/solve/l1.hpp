@@ -37,7 +37,7 @@ class L1 {
     state.group.sums.assign(set.w.size(), 0.0F);
   }
 
-  bool begins_near() const { return false; }
+  bool begins_near(const WorkingSet&) const { return false; }
 
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {

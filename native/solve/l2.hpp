@@ -43,11 +43,13 @@ class L2 {
   }
 
   /// Whether a pass costs so much that it is better to begin with rows that are near the positives.
-  bool begins_near() const { return growth_ > kLarge; }
+  bool begins_near(const WorkingSet& set) const {
+    return is_large_data() || (growth_ >= kMedium && set.n_positive <= kFew);
+  }
 
   template <typename Stop>
   std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
-    state.goal.reduction = begins_near() && set.size() <= kMany ? 0.001 : 0.003;
+    state.goal.reduction = is_large_data() && set.size() <= kMany ? 0.001 : 0.003;
     SubspaceSolver solver(set, X_, summary_, C, scratch_, team_);
     state.minimum = solver.minimise(state.goal, stop);
     ++state.rounds;
@@ -123,8 +125,12 @@ class L2 {
   static constexpr double kNear = 0.7;
   static constexpr int kDroppingRounds = 50;
   // Where more than so many rows come in at a time, a pass costs so much that labels begin near
-  // their positives.
+  // their positives; where it is at least kMedium, that pays for labels of at most kFew rows.
   static constexpr std::int64_t kLarge = 512;
+  static constexpr std::int64_t kMedium = 256;
+  static constexpr std::int64_t kFew = 32;
+
+  bool is_large_data() const { return growth_ > kLarge; }
 
   /// How many rows may come in at a time, at least: the more the larger X is, because a pass then
   /// costs more and a set does not.

@@ -51,7 +51,7 @@ concept Penalty = requires(P penalty, typename P::State state, WorkingSet set, f
   // The set holds the positives; on a path of several C the goal is less strict.
   penalty.begin(state, set, C, /*on_path=*/true);
   // Whether a label begins with negatives near its positives, so that its first pass finds less.
-  { penalty.begins_near() } -> std::same_as<bool>;
+  { penalty.begins_near(set) } -> std::same_as<bool>;
   // 1. Moves set.w to the minimum of f_W, or so far that it is time for a pass; returns the steps.
   { penalty.minimise(state, set, C, stop) } -> std::same_as<std::int32_t>;
   // 2. How many violators the pass should report at least.

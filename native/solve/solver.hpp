@@ -154,13 +154,16 @@ class Solver {
     begin(task.set, X_, positives, costs_.of(label), memory_);
     penalty_.begin(task.state, task.set, task.C, !path_.empty());
     pass_.join(slot, positives);
-    if (penalty_.begins_near()) task.out.seconds += timed([&] { begin_near(slot, task); });
+    if (pass_.finds_near() && penalty_.begins_near(task.set)) {
+      task.out.seconds += timed([&] { begin_near(slot, task); });
+    }
   }
 
   /// Rows near the positives are nearly those that a first pass would find.
   void begin_near(int slot, Task& task) {
     task.out.steps += penalty_.minimise(task.state, task.set, task.C, [] { return false; });
-    if (pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set))) grow(slot, task);
+    pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set));
+    grow(slot, task);
   }
 
   template <typename Stop>

@@ -46,14 +46,19 @@ struct TierWeights {
 class TierPass {
  public:
   // Rows whose scores are summed up together.
-  static constexpr std::int64_t kPart = 1024;
+  static constexpr std::int64_t kPart = Tiers::kTogether;
 
   TierPass(const Tiers& tiers, const TierWeights& weights)
       : tiers_(tiers), weights_(weights), sums_(kPart * kSlots) {}
 
   /// What is kept for a slot.
-  std::int64_t bytes(int slot) const { return bytes_of(sorted_[slot].numbers); }
-  void close(int slot) { empty(sorted_[slot].numbers); }
+  std::int64_t bytes(int slot) const {
+    return bytes_of(sorted_[slot].numbers) + bytes_of(sorted_[slot].crowded);
+  }
+  void close(int slot) {
+    empty(sorted_[slot].numbers);
+    empty(sorted_[slot].crowded);
+  }
 
   /// Lists the violators among the rows from one place to another, both multiples of kPart or the
   /// last. All lists have `n_rare` entries for these, or fewer.
@@ -82,11 +87,20 @@ class TierPass {
   // Numbers that rare features may add to the rows of a stretch.
   static constexpr std::int64_t kMostSorted = std::int64_t{1} << 21;
 
-  /// What a slot's rare features add to rows, part after part, and where parts end. A number has a
-  /// row of its part in its lowest bits, and is rounded up to what the others can hold.
+  /// What a slot's rare features add to rows, part after part. A number has a row of its part in
+  /// its lowest bits, and is rounded up to what the others can hold.
   struct Sorted {
     std::vector<std::int32_t> numbers;
-    std::vector<std::int64_t> ends;
+    struct Part {
+      std::int32_t begin, end, room;  // places of its numbers, and where there is no more room
+    };
+    std::vector<Part> parts;
+    // Numbers of parts that have no room left, and which parts these are, in ascending order.
+    struct Crowded {
+      std::int32_t part, number;
+    };
+    std::vector<Crowded> crowded;
+    std::size_t next_crowded = 0;
   };
 
   /// Sets what the sum of a row has to be above for it to be listed.
@@ -101,48 +115,79 @@ class TierPass {
     bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
   }
 
+  /// Makes room for the numbers of a slot's `n` entries in a stretch: for each part as much as it
+  /// should need by its share of all lists, and some more.
+  void make_room(Sorted& sorted, std::int64_t n, std::int64_t begin, std::int64_t end) const {
+    const std::int64_t all = tiers_.entries_below(end) - tiers_.entries_below(begin);
+    const double per_entry =
+        static_cast<double>(n) / static_cast<double>(std::max<std::int64_t>(all, 1));
+    std::int32_t room = 0;
+    sorted.parts.clear();
+    for (std::int64_t part = begin; part < end; part += kPart) {
+      const std::int64_t of_part =
+          tiers_.entries_below(std::min(part + kPart, end)) - tiers_.entries_below(part);
+      const double expected = per_entry * static_cast<double>(of_part);
+      const std::int32_t first = room;
+      room += static_cast<std::int32_t>(1.25 * expected + 4 * std::sqrt(expected)) + 4;
+      sorted.parts.push_back({first, first, room});
+    }
+    if (std::ssize(sorted.numbers) < room) sorted.numbers.resize(room);
+    sorted.crowded.clear();
+    sorted.next_crowded = 0;
+  }
+
   /// Sorts what the rare features of a slot add to rows of a stretch by parts of kPart rows.
   void sort_rare(int slot, std::int64_t begin, std::int64_t end) {
     constexpr std::size_t kAhead = 8;
     const auto& lists = weights_.rare[slot];
     if (lists.empty()) return;
-    auto& [numbers, ends] = sorted_[slot];
-    ends.assign((end - begin + kPart - 1) / kPart + 1, 0);
     inside_.clear();
-    for (std::size_t f = 0; f < lists.size(); ++f) {
-      if (f + kAhead < lists.size()) __builtin_prefetch(lists[f + kAhead].rows.data());
-      const auto& rows = lists[f].rows;
-      // Lists are short, and most passes are one stretch: a search is the exception.
+    std::int64_t n = 0;
+    for (const RareList& list : lists) {
+      const auto& rows = list.rows;
+      // Most passes are one stretch: a search is the exception.
       const auto place_below = [&](std::int64_t bound) {
         return std::partition_point(rows.begin(), rows.end(),
                                     [&](const auto& e) { return e.place < bound; });
       };
       const auto first = begin == 0 ? rows.begin() : place_below(begin);
-      const auto last = rows.empty() || rows.back().place < end ? rows.end() : place_below(end);
-      inside_.push_back({{first, last}, lists[f].weight});
-      for (const auto& entry : inside_.back().rows) ++ends[(entry.place - begin) / kPart + 1];
+      const auto last = end == tiers_.n_rows() ? rows.end() : place_below(end);
+      inside_.push_back({{first, last}, list.weight});
+      n += last - first;
     }
-    for (std::size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
-    numbers.resize(ends.back());
-    // Where a part begins becomes where it ends.
-    for (const auto& [rows, weight] : inside_) {
+    Sorted& sorted = sorted_[slot];
+    make_room(sorted, n, begin, end);
+    std::int32_t* numbers = sorted.numbers.data();
+    for (std::size_t f = 0; f < inside_.size(); ++f) {
+      if (f + kAhead < inside_.size()) __builtin_prefetch(inside_[f + kAhead].rows.data());
+      const auto& [rows, weight] = inside_[f];
       for (const auto& entry : rows) {
         const auto row = static_cast<std::int32_t>(entry.place - begin);
         const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
-        numbers[ends[row / kPart]++] = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
+        const std::int32_t number = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
+        auto& part = sorted.parts[row / kPart];
+        if (part.end < part.room) {
+          numbers[part.end++] = number;
+        } else {
+          sorted.crowded.push_back({static_cast<std::int32_t>(row / kPart), number});
+        }
       }
     }
+    std::sort(sorted.crowded.begin(), sorted.crowded.end(),
+              [](const auto& a, const auto& b) { return a.part < b.part; });
   }
 
-  /// Adds what `sort_rare` has sorted for a part to its sums.
+  /// Adds what `sort_rare` has sorted for a part to its sums; parts come in ascending order.
   void add_rare(std::int64_t part) {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (weights_.rare[slot].empty()) continue;
-      const auto& [numbers, ends] = sorted_[slot];
       std::int32_t* sums = sums_.data() + slot;
-      for (auto k = part == 0 ? 0 : ends[part - 1]; k < ends[part]; ++k) {
-        sums[std::int64_t{numbers[k] & kRowBits} * kSlots] += numbers[k] & ~kRowBits;
-      }
+      const auto add = [&](std::int32_t number) {
+        sums[std::int64_t{number & kRowBits} * kSlots] += number & ~kRowBits;
+      };
+      auto& [numbers, parts, crowded, next] = sorted_[slot];
+      for (auto k = parts[part].begin; k < parts[part].end; ++k) add(numbers[k]);
+      for (; next < crowded.size() && crowded[next].part == part; ++next) add(crowded[next].number);
     }
   }
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -44,6 +45,8 @@ class Tiers {
   static constexpr double kUneven = 64;
   static constexpr std::int64_t kMostFrequent = 4095;
   static constexpr std::int64_t kMostCoded = 32767;
+  // Rows that a pass sums up together.
+  static constexpr std::int64_t kTogether = 1024;
 
   /// Empty unless there are many features, and rows are short and of about one length.
   Tiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
@@ -94,6 +97,10 @@ class Tiers {
   /// The rows that have a rare or middle feature.
   std::span<const RareEntry> list(std::int64_t feature) const {
     return {rare_.data() + list_starts_[feature], rare_.data() + list_starts_[feature + 1]};
+  }
+  /// How many entries of all lists are for places below this, a multiple of kTogether or the last.
+  std::int64_t entries_below(std::int64_t place) const {
+    return entries_below_[(place + kTogether - 1) / kTogether];
   }
   /// Says that a feature's code or list will be asked for soon.
   void prefetch_code(std::int64_t feature) const { __builtin_prefetch(codes_.data() + feature); }
@@ -178,6 +185,7 @@ class Tiers {
     }
     middle_ = HugeArray<CodedPair>(middle_starts_[n_rows_]);
     double worst = 0;
+    entries_below_.assign((n_rows_ + kTogether - 1) / kTogether + 1, 0);
     for (const Group& group : groups_) {
       for (std::int64_t place = group.begin; place < group.end; ++place) {
         const Row x = row_of(X, rows_[place]);
@@ -207,8 +215,10 @@ class Tiers {
           if (codes_[j] != 0) add(middle, n_middle, j, value);
         }
         worst = std::max(worst, squared);
+        entries_below_[place / kTogether + 1] += x.size - n_frequent;
       }
     }
+    std::partial_sum(entries_below_.begin(), entries_below_.end(), entries_below_.begin());
     error_ = std::sqrt(worst);
   }
 
@@ -227,6 +237,7 @@ class Tiers {
   HugeArray<CodedPair> middle_{0};
   std::vector<std::int64_t> list_starts_;
   HugeArray<RareEntry> rare_{0};
+  std::vector<std::int64_t> entries_below_;  // of `rare_`, for every kTogether places
 };
 
 }  // namespace dismec::solve

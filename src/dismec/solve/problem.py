@@ -148,6 +148,7 @@ class Problem:
         if Y.shape[0] != X.shape[0]:
             raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
         self.n_rows, self.n_features = X.shape
+        self.nnz: int = X.nnz
         self.n_labels: int = Y.shape[1]
         by_label = sp.csc_array(Y)
         self._indptr = by_label.indptr.astype(np.int64, copy=False)

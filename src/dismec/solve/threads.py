@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 # Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
 _LABELS_AT_ONCE = 64
+_MOST_TIMES = 4  # as many where X is small: labels then take less time than handing them over
+_NON_ZEROS = 1 << 22  # of an X that is not small
 _ROWS_AT_ONCE = 1 << 16  # that have labels of a portion
 _NONE = np.empty(0, np.int64)
 
@@ -84,7 +86,7 @@ def solve_path(
     """
     threads = threads or available_cpus()
     queue, cancel = _LabelQueue(), Cancel()
-    queue.add(_portions(labels, problem.label_counts[labels]))
+    queue.add(_portions(problem, labels))
     queue.end()
     results: SimpleQueue[Any] = SimpleQueue()
     missing = len(labels) * len(path)
@@ -167,7 +169,7 @@ class BlockSolver(Generic[T]):
         self._open[number] = block
         distinct = block.equal.distinct
         self._owner[distinct] = number
-        self._queue.add(_portions(distinct, self._problem.label_counts[distinct]))
+        self._queue.add(_portions(self._problem, distinct))
 
     def end(self) -> None:
         """Say that no more blocks will be added."""
@@ -355,19 +357,21 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
 
 
 def _portions(
-    labels: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    problem: Problem, labels: npt.NDArray[np.int64]
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Frequent labels first: labels that are solved side by side should take equally long.
 
     Fewer of those at a time: what is solved is handed on once all of a portion have begun, and the
     weights of frequent labels take memory.
     """
+    at_once = _LABELS_AT_ONCE * min(max(_NON_ZEROS // max(problem.nnz, 1), 1), _MOST_TIMES)
+    counts = problem.label_counts[labels]
     order = np.argsort(-counts, kind="stable")
     ordered = labels[order]
     before = np.concatenate([[0], np.cumsum(counts[order])])
     begin = 0
     while begin < len(ordered):
         full = int(np.searchsorted(before, before[begin] + _ROWS_AT_ONCE, side="right")) - 1
-        end = max(begin + 1, min(full, begin + _LABELS_AT_ONCE))
+        end = max(begin + 1, min(full, begin + at_once))
         yield ordered[begin:end]
         begin = end
