@@ -1,7 +1,8 @@
 """What `dismec inspect` expects of a training, against the training; and drawings of both.
 
 Time is that of all cores together, which other work on the machine changes little. The training's
-has all that the process does, with reading and writing.
+has all that the process does, with reading and writing. Exits with 1 if time or peak memory is more
+than half as much again as expected, or less than two thirds of it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from pathlib import Path
 
 import data
 from dismec.data.dataset import save_data
+from dismec.data.synthetic import generate
 from dismec.report.estimate import estimate_training
 from dismec.report.facts import describe_model
 from dismec.report.figures import draw_frequencies, draw_weights
 from machine import print_heading
+
+MOST = 1.5  # times as much, or as little
 
 # VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.
 TRAIN = """
@@ -31,9 +35,10 @@ for line in open("/proc/self/status"):
 """
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="+", choices=data.SETS, default=data.SETS)
+    parser.add_argument("--sets", nargs="*", choices=data.SETS, default=data.SETS)
+    parser.add_argument("--rows", type=int, nargs="*", default=[100_000], help="of generated data")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--figures", type=Path, help="folder for drawings of the sets")
     args = parser.parse_args()
@@ -41,8 +46,12 @@ def main() -> None:
     print_heading()
     print(f"{args.threads} threads; expected, found, expected/found")
     print(f"{'set':12} {'core-seconds':>20} {'peak, MB':>20} {'model, MB':>20}")
-    for name in args.sets:
-        dataset = data.load(name)
+    missed = []
+    for name in [*args.sets, *args.rows]:
+        if isinstance(name, int):
+            dataset = generate(name, name, name // 10, features_per_row=42, test_rows=0)[0]
+        else:
+            dataset = data.load(name)
         expected = estimate_training(dataset.X, dataset.Y, threads=args.threads)
         with tempfile.TemporaryDirectory() as folder:
             source, model = Path(folder) / "train.xmc", Path(folder) / "model"
@@ -52,7 +61,7 @@ def main() -> None:
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
             peak, seconds = map(float, out.split())
             facts = describe_model(model)
-        print(f"{name:12}", end="")
+        print(f"{name:<12}", end="")
         for key, found, unit in (
             ("core-seconds", seconds, 1),
             ("peak bytes", peak, 1e6),
@@ -60,6 +69,8 @@ def main() -> None:
         ):
             ratio = expected[key] / found
             print(f" {expected[key] / unit:7.1f} {found / unit:7.1f} {ratio:5.2f}", end="")
+            if key != "model bytes" and not 1 / MOST <= ratio <= MOST:
+                missed.append(f"{name}: {key}")
         print(flush=True)
         if args.figures:
             for what, svg in (
@@ -67,7 +78,9 @@ def main() -> None:
                 ("weights", draw_weights(facts["weight counts"], facts["delta"])),
             ):
                 (args.figures / f"{name}-{what}.svg").write_bytes(svg)
+    print("MISSED: " + ", ".join(missed) if missed else "every bound is met")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -356,9 +356,7 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
         results.put(Kept(block.number, None, error))
 
 
-def _portions(
-    problem: Problem, labels: npt.NDArray[np.int64]
-) -> Iterator[npt.NDArray[np.int64]]:
+def _portions(problem: Problem, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
     """Frequent labels first: labels that are solved side by side should take equally long.
 
     Fewer of those at a time: what is solved is handed on once all of a portion have begun, and the
