@@ -30,13 +30,7 @@ template <typename Take>
 double each_score_of_large(const WorkingSet& set, const Transformed& X, const std::vector<float>& d,
                            std::vector<float>& scaled, Team& team, const Take& take) {
   constexpr std::int64_t kRows = 4096;
-  const std::span<const float> factor = set.factor(X);
-  const float* along = d.data();
-  if (!factor.empty()) {
-    scaled = d;
-    for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
-    along = scaled.data();
-  }
+  const float* along = along_rows(set, X, d, scaled);
   const float shift = X.bias * d.back();
   const Pieces pieces(set.size(), (set.size() + kRows - 1) / kRows);
   std::vector<double> sums(pieces.n());

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "solve/huge_array.hpp"
-#include "solve/lanes.hpp"
+#include "solve/integer_sums.hpp"
 #include "solve/tiers.hpp"
 #include "solve/violators.hpp"
 

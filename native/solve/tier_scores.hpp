@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "solve/huge_array.hpp"
+#include "solve/integer_sums.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 #include "solve/tier_pass.hpp"

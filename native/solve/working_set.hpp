@@ -235,18 +235,24 @@ inline void find_sums(WorkingSet& set, const Summary& summary) {
   set.sums[n] = static_cast<float>(summary.sums.back());
 }
 
+/// What the rows of a set are multiplied with for their products with d: d itself, or d times what
+/// they are still to be multiplied by, in `scaled`.
+template <typename Set>
+const float* along_rows(const Set& set, const Transformed& X, const std::vector<float>& d,
+                        std::vector<float>& scaled) {
+  const std::span<const float> factor = set.factor(X);
+  if (factor.empty()) return d.data();
+  scaled = d;
+  for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
+  return scaled.data();
+}
+
 /// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
 /// memory.
 template <typename Set, typename Take>
 double each_score(const Set& set, const Transformed& X, const std::vector<float>& d,
                   std::vector<float>& scaled, const Take& take) {
-  const std::span<const float> factor = set.factor(X);
-  const float* along = d.data();
-  if (!factor.empty()) {
-    scaled = d;
-    for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
-    along = scaled.data();
-  }
+  const float* along = along_rows(set, X, d, scaled);
   const float shift = X.bias * d.back();
   double sum = 0;
   for (std::int64_t i = 0; i < set.size(); ++i) {
