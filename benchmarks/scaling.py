@@ -1,12 +1,15 @@
 """How long large sets take on many cores: measured label costs, simulated schedules.
 
-Measured is what a label costs by the number of its rows, on generated data of 42 features a row,
+Measured is what a label costs by the number of its rows, on generated data of 42 features per row,
 in strata of frequency, with all threads busy. For a larger set this is taken to grow with the
-non-zeros of X (`growth.py` finds a little less). A set's labels get frequencies by a power law with
-exponent 1 that adds up to its labels a row, at most a tenth of the rows each.
+non-zeros of X, and then multiplied by one number for all labels and sets, so that
+WikiLSHTC-325K takes the core-hours that `paper_scale.py` found (`--core-hours`). A set's labels get
+frequencies by a power law with exponent 1 that adds up to its labels per row, at most a tenth of
+the rows each.
 
 Simulated is a cluster run: blocks of labels in order of falling cost go to whichever worker is
-free; a worker's threads share out a block's labels; each task costs `--task-seconds` more
+free; a worker's threads share out a block's labels, and the largest one but for the part of it
+that stays with one thread (`one_label.py` measures that); each task costs `--task-seconds` more
 (`cluster.py` measures that). Every machine first gets X and Y, from shared storage by its own
 network link or, one after another, from the client by one link.
 """
@@ -31,6 +34,7 @@ from machine import print_heading
 
 CORES = (10, 100, 1000)
 BYTES_A_NONZERO = 8
+SERIAL = 0.15  # of a frequent label's time, with one thread
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def measure(rows: int, threads: int, sample: int) -> tuple[np.ndarray, np.ndarra
     counts = data.label_counts(train.Y)
     strata = np.floor(np.log2(np.maximum(counts, 1))).astype(int)
     frequency, cost = [], []
-    print(f"{rows:,} rows, {train.X.nnz:,} non-zeros: core-ms a label by the number of its rows")
+    print(f"{rows:,} rows, {train.X.nnz:,} non-zeros: core-ms per label by the number of its rows")
     for stratum in range(strata.max() + 1):
         labels = np.flatnonzero((strata == stratum) & (counts > 0))
         labels = np.random.default_rng(stratum).permutation(labels)[: sample * threads]
@@ -98,7 +102,10 @@ def label_costs(of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int) -> n
 def schedule(blocks: list[np.ndarray], workers: int, threads: int, task_seconds: float) -> float:
     """Seconds until the last worker is done."""
     # A block's labels are shared out by threads: no faster than its largest label.
-    times = sorted((max(b.sum() / threads, b.max()) + task_seconds for b in blocks), reverse=True)
+    largest = SERIAL + (1 - SERIAL) / threads
+    times = sorted(
+        (max(b.sum() / threads, largest * b.max()) + task_seconds for b in blocks), reverse=True
+    )
     free = [0.0] * workers
     for block in times:
         heapq.heapreplace(free, free[0] + block)
@@ -112,7 +119,9 @@ def simulate(of: Set, costs: np.ndarray, args: argparse.Namespace) -> None:
         f"\n{of.name}: {hours:,.1f} core-hours, X {megabytes:,.0f} MB; the costliest label", end=""
     )
     print(f" takes {costs.max():.1f} s, the median one {np.median(costs):.3f} s")
-    print(f"{'cores':>6} {'workers':>8} {'labels a block':>15} {'tasks':>6} {'wall s':>9}", end="")
+    print(
+        f"{'cores':>6} {'workers':>8} {'labels per block':>16} {'tasks':>6} {'wall s':>9}", end=""
+    )
     print(f" {'idle':>6} {'data, shared s':>15} {'data, sent s':>13}")
     shuffled = np.random.default_rng(0).permutation(costs)
     for cores in CORES:
@@ -122,23 +131,27 @@ def simulate(of: Set, costs: np.ndarray, args: argparse.Namespace) -> None:
             wall = schedule(blocks, workers, min(cores, args.threads_a_worker), args.task_seconds)
             idle = 1 - costs.sum() / (wall * cores)
             load = megabytes / args.megabytes_a_second
-            print(f"{cores:6} {workers:8} {size:15,} {len(blocks):6,} {wall:9,.0f}", end="")
+            print(f"{cores:6} {workers:8} {size:16,} {len(blocks):6,} {wall:9,.0f}", end="")
             print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000, help="of the data that is measured")
-    parser.add_argument("--sample", type=int, default=96, help="labels a stratum and thread")
+    parser.add_argument("--sample", type=int, default=96, help="labels per stratum and thread")
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--threads-a-worker", type=int, default=10)
+    parser.add_argument("--core-hours", type=float, default=0.99, help=f"of {SETS[0].name}")
     parser.add_argument("--task-seconds", type=float, default=0.02)
     parser.add_argument("--megabytes-a-second", type=float, default=110, help="of a link: 1 Gbit/s")
     args = parser.parse_args()
     print_heading()
     measured = measure(args.rows, args.threads, args.sample)
+    found = label_costs(SETS[0], *measured).sum() / 3600
+    times = args.core_hours / found
+    print(f"\n{SETS[0].name} by these: {found:.2f} core-hours; costs times {times:.2f}")
     for of in SETS:
-        simulate(of, label_costs(of, *measured), args)
+        simulate(of, times * label_costs(of, *measured), args)
     return 0
 
 
