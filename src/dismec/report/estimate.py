@@ -51,12 +51,13 @@ def estimate_training(
 ) -> dict[str, Any] | None:
     """About how long `dismec train` will take on this machine, and how much memory.
 
-    It tries for about `seconds`. Of a training that holds rows out, only the second, longer part is
-    estimated. The result is None if no label has rows, else "seconds" and "core-seconds" of
-    solving, "peak bytes" of memory, "model bytes" on the disk, and on what they rest: "sampled
-    labels", "sampled seconds", "labels to solve", "threads", "memory bytes" of this machine (or
-    None). Where memory is short already without weights nothing is tried, and there are only "peak
-    bytes" and "memory bytes".
+    It tries for about `seconds`, or for as long as it takes to prepare large data: passes over all
+    rows are shared by many labels, and a few would seem to cost more than they do. Of a training
+    that holds rows out, only the second, longer part is estimated. The result is None if no label
+    has rows, else "seconds" and "core-seconds" of solving, "peak bytes" of memory, "model bytes" on
+    the disk, and on what they rest: "sampled labels", "sampled seconds", "labels to solve",
+    "threads", "memory bytes" of this machine (or None). Where memory is short already without
+    weights nothing is tried, and there are only "peak bytes" and "memory bytes".
     """
     params = params or TrainingParams()
     threads = thread_count(threads)
@@ -66,11 +67,13 @@ def estimate_training(
     least = _peak(X, Y, params, threads, 0)
     if memory and least > memory:
         return {"peak bytes": least, "memory bytes": memory}
+    begin = time.perf_counter()
     transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
     problem = Problem(X, Y, transform)
     work = effort(problem.equal_labels, problem.label_counts)
     ranked = np.argsort(-problem.label_counts, kind="stable")
     ranked = ranked[work[ranked] > 0]
+    seconds = max(seconds, time.perf_counter() - begin)
 
     sample, spent, kept = _solved(problem, params, _every(ranked, _PILOT), 1)
     rate = spent / work[sample].sum()
