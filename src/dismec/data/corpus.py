@@ -87,7 +87,7 @@ class _RefusedError(Exception):
 
 def read_texts(
     path: StrPath,
-    fmt: TextFormat = TextFormat(),  # noqa: B008  it is frozen
+    fmt: TextFormat = TextFormat(),
     *,
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
