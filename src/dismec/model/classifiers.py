@@ -23,7 +23,8 @@ __all__ = ["Classifiers", "Labelled", "Run", "block_rows"]
 
 Ints = npt.NDArray[np.int64]
 Run = Callable[..., Any]  # like `map`, but perhaps on threads
-Labelled = tuple[Ints, sp.csr_array]  # labels, and their rows of weights
+# Labels, and their rows of weights; which rows, if some labels have the same one.
+Labelled = tuple[Ints, sp.csr_array] | tuple[Ints, sp.csr_array, Ints]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +55,14 @@ class Classifiers:
         source = _Source(blocks, n_features)
 
         def look(number: int) -> tuple[npt.NDArray[Any], ...]:
-            labels, rows = source.check(number)
-            kept = np.arange(len(labels)) if counts is None else np.flatnonzero(counts[labels] > 0)
-            block = np.full(len(kept), number, np.int32)
-            sizes, signatures = np.diff(rows.indptr)[kept], _signatures(rows)[kept]
+            labels, rows, of_label = source.check(number)
+            if counts is not None:
+                trained = counts[labels] > 0
+                labels, of_label = labels[trained], of_label[trained]
+            block = np.full(len(labels), number, np.int32)
+            sizes, signatures = np.diff(rows.indptr)[of_label], _signatures(rows)[of_label]
             forget(rows.data)
-            return labels[kept], block, kept.astype(np.int32), sizes, signatures
+            return labels, block, of_label.astype(np.int32), sizes, signatures
 
         kinds = (np.int64, np.int32, np.int32, np.int64, np.uint64)
         none = tuple(np.empty(0, kind) for kind in kinds)
@@ -103,12 +106,14 @@ class _Source:
         self._blocks, self._n_features = blocks, n_features
         self._typed = [False] * len(blocks)  # whether each is as the kernels take it
 
-    def check(self, number: int) -> tuple[Ints, Rows]:
-        """Look at all entries of a block."""
-        labels, weights = self._blocks[number]
-        rows = block_rows(labels, weights, self._n_features)
+    def check(self, number: int) -> tuple[Ints, Rows, Ints]:
+        """Look at all entries of a block: labels, rows of weights, and which row each label has."""
+        labels, weights, *shared = self._blocks[number]
+        of_label = shared[0] if shared else np.arange(len(labels))
+        n_rows = weights.shape[0] if shared else len(labels)
+        rows = block_rows(n_rows, weights, self._n_features)
         self._typed[number] = rows.indices is weights.indices
-        return labels, rows
+        return labels, rows, of_label
 
     def visit(
         self,
@@ -125,22 +130,22 @@ class _Source:
 
         def of_block(span: slice) -> None:
             places = by_block[span]
-            labels, weights = self._blocks[numbers[places[0]]]
+            _, weights, *_ = self._blocks[numbers[places[0]]]
             if self._typed[numbers[places[0]]]:
                 indptr = weights.indptr.astype(np.int64, copy=False)
                 use(places, rows[places], indptr, weights.indices, weights.data)
             else:
-                use(places, rows[places], *block_rows(labels, weights, self._n_features))
+                use(places, rows[places], *block_rows(weights.shape[0], weights, self._n_features))
             forget(weights.data)
 
         deque(run(of_block, _runs(numbers[by_block])), maxlen=0)
 
 
-def block_rows(labels: npt.NDArray[Any], weights: Any, n_features: int) -> Rows:
+def block_rows(n_rows: int, weights: Any, n_features: int) -> Rows:
     """The weights of some labels, as the kernels take them."""
-    if weights.shape != (len(labels), n_features + 1):
+    if weights.shape != (n_rows, n_features + 1):
         raise ModelError(
-            f"a block of {len(labels)} labels holds {weights.shape[0]} × {weights.shape[1]} "
+            f"a block of {n_rows} labels holds {weights.shape[0]} × {weights.shape[1]} "
             f"weights; expected {n_features + 1} a label: {n_features} features and the bias"
         )
     try:
@@ -188,7 +193,10 @@ def _first_equal(
     begins = np.append(True, np.diff(signature[alike]) != 0)
     starts, group = np.flatnonzero(begins), np.cumsum(begins) - 1
     same = begins.copy()
-    pair = np.flatnonzero(~begins & (np.diff(block[alike], prepend=-1) == 0))
+    beside = ~begins & (np.diff(block[alike], prepend=-1) == 0)
+    shared = beside & (np.diff(row[alike], prepend=-1) == 0)
+    same[shared] = True
+    pair = np.flatnonzero(beside & ~shared)
 
     def compare(places: npt.NDArray[np.int32], rows: npt.NDArray[np.int32], *arrays: Any) -> None:
         before = row[alike[pair[places] - 1]]

@@ -93,7 +93,7 @@ class Shard:
         """The same labels with these weights for their classifiers, as `unpack` gives them."""
         check_precision(precision)
         to = np.arange(len(self.scales), dtype=np.int32)
-        arrays = block_rows(to, rows, self.n_features)
+        arrays = block_rows(len(to), rows, self.n_features)
         packer = kernels.Packer(precision, len(to), self.n_features, split=self.is_split)
 
         def bring(_: int) -> None:

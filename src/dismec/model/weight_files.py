@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
+from dismec.model.classifiers import Labelled
 from dismec.model.directory import commit, open_checked, tidy, write_hashed
 from dismec.model.format import (
     ARRAYS,
@@ -50,6 +50,7 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
     path = directory / f"{BLOCK}{block.number:06d}{ARRAYS}"
     arrays: dict[str, npt.NDArray[Any]] = {
         "labels": block.labels.astype(np.int32),
+        "rows": block.rows.astype(np.int32),
         "indptr": weights.indptr.astype(np.int64, copy=False),
         "indices": weights.indices.astype(np.int32, copy=False),
         "weights": weights.data.astype(np.float32, copy=False),
@@ -123,7 +124,7 @@ def finish(
     return done
 
 
-class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
+class _BlockFiles(Sequence[Labelled]):
     """The blocks of a training that is through, mapped when they are asked for.
 
     Files that were asked for last stay open: packing takes a few rows at a time from each of many.
@@ -138,7 +139,7 @@ class _BlockFiles(Sequence[tuple[npt.NDArray[np.int64], sp.csr_array]]):
 
     def __getitem__(self, number: Any) -> Any:
         block = self._block(int(number))
-        return block.labels, block.weights
+        return block.labels, block.weights, block.rows
 
     def _open(self, number: int) -> Block:
         receipt = self._manifest.blocks[number]
@@ -153,10 +154,15 @@ def read_block(
     arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     if metadata.get("number") != str(receipt.number):
         raise ModelError(f"{path}: not block {receipt.number}, as which the manifest names it")
-    shape = (receipt.n_labels, manifest.n_features + 1)
+    n_labels = receipt.n_labels
+    if "rows" not in arrays and "labels" in arrays:  # earlier versions gave each label its own row
+        arrays["rows"] = np.arange(arrays["labels"].size, dtype=np.int32)
+    n_rows = arrays["indptr"].size - 1 if "indptr" in arrays else 0
+    shape = (n_rows, manifest.n_features + 1)
     for name, dtype, size in (
-        ("labels", np.int32, shape[0]),
-        ("indptr", np.int64, shape[0] + 1),
+        ("labels", np.int32, n_labels),
+        ("rows", np.int32, n_labels),
+        ("indptr", np.int64, n_rows + 1),  # of one dimension
         ("indices", np.int32, receipt.nnz),
         ("weights", np.float32, receipt.nnz),
     ):
@@ -164,13 +170,17 @@ def read_block(
             raise ModelError(f"{path}: array {name!r} is missing")
         if arrays[name].dtype != dtype or arrays[name].shape != (size,):
             raise ModelError(f"{path}: the arrays do not have the sizes that the manifest gives")
-    labels, rows = arrays["labels"], Rows(arrays["indptr"], arrays["indices"], arrays["weights"])
+    labels, rows_of = arrays["labels"], arrays["rows"]
+    rows = Rows(arrays["indptr"], arrays["indices"], arrays["weights"])
     matrix = csr_on(rows.data, rows.indices, rows.indptr, shape)
-    block = Block(receipt.number, labels.astype(np.int64), matrix, receipt.stats)
+    held, places = labels.astype(np.int64), rows_of.astype(np.int64)
+    block = Block(receipt.number, held, places, matrix, receipt.stats)
     if not check:
         return block
-    if shape[0] and not (labels[0] >= 0 and labels[-1] < manifest.n_labels):
+    if n_labels and not (labels[0] >= 0 and labels[-1] < manifest.n_labels):
         raise ModelError(f"{path}: a label is out of range")
+    if n_labels and not 0 <= rows_of.min() <= rows_of.max() < n_rows:
+        raise ModelError(f"{path}: a row is out of range")
     if (np.diff(labels) <= 0).any():
         raise ModelError(f"{path}: the labels are not in order")
     _check_entries(path, rows, shape[1])
@@ -192,7 +202,7 @@ def read_shards(
         held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
         if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
             raise ModelError(f"{directory}: the blocks do not hold every label once")
-        stored = [(block.labels, block.weights) for block in blocks]
+        stored = [(block.labels, block.weights, block.rows) for block in blocks]
         return list(pack(stored, manifest.n_features, "float32", counts))
     if check is None:
         check = sum(receipt.bytes for receipt in manifest.shards) <= QUICK_BYTES

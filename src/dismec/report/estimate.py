@@ -9,7 +9,7 @@ from the peaks that ``benchmarks/memory.py`` measures.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +112,9 @@ def _solved(
         problem,
         params.solver,
         {0: np.sort(labels)},
-        lambda block: np.bincount(block.weights.indices, minlength=problem.n_features + 1),
+        lambda block: np.bincount(
+            cast(Any, block.weights)[block.rows].indices, minlength=problem.n_features + 1
+        ),
         threads=threads,
     )
     return labels, max(time.process_time() - begin, 1e-4), kept

@@ -49,9 +49,10 @@ def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Weights of some labels."""
+    """Weights of some labels, those that labels have in common only once."""
 
     number: int  # which of the model's blocks it is
-    labels: npt.NDArray[np.int64]  # of the rows of `weights`, ascending
-    weights: sp.csr_array  # float32 (len(labels), n_features + 1), bias last
+    labels: npt.NDArray[np.int64]  # ascending
+    rows: npt.NDArray[np.int64]  # of `weights`, one per label
+    weights: sp.csr_array  # float32 (classifiers, n_features + 1), bias last
     stats: BlockStats | None = None

@@ -21,17 +21,17 @@ class EqualLabels:
 
     Of each label, `groups` has the first label of the problem with the same rows. `distinct` are
     the labels to solve, the first of each group: `first` their places in `labels`, and `sizes` how
-    many labels each stands for.
+    many labels each stands for. `copy_of` has the place in `distinct` of each label.
     """
 
     def __init__(self, labels: Ints, groups: Ints) -> None:
         self.labels, self.groups = labels, groups
-        _, self.first, copy_of, self.sizes = np.unique(
+        _, self.first, self.copy_of, self.sizes = np.unique(
             groups, return_index=True, return_inverse=True, return_counts=True
         )
         self.distinct = labels[self.first]
         self._sorter = np.argsort(self.distinct)
-        self._order = np.argsort(copy_of, kind="stable")
+        self._order = np.argsort(self.copy_of, kind="stable")
         self._starts = np.cumsum(self.sizes) - self.sizes
 
     @classmethod
@@ -51,12 +51,16 @@ class EqualLabels:
             return self
         return EqualLabels(labels, self.groups[labels])
 
+    def find(self, distinct: npt.NDArray[Any]) -> Ints:
+        """The places of these labels in `distinct`."""
+        return self._sorter[np.searchsorted(self.distinct, distinct, sorter=self._sorter)]
+
     def copies(self, distinct: npt.NDArray[Any]) -> tuple[Ints, Ints]:
         """The places in `labels` of those that these of `distinct` stand for, and their bounds.
 
         Those of ``distinct[i]``, itself among them, are from ``bounds[i]`` to ``bounds[i + 1]``.
         """
-        at = self._sorter[np.searchsorted(self.distinct, distinct, sorter=self._sorter)]
+        at = self.find(distinct)
         sizes = self.sizes[at]
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         places = np.arange(bounds[-1]) + np.repeat(self._starts[at] - bounds[:-1], sizes)

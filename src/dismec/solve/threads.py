@@ -200,8 +200,7 @@ class BlockSolver(Generic[T]):
         n_labels = 0
         for number in numbers.tolist():
             block = self._open[number]
-            part = solution if len(numbers) == 1 else solution[np.flatnonzero(owners == number)]
-            n_labels += block.add(part, share * len(part.labels))
+            n_labels += block.add(solution, np.flatnonzero(owners == number), share)
             if block.complete:
                 del self._open[number]
                 self._pool.submit(_keep_block, self._keep, block.close(), self._results)
@@ -215,48 +214,50 @@ class _OpenBlock:
         self.number = number
         self.equal = equal
         self._missing = len(equal.distinct)
-        self._solutions: list[Solution] = []
+        self._parts: list[tuple[Solution, npt.NDArray[np.int64]]] = []
         self._seconds = 0.0
 
-    def add(self, solution: Solution, seconds: float) -> int:
-        """Take some labels in; returns how many they stand for."""
-        self._solutions.append(solution)
-        self._missing -= len(solution.labels)
-        self._seconds += seconds
-        return int(self.equal.copies(solution.labels)[1][-1])
+    def add(self, solution: Solution, which: npt.NDArray[np.int64], seconds: float) -> int:
+        """Take some labels of a solution in, at so many seconds each.
+
+        Returns how many labels they stand for.
+        """
+        self._parts.append((solution, which))
+        self._missing -= len(which)
+        self._seconds += seconds * len(which)
+        return int(self.equal.sizes[self.equal.find(solution.labels[which])].sum())
 
     @property
     def complete(self) -> bool:
         return self._missing == 0
 
     def close(self) -> Block:
-        """The block with all its labels, in order."""
-        solutions = self._solutions
+        """The block with all its labels."""
+        parts, equal = self._parts, self.equal
         stats = BlockStats(
-            solved=sum(int(np.count_nonzero(s.passes)) for s in solutions),
-            unsolved=sum(int(np.count_nonzero(~(s.gradient <= 1))) for s in solutions),
-            passes=sum(int(s.passes.sum(dtype=np.int64)) for s in solutions),
-            steps=sum(int(s.steps.sum(dtype=np.int64)) for s in solutions),
-            set_rows=sum(int(s.set_size.sum()) for s in solutions),
+            solved=sum(int(np.count_nonzero(s.passes[which])) for s, which in parts),
+            unsolved=sum(int(np.count_nonzero(~(s.gradient[which] <= 1))) for s, which in parts),
+            passes=sum(int(s.passes[which].sum(dtype=np.int64)) for s, which in parts),
+            steps=sum(int(s.steps[which].sum(dtype=np.int64)) for s, which in parts),
+            set_rows=sum(int(s.set_size[which].sum()) for s, which in parts),
             seconds=round(self._seconds, 3),
-            weight_counts=sum_counts([s.weight_counts for s in solutions]),
+            weight_counts=sum_counts([s.weight_counts[which] for s, which in parts]),
         )
-        labels = self.equal.labels
-        targets = [self.equal.copies(solution.labels) for solution in solutions]
-        lengths = np.zeros(len(labels), dtype=np.int64)
-        for solution, (places, bounds) in zip(solutions, targets, strict=True):
-            lengths[places] = np.repeat(np.diff(solution.weights.indptr), np.diff(bounds))
+        places = [equal.find(solution.labels[which]) for solution, which in parts]
+        lengths = np.zeros(len(equal.distinct), dtype=np.int64)
+        for (solution, which), to in zip(parts, places, strict=True):
+            lengths[to] = np.diff(solution.weights.indptr)[which]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         indices = empty_array(indptr[-1], np.int32)
         data = empty_array(indptr[-1], np.float32)
-        while solutions:  # what has been copied need not stay
-            source, (places, bounds) = solutions.pop().weights, targets.pop()
-            rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        while parts:  # what has been copied need not stay
+            solution, which = parts.pop()
+            source = solution.weights
             begins = source.indptr.astype(np.int64, copy=False)
             of_source = begins, source.indices, source.data
-            kernels.copy_rows(rows, places, *of_source, indptr, indices, data)
-        weights = csr_on(data, indices, indptr, (len(labels), source.shape[1]))
-        return Block(self.number, labels, weights, stats)
+            kernels.copy_rows(which, places.pop(), *of_source, indptr, indices, data)
+        weights = csr_on(data, indices, indptr, (len(lengths), source.shape[1]))
+        return Block(self.number, equal.labels, equal.copy_of, weights, stats)
 
 
 class _LabelQueue:

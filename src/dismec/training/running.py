@@ -79,7 +79,7 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
     blocks = list(_solve_here(job, everything, lambda block: block, place.threads, progress))
     packing = Packing(
-        [(block.labels, block.weights) for block in blocks],
+        [(block.labels, block.weights, block.rows) for block in blocks],
         job.problem.n_features,
         job.params.precision,
         job.parts.labels.counts,
