@@ -40,9 +40,9 @@ def run(problem, block_size, threads, progress=None):
 def rows_of(blocks):
     """Each label's features and weights as bytes."""
     rows = {
-        label: (block.weights[[i]].indices.tobytes(), block.weights[[i]].data.tobytes())
+        label: (block.weights[[row]].indices.tobytes(), block.weights[[row]].data.tobytes())
         for block in blocks
-        for i, label in enumerate(block.labels.tolist())
+        for label, row in zip(block.labels.tolist(), block.rows.tolist(), strict=True)
     }
     return [rows[label] for label in sorted(rows)]
 
@@ -162,6 +162,8 @@ def test_labels_with_the_same_rows_are_solved_once():
     blocks = run(problem, 25, 2, lambda n, _: counted.append(n))
     assert sum(counted) == 3 * n
     assert sum(block.stats.solved for block in blocks) <= n + len(blocks)
+    # Labels with the same rows share one in their block.
+    assert sum(block.weights.shape[0] for block in blocks) <= n + len(blocks)
     rows = rows_of(blocks)
     assert rows[:n] == rows[2 * n :] == rows[n : 2 * n][::-1]
     assert rows[:n] == rows_of(run(Problem(X, Y, Transform.fit(X)), 1000, 1))

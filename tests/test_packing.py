@@ -38,7 +38,7 @@ def write_model(path, blocks, n_labels, n_features):
     transform = Transform(n_features).to_dict()
     manifest = Manifest(1, n_features, n_labels, {}, transform, "", "", parts)
     manifest = manifest.with_blocks(
-        write_block(path, Block(number, labels, weights))
+        write_block(path, Block(number, labels, np.arange(len(labels)), weights))
         for number, (labels, weights) in enumerate(blocks)
     )
     commit(path, manifest)

@@ -266,6 +266,16 @@ def test_block_that_is_not_what_the_manifest_says_is_refused(unfinished, change,
         read_block(unfinished, manifest, change(manifest.blocks[0]))
 
 
+@pytest.mark.parametrize("row", [-1, 10**6])
+def test_block_whose_labels_have_no_row_is_refused(unfinished, row):
+    manifest = read_manifest(unfinished)
+    block = read_block(unfinished, manifest, manifest.blocks[0])
+    rows = np.append(block.rows[:-1], row)
+    receipt = write_block(unfinished, replace(block, rows=rows))
+    with pytest.raises(ModelError, match="a row is out of range"):
+        read_block(unfinished, manifest, receipt)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 50, "[" * 100_000])
 def test_garbage_manifest_is_refused(model, text):
     (model / "manifest.json").write_text(text)
