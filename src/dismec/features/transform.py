@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -74,6 +74,15 @@ class Transform:
             df = np.bincount(X.indices[X.data != 0], minlength=n_features)
             idf = (np.log((1.0 + n_rows) / (1.0 + df)) + 1.0).astype(np.float32)
         return cls(n_features, normalize, bias, idf)
+
+    @property
+    def n_columns(self) -> int:
+        """Features that a row is scored by, without the bias: its own."""
+        return self.n_features
+
+    def with_bias(self, bias: float) -> Transform:
+        """The same with another bias."""
+        return replace(self, bias=bias)
 
     def row_scale(self, X: Any) -> Floats:
         """1/‖x∘idf‖₂ per row, computed in float64; 1 for rows of zeros, and without `normalize`."""

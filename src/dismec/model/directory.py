@@ -23,7 +23,17 @@ import numpy.typing as npt
 from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.files import whole_file
 from dismec.errors import ModelError
-from dismec.model.format import DATA, EDIT, FORMAT, FORMAT_VERSION, LOCK, MANIFEST, RUN, is_own
+from dismec.model.format import (
+    DATA,
+    EDIT,
+    FORMAT,
+    FORMAT_VERSION,
+    LOCK,
+    MANIFEST,
+    RUN,
+    STAGE,
+    is_own,
+)
 from dismec.model.journal import read_journal
 from dismec.model.manifest import Manifest
 
@@ -95,13 +105,16 @@ def tidy(directory: Path, manifest: Manifest) -> None:
         named.add(manifest.journal)
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
+    stages = not manifest.complete and manifest.refined  # they are what is being trained on
     for path in list(directory.iterdir()):
+        if stages and path.name.startswith(STAGE):
+            continue
         if is_own(path.name) and path.name not in named:
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    if path.name.startswith(RUN) or path.name == EDIT:
+    if path.name.startswith((RUN, STAGE)) or path.name == EDIT:
         rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -14,11 +14,14 @@ from dismec.errors import DataError
 
 FORMAT = "dismec-model"
 FORMAT_VERSION = 3
+REFINED_VERSION = 4  # of refined models, which earlier versions of the package cannot read
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 PARTS = ("labels", "vocabulary", "calibration")  # what there may be besides weights
 BLOCK, SHARD = "block-", "shard-"  # how the names of files of weights begin
+FIRST = "first-"  # the same for shards of the first stage of a refined model
+STAGE = ".stage-"  # how the names of what the stages of a training leave to the next one begin
 JOURNAL = "blocks-", ".journal"  # how the name of the journal of a training begins and ends
 ARRAYS = ".safetensors"  # how the names of all files of arrays end
 EDIT = ".edit"  # labels of a finished model that are being trained
@@ -44,8 +47,8 @@ def is_own(name: str) -> bool:
     """Whether a file of this name in a model directory is the model's."""
     return (
         name in (MANIFEST, LOCK, EDIT)
-        or (name.startswith((*PARTS, BLOCK, SHARD)) and name.endswith(ARRAYS))
+        or (name.startswith((*PARTS, BLOCK, SHARD, FIRST)) and name.endswith(ARRAYS))
         or (name.startswith(JOURNAL[0]) and name.endswith(JOURNAL[1]))
         or (name.startswith(".") and name.endswith(".tmp"))
-        or name.startswith((DATA, RUN))
+        or name.startswith((DATA, RUN, STAGE))
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS
+from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS, REFINED_VERSION
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
@@ -84,6 +84,8 @@ class Manifest:
     blocks: tuple[BlockReceipt, ...] = ()  # what is done, by number, while training is under way
     journal: str | None = None  # a file with more blocks (`dismec.model.journal`)
     shards: tuple[ShardReceipt, ...] | None = None  # the weights of a finished model
+    refined: dict[str, Any] | None = None  # how labels become features (`Refinement`)
+    first: tuple[ShardReceipt, ...] | None = None  # the first stage of a refined model
     version: int = FORMAT_VERSION
 
     @property
@@ -101,9 +103,14 @@ class Manifest:
         return sum(receipt.n_labels for receipt in self.blocks)
 
     @property
+    def n_columns(self) -> int:
+        """Features that a classifier has weights for, without the bias."""
+        return self.n_features + (self.refined["informing"] if self.refined else 0)
+
+    @property
     def files(self) -> tuple[_Receipt, ...]:
         """The files that hold weights."""
-        return self.blocks if self.shards is None else self.shards
+        return (*(self.blocks if self.shards is None else self.shards), *(self.first or ()))
 
     def with_blocks(self, receipts: Iterable[BlockReceipt]) -> Manifest:
         """The same manifest with these blocks instead of its own."""
@@ -124,14 +131,16 @@ class Manifest:
         if self.blocks:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
             stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
-        done = replace(self, isa=isa, stats=stats, shards=tuple(shards), version=FORMAT_VERSION)
+        version = REFINED_VERSION if self.refined else FORMAT_VERSION
+        done = replace(self, isa=isa, stats=stats, shards=tuple(shards), version=version)
         return replace(done, blocks=(), journal=None)
 
     def to_json(self) -> str:
         """The text of the file."""
         content = {"format": FORMAT, "version": self.version, "complete": self.complete}
-        lists = ("blocks", "shards")
-        content |= {k: v for k, v in vars(self).items() if k not in (*lists, "version")}
+        lists = ("blocks", "shards", *(["first"] if self.refined else []))
+        left_out = (*lists, "version", "first", *([] if self.refined else ["refined"]))
+        content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
         if self.journal is None:
@@ -155,9 +164,9 @@ class Manifest:
         version = content.get("version")
         if not isinstance(version, int) or version < 1:
             raise ValueError(f"format version {version!r} is not a number from 1")
-        if version > FORMAT_VERSION:
+        if version > REFINED_VERSION:
             raise ValueError(
-                f"format version {version} is newer than this dismec reads ({FORMAT_VERSION}); "
+                f"format version {version} is newer than this dismec reads ({REFINED_VERSION}); "
                 "upgrade dismec"
             )
         try:
@@ -195,7 +204,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
-    kinds |= {"journal": str}
+    kinds |= {"journal": str, "refined": dict, "first": list}
     for key, kind in kinds.items():
         value = content.get(key)
         if not isinstance(value, kind | None):
@@ -210,8 +219,9 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     if values["journal"] is not None:
         _check_name(values["journal"])
     values["blocks"] = tuple(_parse_receipt(BlockReceipt, entry) for entry in values["blocks"])
-    if values["shards"] is not None:
-        values["shards"] = tuple(_parse_receipt(ShardReceipt, entry) for entry in values["shards"])
+    for key in ("shards", "first"):
+        if values[key] is not None:
+            values[key] = tuple(_parse_receipt(ShardReceipt, entry) for entry in values[key])
     return Manifest(**values)
 
 
@@ -276,10 +286,16 @@ def _check_sizes(manifest: Manifest) -> None:
     numbers = [receipt.number for receipt in manifest.blocks]
     if numbers != sorted(set(numbers)):  # or two blocks have the same
         raise ValueError("blocks are not in the order of their numbers")
-    for receipt in (*manifest.blocks, *(manifest.shards or ())):
-        if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_features + 1):
+    informing = (manifest.refined or {"informing": 0}).get("informing")
+    if type(informing) is not int or not 0 <= informing <= manifest.n_labels:
+        raise ValueError(f"{informing!r} labels inform others; there are {manifest.n_labels}")
+    if manifest.shards is not None and bool(manifest.refined) != (manifest.first is not None):
+        raise ValueError("a refined model has a first stage, and no other has")
+    for receipt in manifest.files:
+        if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_columns + 1):
             raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
-    for what, receipts in (("blocks", manifest.blocks), ("shards", manifest.shards or ())):
-        held = sum(receipt.n_labels for receipt in receipts)
+    stages = ("blocks", manifest.blocks), ("shards", manifest.shards), ("first", manifest.first)
+    for what, receipts in stages:
+        held = sum(receipt.n_labels for receipt in receipts or ())
         if held > manifest.n_labels:
             raise ValueError(f"{what} hold {held} labels, there are {manifest.n_labels}")

@@ -14,17 +14,18 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
-from dismec.features.transform import Transform
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model import thresholds, weight_files
 from dismec.model.calibration import Calibration, Float32s, logistic
 from dismec.model.directory import commit, discard, holds_model, locked, make_directory
 from dismec.model.explanation import Explanation, contributions
+from dismec.model.format import FIRST
+from dismec.model.informed import Informed
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts, write_parts
 from dismec.model.reranking import Gains, Reranked
-from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.scoring import Labels, Predictor, RowTransform, Scores
 from dismec.model.shards import Shard, first_labels, gather, pack, prune
 from dismec.model.thresholds import MACRO_F1, MICRO_F1
 from dismec.model.topk_model import Capabilities, TopkModel
@@ -40,7 +41,7 @@ class Model(TopkModel):
     """
 
     def __init__(
-        self, manifest: Manifest, transform: Transform, parts: Parts, shards: Sequence[Shard]
+        self, manifest: Manifest, transform: RowTransform, parts: Parts, shards: Sequence[Shard]
     ) -> None:
         super().__init__(manifest, transform, parts)
         self._shards = list(shards)
@@ -49,9 +50,10 @@ class Model(TopkModel):
     def weights(self) -> sp.csr_array:
         """The weights as CSR float32 (n_labels, n_features + 1), bias last; a copy on each call.
 
-        They are those that predictions are made with, rounded to the model's precision.
+        They are those that predictions are made with, rounded to the model's precision. In a
+        refined model the labels that inform others are further features, before the bias.
         """
-        return gather(self._shards, self.n_labels, self.n_features)
+        return gather(self._shards, self.n_labels, self.transform.n_columns)
 
     @property
     def shards(self) -> Sequence[Shard]:
@@ -283,7 +285,7 @@ class Model(TopkModel):
         # Labels that came and went have left small shards behind: all go into as few as possible.
         labels = np.flatnonzero(self.label_counts)
         weights: Any = prune(self.weights, delta)
-        return list(pack([(labels, weights[labels])], self.n_features, precision))
+        return list(pack([(labels, weights[labels])], self.transform.n_columns, precision))
 
     def save(
         self,
@@ -314,6 +316,10 @@ class Model(TopkModel):
             receipts = [
                 weight_files.write_shard(directory, i, s) for i, s in enumerate(self._shards)
             ]
+            if isinstance(self.transform, Informed):
+                first = enumerate(self.transform.first)
+                named = (weight_files.write_shard(directory, i, s, FIRST) for i, s in first)
+                manifest = replace(manifest, first=tuple(named))
             commit(directory, manifest.finished(receipts))
 
     def _reliability(
@@ -359,7 +365,7 @@ class Model(TopkModel):
 
     def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
         shards = [s.rescaled(slopes, offsets, self.transform.bias) for s in self._shards]
-        return Predictor(shards, self.n_labels, replace(self.transform, bias=1.0))
+        return Predictor(shards, self.n_labels, self.transform.with_bias(1.0))
 
     def __getstate__(self) -> dict[str, Any]:
         cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]

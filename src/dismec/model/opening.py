@@ -9,9 +9,11 @@ from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest
+from dismec.model.informed import Informed, Refinement
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.parts import Parts, read_parts
+from dismec.model.scoring import RowTransform
 
 __all__ = ["open_model", "read_head"]
 
@@ -40,13 +42,28 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
     while True:
         before = read_manifest(directory)
         try:
-            manifest, transform, parts = read_head(directory, check=check)
+            manifest, own, parts = read_head(directory, check=check)
+            transform = _informed(directory, manifest, own, check) if manifest.refined else own
             shards = weight_files.read_shards(directory, manifest, parts.labels.counts, check=check)
             return Model(manifest, transform, parts, shards)
         except ModelError:
             # Its labels may just have been changed, and files removed that it named before.
             if read_manifest(directory) == before:
                 raise
+
+
+def _informed(
+    directory: Path, manifest: Manifest, own: Transform, check: bool | None
+) -> RowTransform:
+    """What rows go through in a refined model."""
+    first = weight_files.read_first(directory, manifest, check=check)
+    try:
+        transform = Informed(own, first, Refinement.from_dict(manifest.refined or {}), own.bias)
+    except ModelError as error:
+        raise ModelError(f"{directory}: {error}") from None
+    if transform.n_columns != manifest.n_columns:
+        raise ModelError(f"{directory}: the first stage does not hold the labels that inform")
+    return transform
 
 
 def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:

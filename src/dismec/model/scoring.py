@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,9 @@ import numpy.typing as npt
 from dismec.cpu import kernels, thread_count
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
-from dismec.features.transform import Transform
 from dismec.model.shards import Shard
 
-__all__ = ["Labels", "Predictor", "Scores", "best_labels", "empty_topk"]
+__all__ = ["Labels", "Predictor", "RowTransform", "Scores", "best_labels", "empty_topk"]
 
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
 # that their transformed copy stays in the cache.
@@ -26,6 +25,32 @@ _MIN_CHUNK_ROWS = 8
 
 Labels = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]
+
+
+class RowTransform(Protocol):
+    """What rows go through before they are scored: a `Transform`, or an `Informed` one."""
+
+    @property
+    def n_features(self) -> int:
+        """Features that a row comes with."""
+
+    @property
+    def n_columns(self) -> int:
+        """Features that it is scored by, without the bias."""
+
+    @property
+    def bias(self) -> float:
+        """The value of the last feature."""
+
+    @property
+    def idf(self) -> npt.NDArray[np.float32] | None:
+        """What its own features are multiplied by, if they are."""
+
+    def with_bias(self, bias: float) -> RowTransform:
+        """The same with another bias."""
+
+    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `check_rows`, transformed."""
 
 
 class Predictor:
@@ -42,14 +67,14 @@ class Predictor:
     label twice or one beyond `n_labels`.
     """
 
-    def __init__(self, shards: Sequence[Shard], n_labels: int, transform: Transform) -> None:
+    def __init__(self, shards: Sequence[Shard], n_labels: int, transform: RowTransform) -> None:
         self.n_labels = n_labels
         self.transform = transform
         held = np.zeros(n_labels, np.int64)
         for shard in shards:
-            if shard.n_features != transform.n_features:
+            if shard.n_features != transform.n_columns:
                 raise ModelError(
-                    f"a shard is of {shard.n_features} features, not {transform.n_features}"
+                    f"a shard is of {shard.n_features} features, not {transform.n_columns}"
                 )
             if len(shard.labels) and shard.labels.max() >= n_labels:
                 raise ModelError(f"a shard holds label {shard.labels.max()} of {n_labels} labels")

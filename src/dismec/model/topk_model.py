@@ -16,12 +16,11 @@ import numpy.typing as npt
 from dismec.data.labels import propensities
 from dismec.data.names import Names
 from dismec.errors import DataError
-from dismec.features.transform import Transform
 from dismec.measure.metrics import Truth
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts
-from dismec.model.scoring import Labels, Scores
+from dismec.model.scoring import Labels, RowTransform, Scores
 
 __all__ = ["Capabilities", "TopkModel"]
 
@@ -52,7 +51,7 @@ class TopkModel(ABC):
         What turns texts into rows (`dismec.features.vocabulary.Vocabulary`), or None.
     """
 
-    def __init__(self, manifest: Manifest, transform: Transform, parts: Parts) -> None:
+    def __init__(self, manifest: Manifest, transform: RowTransform, parts: Parts) -> None:
         self.manifest = manifest
         self.transform = transform
         self.label_counts = parts.labels.counts

@@ -34,6 +34,7 @@ __all__ = [
     "finish",
     "next_shard",
     "read_block",
+    "read_first",
     "read_shard",
     "read_shards",
     "write_block",
@@ -83,9 +84,9 @@ def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) ->
         file.write(source)
 
 
-def write_shard(directory: Path, number: int, shard: Shard) -> ShardReceipt:
+def write_shard(directory: Path, number: int, shard: Shard, prefix: str = SHARD) -> ShardReceipt:
     """Write a shard's file and return its receipt; the manifest does not name it yet."""
-    path = directory / f"{SHARD}{number:06d}{ARRAYS}"
+    path = directory / f"{prefix}{number:06d}{ARRAYS}"
     sha256 = write_hashed(path, shard.arrays, precision=shard.precision)
     return ShardReceipt(
         file=path.name,
@@ -115,7 +116,7 @@ def finish(
     `counts` are the training rows of each label.
     """
     blocks = _BlockFiles(directory, manifest)
-    packing = Packing(blocks, manifest.n_features, precision, counts, threads=threads)
+    packing = Packing(blocks, manifest.n_columns, precision, counts, threads=threads)
     receipts = packing.each(lambda number, shard: write_shard(directory, number, shard), threads)
     del blocks, packing  # some are mapped
     done = manifest.finished(receipts)
@@ -158,7 +159,7 @@ def read_block(
     if "rows" not in arrays and "labels" in arrays:  # earlier versions gave each label its own row
         arrays["rows"] = np.arange(arrays["labels"].size, dtype=np.int32)
     n_rows = arrays["indptr"].size - 1 if "indptr" in arrays else 0
-    shape = (n_rows, manifest.n_features + 1)
+    shape = (n_rows, manifest.n_columns + 1)
     for name, dtype, size in (
         ("labels", np.int32, n_labels),
         ("rows", np.int32, n_labels),
@@ -206,13 +207,23 @@ def read_shards(
         return list(pack(stored, manifest.n_features, "float32", counts))
     if check is None:
         check = sum(receipt.bytes for receipt in manifest.shards) <= QUICK_BYTES
-    n_labels, n_features = manifest.n_labels, manifest.n_features
     shards = [
-        read_shard(directory / r.file, r, n_labels, n_features, check=check)
+        read_shard(directory / r.file, r, manifest.n_labels, manifest.n_columns, check=check)
         for r in manifest.shards
     ]
     _check_held(directory, counts, shards)
     return shards
+
+
+def read_first(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
+    """The first stage of a refined model; `check` as of `read_shards`."""
+    receipts = manifest.first or ()
+    if check is None:
+        check = sum(receipt.bytes for receipt in receipts) <= QUICK_BYTES
+    return [
+        read_shard(directory / r.file, r, manifest.n_labels, manifest.n_features, check=check)
+        for r in receipts
+    ]
 
 
 def read_shard(

@@ -51,6 +51,7 @@ def fit_calibration(
     Y: Any,
     *,
     counts: npt.NDArray[np.int64] | None = None,
+    share: float = 1.0,
     threads: int | None = None,
 ) -> Calibration:
     """The calibration of a model by rows that it was not trained on.
@@ -73,6 +74,8 @@ def fit_calibration(
     counts
         Training rows of each label of the model that it is for, by default of `model`: the curve
         of a label that `model` had no rows of goes by these.
+    share
+        How many of all labels `model` has, if it is of some: as many fewer of a row are looked at.
     threads
         All available CPUs by default.
 
@@ -90,7 +93,8 @@ def fit_calibration(
     truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    depth = min(max(_CANDIDATES, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
+    usual = min(max(_CANDIDATES * share, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
+    depth = max(round(usual), 1)
     top, scores = model.predict_topk(X, max(min(_DEEPER * depth, n_labels), 1), threads=threads)
     found = hits(truth, top)
     there = top >= 0

@@ -25,6 +25,7 @@ from dismec.cpu import thread_count
 from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.calibration import Calibration
 from dismec.model.directory import commit, edit_folder, locked, make_directory, read_manifest, tidy
@@ -210,9 +211,15 @@ class _Edit:
 
     def train(self, action: str, request: Request, columns: Ids, labels: Ids) -> None:
         """Train some columns of Y and make them labels of the model."""
+        transform = self.model.transform
+        if not isinstance(transform, Transform):
+            raise DataError(
+                f"{self.directory} is a refined model, whose labels are trained together: "
+                "train it again with all labels"
+            )
         order = np.argsort(labels)
         columns, labels = columns[order], labels[order]
-        job = Job.prepare(replace(request, Y=request.Y[:, columns]), self.model.transform)
+        job = Job.prepare(replace(request, Y=request.Y[:, columns]), transform)
         # A model of its own, that of these labels, which an interrupted run leaves to the next one.
         folder = edit_folder(self.directory)
         make_directory(folder)
@@ -282,8 +289,9 @@ class _Edit:
             if len(rest) == len(shard.labels):
                 yield receipt
             elif len(rest):
-                weights: Any = gather([shard], self.model.n_labels, self.model.n_features)
-                yield from pack([(rest, weights[rest])], self.model.n_features, shard.precision)
+                n_columns = self.model.transform.n_columns
+                weights: Any = gather([shard], self.model.n_labels, n_columns)
+                yield from pack([(rest, weights[rest])], n_columns, shard.precision)
 
     def _write(
         self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]

@@ -23,6 +23,7 @@ from dismec.solve.problem import Problem
 
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
+    from dismec.model.informed import Informed
     from dismec.training.params import TrainingParams
     from dismec.training.request import Request
 
@@ -43,9 +44,11 @@ class Job:
     Y: sp.csr_array
     problem: Problem
     params: TrainingParams
-    transform: Transform
+    transform: Transform  # of X
     parts: Parts
     manifest: Manifest
+    data: str  # fingerprint of X and Y
+    informed: Informed | None = None  # what makes X of rows, if that is not `transform` alone
 
     @classmethod
     def prepare(cls, request: Request, transform: Transform | None = None) -> Job:
@@ -68,6 +71,7 @@ class Job:
                 X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
             )
         problem = Problem(X, Y, transform)
+        data = fingerprint(X, Y)
         labels = LabelTable(problem.label_counts, names, transform.idf)
         manifest = Manifest(
             n_rows=problem.n_rows,
@@ -75,11 +79,11 @@ class Job:
             n_labels=problem.n_labels,
             params=asdict(params),
             transform=transform.to_dict(),
-            data=fingerprint(X, Y),
+            data=data,
             dismec=version("dismec"),
             text=vocabulary.params.to_dict() if vocabulary else None,
         )
-        return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest)
+        return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest, data)
 
     def stating(self, **facts: Any) -> Job:
         """The same job, with more in the parameters of its manifest."""

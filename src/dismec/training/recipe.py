@@ -5,7 +5,9 @@
 3. Look for an earlier run of the same training to go on from (`training.resume`).
 4. Settle what the parameters leave open on rows that are held out: C (`training.tuning`), then
    delta and probabilities (`training.trial`).
-5. Solve block by block and keep each block as soon as it is done; pack them into the shards of the
+5. With `refine`, find the labels that are likely for each row, and train a first stage
+   (`training.refining`).
+6. Solve block by block and keep each block as soon as it is done; pack them into the shards of the
    model (`training.running`).
 """
 
@@ -25,6 +27,7 @@ from dismec.model.opening import open_model
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
+from dismec.training.refining import Refining, stated
 from dismec.training.request import Progress, Request
 from dismec.training.running import Workplace, run_in_memory, run_into, workplace
 from dismec.training.trial import Trial
@@ -62,6 +65,8 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
         job, settle = choose(job, given)
         given = given if request.params.holds_out else None
     trial = Trial.prepare(job, given)
+    if request.params.refine:
+        trial = trial._replace(job=stated(trial.job))
     with _locked(request.path), workplace(request, threads) as place:
         earlier, progress = None, request.progress
         if request.path and not request.overwrite:
@@ -70,6 +75,10 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
             job, progress = settle(trial.job, earlier, place, progress)
             trial = trial._replace(job=job)
         job, progress = trial.outcome(request.path, earlier, place, progress)
+        if request.params.refine:
+            refining = Refining.prepare(job, request.path, place)
+            job, earlier, progress = refining.outcome(earlier, progress)
+            place = place if job.informed is None else refining.place
         if request.path is None:
             return run_in_memory(job, place, progress)
         run_into(request.path, job, earlier, place, progress)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.training.params import TrainingParams
 
-__all__ = ["Progress", "Request", "WorkProgress", "part_of", "report"]
+__all__ = ["Progress", "Request", "WorkProgress", "part_of", "report", "share_of"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -64,6 +64,26 @@ class Request:
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
     """The progress of one of several rounds, after `before` labels of `total`."""
     return progress and _Part(progress, before, total)
+
+
+def share_of(progress: Progress | None, begin: float, end: float, n_labels: int) -> Progress | None:
+    """The progress of a stage that takes from one share of all work to another.
+
+    What is reported is how many labels that would be if each took the same.
+    """
+    return progress and _Share(progress, begin, end, n_labels)
+
+
+@dataclass(frozen=True)
+class _Share(WorkProgress):
+    whole: Progress
+    begin: float
+    end: float
+    n_labels: int
+
+    def update(self, done: int, total: int, share: float) -> None:
+        at = self.begin + share * (self.end - self.begin)
+        report(self.whole, int(at * self.n_labels), self.n_labels, at)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,23 @@ from dismec.model.provenance import parse, sentence
 from dismec.training.delta import GRID
 from dismec.training.job import Job, Mask
 
-__all__ = ["begin", "earlier_edit", "earlier_run", "known_C", "known_lessons"]
+__all__ = [
+    "begin",
+    "earlier_edit",
+    "earlier_run",
+    "known_C",
+    "known_calibration",
+    "known_lessons",
+]
 
 _log = logging.getLogger("dismec")
 
-_NOT_ASKED = ("C_table", "delta_effect", "block_size")  # results, and what does not matter
+_NOT_ASKED = (
+    "C_table",
+    "delta_effect",
+    "refine_effect",
+    "block_size",
+)  # results, and what does not matter
 _CHOSEN = ("C", "delta")
 
 
@@ -103,6 +115,12 @@ def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
         if delta not in GRID:
             raise ModelError(f"the unfinished model's delta, {delta!r}, is none that is chosen")
         job = job.with_delta(float(delta), earlier.params.get("delta_effect"))
+    # Refining learns probabilities itself.
+    return job if job.params.refine else known_calibration(directory, job, earlier)
+
+
+def known_calibration(directory: Path, job: Job, earlier: Manifest) -> Job | None:
+    """The job with the calibration of an earlier run; None if it needs one that is not whole."""
     if not job.params.calibrate:
         return job
     try:

@@ -88,7 +88,7 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
     shards = packing.each(lambda _, shard: shard, place.threads)
     stats = BlockStats.total([block.stats for block in blocks if block.stats])
     manifest = replace(job.manifest, isa=kernels.isa, stats=stats)
-    return Model(manifest, job.transform, job.parts, shards)
+    return Model(manifest, job.informed or job.transform, job.parts, shards)
 
 
 def run_into(
@@ -155,13 +155,13 @@ def _solve_there(
     cluster: Any = place.cluster
     n_threads = sum(info.threads for info in check_workers(cluster).values())
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-    data = Path(place.source or data_file(directory, job.manifest.data))
+    data = Path(place.source or data_file(directory, job.data))
     if blocks and not data.exists():
         save_data(Dataset(job.X, job.Y), data)
     work = ClusterJob(
         directory,
         data,
-        job.manifest.data,
+        job.data,
         job.params.solver,
         job.transform,
         effort(job.problem.equal_labels, job.problem.label_counts),

@@ -22,7 +22,9 @@ from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.running import Workplace, run_in_memory
 
-__all__ = ["Split", "Trial", "Validation"]
+__all__ = ["Split", "Trial", "Validation", "only_columns", "only_labels", "sampled"]
+
+_FEW_LABELS, _EVERY = 400, 4  # labels of which a calibration tries all; otherwise every fourth
 
 
 class Split(NamedTuple):
@@ -80,7 +82,7 @@ class Validation(NamedTuple):
         if job.parts.vocabulary:
             # Of later texts, words that no training text has are not counted.
             known = np.bincount(X.indices, minlength=X.shape[1]) > 0
-            judge = _only_columns(judge[0], known), judge[1]
+            judge = only_columns(judge[0], known), judge[1]
         return Split(X, Y, *judge)
 
 
@@ -95,6 +97,10 @@ class Trial(NamedTuple):
         """The trial that the job's parameters ask for; none, for most."""
         params = job.params
         if not params.holds_out:
+            if given is not None and params.refine:
+                raise DataError(
+                    "validation data is of no use with refine, which learns from all training rows"
+                )
             if given is not None:
                 raise DataError(
                     'validation data is for delta="auto" and for calibrate, '
@@ -109,7 +115,7 @@ class Trial(NamedTuple):
             )
         validation = Validation.prepare(job, given)
         facts = {"delta_auto": validation.fields} if params.chooses_delta else {}
-        if params.calibrate:
+        if params.calibrate and not params.refine:
             facts["calibrated"] = validation.fields
         return cls(job.stating(**facts), validation)
 
@@ -134,25 +140,50 @@ class Trial(NamedTuple):
     def _learn(self, validation: Validation, place: Workplace, progress: Progress | None) -> Job:
         job = self.job
         split = validation.split(job)
+        share = 1.0
+        if not job.params.chooses_delta:  # for that all labels have to compete
+            some, share = sampled(split.Y, job.parts.labels.counts)
+            split = split._replace(Y=some, Y_judge=only_labels(split.Y_judge, some))
         params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
         model = split.fit(params, place, progress)
         if job.params.chooses_delta:
             choice = delta.choose(model, split.X_judge, split.Y_judge, threads=place.threads)
             job = job.with_delta(choice.delta, choice.effect)
             model = model.pruned(choice.delta)
-        if job.params.calibrate:
+        if job.params.calibrate and not job.params.refine:
             curves = fit_calibration(
                 model,
                 split.X_judge,
                 split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not
                 counts=job.parts.labels.counts,
+                share=share,
                 threads=place.threads,
             )
             job = job.with_calibration(curves.taken_from(job.problem.equal_labels.groups))
         return job
 
 
-def _only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:
+def sampled(Y: Any, counts: npt.NDArray[np.int64]) -> tuple[Any, float]:
+    """Y with every fourth label by frequency, all if they are few; and their share of all.
+
+    Labels of like frequency share their curve, so that some of them stand for all.
+    """
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    if len(order) < _FEW_LABELS:
+        return Y, 1.0
+    keep = np.zeros(Y.shape[1], np.bool_)
+    keep[order[_EVERY // 2 :: _EVERY]] = True
+    return only_columns(Y, keep), 1 / _EVERY
+
+
+def only_labels(Y: Any, some: Any) -> Any:
+    """Y with the labels that others have; those beyond them stay as they are."""
+    keep = np.ones(Y.shape[1], np.bool_)
+    keep[: some.shape[1]] = np.bincount(some.indices, minlength=some.shape[1])[: Y.shape[1]] > 0
+    return only_columns(Y, keep)
+
+
+def only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:
     """The matrix without the entries of other columns."""
     kept: Any = X.copy()
     kept.data[~keep[kept.indices]] = 0

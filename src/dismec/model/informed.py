@@ -1,0 +1,163 @@
+"""Rows → rows that also have the labels which a first stage finds likely, for a second stage.
+
+``docs/refining.md`` explains why this helps. What is done to a row at prediction is done here, and
+the training does the same to its own rows, with scores of models that have not seen them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.matrices import Rows
+from dismec.errors import ModelError
+from dismec.features.transform import Transform
+from dismec.model.scoring import Labels, Scores, best_labels
+from dismec.model.shards import Shard
+
+__all__ = ["Informed", "Refinement", "widened"]
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """How labels become features; part of the manifest of a refined model.
+
+    A label with score s has the value ½·scale·(1 + t/√(1 + t²)), t = slope·s: between 0 and
+    `scale`, half of it where the score is 0. It looks like the logistic function, and is made of
+    operations that every machine rounds in the same way.
+    """
+
+    informing: int  # labels that inform others: those with enough training rows
+    folds: int = 3  # that the training rows were cut into
+    labels: int = 15  # of a row, those with the best scores
+    scale: float = 0.3
+    slope: float = 1.5
+
+    def __post_init__(self) -> None:
+        whole = (self.informing, self.folds, self.labels)
+        if not all(type(n) is int and 0 <= n < 2**31 for n in whole) or self.labels < 1:
+            raise ModelError(f"refined: {whole} are not numbers of labels and folds")
+        if not all(type(x) is float and 0 < x <= 100 for x in (self.scale, self.slope)):
+            raise ModelError(f"refined: {self.scale!r} or {self.slope!r} is out of range")
+
+    def values(self, scores: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """The values of labels with these scores; 0 for −inf."""
+        t = self.slope * np.clip(scores.astype(np.float64), -1e6, 1e6)
+        found = (0.5 * self.scale) * (1 + t / np.sqrt(1 + t * t))
+        return np.where(np.isneginf(scores), 0, found).astype(np.float32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, entries: Mapping[str, Any]) -> Refinement:
+        """The inverse of `to_dict`; `ModelError` if it is none."""
+        if entries.keys() != {f.name for f in fields(cls)}:
+            raise ModelError("refined: its entries are not those of a refined model")
+        return cls(**entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Informed:
+    """What a row goes through before the second stage scores it; `Transform` for plain models.
+
+    Its own features, transformed; then one for each label that informs others, with a value for
+    those that the first stage scores best; then the bias.
+    """
+
+    own: Transform  # with the bias of the first stage
+    first: Sequence[Shard]  # the first stage
+    refinement: Refinement
+    bias: float  # of the second stage
+
+    @property
+    def n_features(self) -> int:
+        """Features that a row comes with."""
+        return self.own.n_features
+
+    @property
+    def n_columns(self) -> int:
+        """Features that it is scored by, without the bias."""
+        return self.own.n_features + len(self.informing)
+
+    @property
+    def idf(self) -> npt.NDArray[np.float32] | None:
+        """Of a row's own features."""
+        return self.own.idf
+
+    @cached_property
+    def informing(self) -> npt.NDArray[np.int64]:
+        """The labels that inform others, ascending: of feature n_features and those after it."""
+        held: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
+        held += [shard.labels for shard in self.first]
+        return np.sort(np.concatenate(held).astype(np.int64))
+
+    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `check_rows`, ready to be scored."""
+        chunk = self.own.apply_between(rows, begin, end)
+        found = best_labels(self._natives, chunk, self.refinement.labels)
+        return widened(chunk, self.own, *found, self.informing, self.refinement, self.bias)
+
+    @cached_property
+    def _natives(self) -> list[Any]:
+        return [shard.native for shard in self.first]
+
+    def with_bias(self, bias: float) -> Informed:
+        """The same with another bias for the second stage."""
+        return replace(self, bias=bias)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+def widened(
+    chunk: Rows,
+    own: Transform,
+    labels: Labels,
+    scores: Scores,
+    informing: npt.NDArray[np.int64],
+    refinement: Refinement,
+    bias: float = 0.0,
+) -> Rows:
+    """Rows that `own` has transformed, with their best labels, (n_rows, k), as further features.
+
+    Empty places are label −1. The bias of `own` gives way to another one, which comes last; with 0
+    there is none.
+    """
+    there = labels >= 0
+    columns = np.where(there, np.searchsorted(informing, labels), len(informing))
+    order = np.argsort(columns, axis=1, kind="stable")
+    columns = np.take_along_axis(columns, order, 1)
+    values = refinement.values(np.take_along_axis(scores, order, 1))
+    if bias:
+        columns = np.hstack([columns, np.full((len(labels), 1), len(informing))])
+        values = np.hstack([values, np.full((len(labels), 1), bias, np.float32)])
+    n_labels = there.sum(axis=1)
+    there = np.arange(columns.shape[1]) < n_labels[:, None]
+    if bias:
+        there[:, -1] = True
+    n_new = n_labels + bool(bias)
+    n_own = np.diff(chunk.indptr) - bool(own.bias)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_own + n_new)])
+    result = Rows(indptr, np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32))
+    new = np.zeros(indptr[-1], np.bool_)
+    ends = np.repeat(indptr[1:] - n_new, n_new)
+    starts = np.cumsum(n_new) - n_new
+    new[ends + np.arange(len(ends)) - np.repeat(starts, n_new)] = True
+    result.indices[new] = (own.n_features + columns[there]).astype(np.int32)
+    result.data[new] = values[there]
+    kept = np.ones(len(chunk.indices), np.bool_)
+    if own.bias:
+        kept[chunk.indptr[1:] - 1] = False
+    result.indices[~new], result.data[~new] = chunk.indices[kept], chunk.data[kept]
+    return result

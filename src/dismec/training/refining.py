@@ -1,0 +1,352 @@
+"""Labels inform labels: a job → the job of a second stage, after all that comes before it.
+
+1. Cut the rows into folds. For each, train on the others, and score its rows: every row then has
+   scores of a model that has not seen it. Only labels with enough rows take part.
+2. Give each row its best labels as further features. On some of the labels, with a tenth of the
+   rows held out, see whether these help, and learn probabilities if they are asked for.
+3. Train the first stage, on all rows: it is what scores a new row.
+
+What is done is left in folders beside the model, for a run that goes on after a kill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.dataset import fingerprint
+from dismec.data.files import whole_file
+from dismec.data.matrices import Rows, csr_on
+from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
+from dismec.model.calibration import Calibration
+from dismec.model.directory import make_directory, open_checked, write_hashed
+from dismec.model.format import ARRAYS, FIRST, REFINED_VERSION, STAGE
+from dismec.model.informed import Informed, Refinement, widened
+from dismec.model.manifest import Manifest, ShardReceipt
+from dismec.model.model import Model
+from dismec.model.opening import open_model
+from dismec.solve.problem import Problem
+from dismec.training import delta, resume
+from dismec.training.calibrating import fit_calibration
+from dismec.training.job import Job
+from dismec.training.params import TrainingParams
+from dismec.training.request import Progress, Request, share_of
+from dismec.training.running import Workplace, run_in_memory, run_into
+from dismec.training.trial import only_columns, sampled
+
+__all__ = ["Refining", "stated"]
+
+_log = logging.getLogger("dismec")
+
+_LEAST_ROWS = 10  # of a label that informs others: scores of rarer ones are not to be trusted
+_FOLDS = 3
+_TOLERANCE = 0.1  # of the models of folds: their scores need not be more exact
+_CHUNK_ROWS = 8192  # that are widened at a time
+_DEPTHS = (1, 3, 5)
+# The shares of the work: folds, trial and first stage; the rest is the second stage.
+_UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.4, 0.5, 0.6
+
+
+@dataclass(frozen=True, eq=False)
+class Refining:
+    """What a job that asks for a second stage needs to get there."""
+
+    job: Job  # of the plain model; its manifest says what will be done
+    refinement: Refinement
+    directory: Path | None
+    place: Workplace
+
+    @classmethod
+    def prepare(cls, job: Job, directory: Path | None, place: Workplace) -> Refining:
+        """Check that it can be done."""
+        counts = job.parts.labels.counts
+        informing = int(np.count_nonzero(counts >= _LEAST_ROWS))
+        if job.X.shape[0] < 2 * _FOLDS:
+            raise DataError(
+                f"there are {job.X.shape[0]} rows: too few to cut into {_FOLDS} folds; "
+                "train without refine"
+            )
+        refinement = Refinement(informing, _FOLDS)
+        return cls(job, refinement, directory, replace(place, source=None))
+
+    def outcome(
+        self, earlier: Manifest | None, progress: Progress | None
+    ) -> tuple[Job, Manifest | None, Progress | None]:
+        """The job that is left to do, the run to go on from, and its progress.
+
+        It is that of the second stage, or of the plain model if labels do not inform each other.
+        """
+        n_labels = self.job.problem.n_labels
+        effect = earlier and earlier.params.get("refine_effect")
+        if self.directory and earlier and effect and earlier.refined is None:
+            # It was found that they do not.
+            job = self.job.stating(refine_effect=effect)
+            known = resume.known_calibration(self.directory, job, earlier)
+            if known:
+                return known, earlier, progress
+        if self.directory and (earlier is None or earlier.refined is None):
+            # From now on the directory says which training its stages are of.
+            begun = replace(
+                self.job.manifest, refined=self.refinement.to_dict(), version=REFINED_VERSION
+            )
+            earlier, _ = resume.begin(self.directory, replace(self.job, manifest=begun), None)
+        labels, scores = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
+        wide = self._wide(labels, scores)
+        lessons = self._trial(wide, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
+        job = self.job.stating(refine_effect=lessons.effect)
+        if lessons.calibration is not None:
+            groups = job.problem.equal_labels.groups
+            job = job.with_calibration(lessons.calibration.taken_from(groups))
+        if not lessons.helps:
+            _log.warning(
+                "labels do not inform each other here (%s): the plain model is trained",
+                lessons.told,
+            )
+            rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
+            return job, earlier and replace(earlier, blocks=()), rest
+        first = self._first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
+        job = self._second(job, wide, first)
+        return job, earlier, share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
+
+    def _informing(self) -> Any:
+        """Y with the labels that inform others."""
+        return only_columns(self.job.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
+
+    def _stage_params(self, tol: float = 0.0) -> TrainingParams:
+        params = self.job.params
+        return replace(
+            params,
+            delta=params.solver.delta,
+            calibrate=False,
+            refine=False,
+            tol=max(params.tol, tol),
+        )
+
+    def _out_of_fold(
+        self, progress: Progress | None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The best labels of each row and their scores, by a model that has not seen it."""
+        X: Any = self.job.X
+        Y = self._informing()
+        n_rows, k = X.shape[0], self.refinement.labels
+        fold = np.random.default_rng(0).permutation(n_rows) % _FOLDS
+        labels, scores = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
+        for number in range(_FOLDS):
+            rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+            bounds = number / _FOLDS, (number + 1) / _FOLDS
+            part = share_of(progress, *bounds, self.job.problem.n_labels)
+            name = f"fold-{number}"
+            found = self._kept(name, partial(self._scored, name, Y, rows, others, part))
+            labels[rows], scores[rows] = found["labels"], found["scores"]
+        return labels, scores
+
+    def _scored(
+        self,
+        name: str,
+        Y: Any,
+        rows: npt.NDArray[np.int64],
+        others: npt.NDArray[np.int64],
+        progress: Progress | None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The best labels of some rows by a model of the others."""
+        X: Any = self.job.X
+        job = Job.prepare(Request(X[others], Y[others], self._stage_params(_TOLERANCE)))
+        model = self._trained(name, job, progress)
+        new = X[rows]
+        if self.job.parts.vocabulary:
+            # Of later texts, words that no training text has are not counted.
+            new = only_columns(new, np.bincount(job.X.indices, minlength=X.shape[1]) > 0)
+        found = model.predict_topk(new, self.refinement.labels, threads=self.place.threads)
+        return dict(zip(("labels", "scores"), found, strict=True))
+
+    def _wide(self, labels: npt.NDArray[np.int32], scores: npt.NDArray[np.float32]) -> Any:
+        """The rows of the second stage."""
+        own = replace(self.job.transform, bias=0.0)
+        informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
+        X: Any = own.apply(self.job.X)
+        parts = []
+        for begin in range(0, X.shape[0], _CHUNK_ROWS):
+            some = X[begin : begin + _CHUNK_ROWS]
+            chunk = Rows(some.indptr.astype(np.int64), some.indices.astype(np.int32), some.data)
+            best = labels[begin : begin + _CHUNK_ROWS], scores[begin : begin + _CHUNK_ROWS]
+            parts.append(widened(chunk, own, *best, informing, self.refinement))
+        lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+        return csr_on(
+            np.concatenate([part.data for part in parts]),
+            np.concatenate([part.indices for part in parts]),
+            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
+            (X.shape[0], own.n_features + len(informing)),
+        )
+
+    def _trial(self, wide: Any, progress: Progress | None) -> _Lessons:
+        """Whether labels that inform others help, and what probabilities scores stand for."""
+        found = dict(self._kept("trial", partial(self._tried, wide, progress)))
+        told = {name: found.pop(name) for name in ("plain", "wide", "rows")}
+        calibration = None
+        if self.job.params.calibrate:
+            calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
+        return _Lessons(told, calibration)
+
+    def _tried(self, wide: Any, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+        """Both kinds of rows, for some labels, with a tenth of the rows held out."""
+        job, threads = self.job, self.place.threads
+        counts, n_labels = job.parts.labels.counts, job.problem.n_labels
+        held = delta.held_out(job.X.shape[0])
+        others = np.delete(np.arange(job.X.shape[0]), held)
+        Y, share = sampled(job.Y, counts)
+        plain = self._stage_params()
+        stages: dict[str, tuple[Any, TrainingParams]] = {
+            "plain": (job.X, plain),
+            "wide": (wide, replace(plain, normalize=False, tfidf=False)),
+        }
+        results, models = {"rows": np.array([float(len(held))])}, {}
+        for number, (name, (X, params)) in enumerate(stages.items()):
+            part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
+            request = Request(X[others], Y[others], params)
+            models[name] = run_in_memory(Job.prepare(request), self.place, part)
+            found = models[name].evaluate(X[held], Y[held], _DEPTHS, threads=threads)
+            results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
+        if job.params.calibrate:
+            chosen = "wide" if _helps(results) else "plain"
+            rows = stages[chosen][0][held]
+            curves = fit_calibration(
+                models[chosen], rows, Y[held], counts=counts, share=share, threads=threads
+            )
+            results |= curves.to_arrays()
+        return results
+
+    def _first(self, progress: Progress | None) -> Model:
+        """The first stage."""
+        job = Job.prepare(Request(self.job.X, self._informing(), self._stage_params()))
+        return self._trained("first", job, progress)
+
+    def _second(self, job: Job, wide: Any, first: Model) -> Job:
+        """The job of the second stage."""
+        transform = Transform(wide.shape[1], normalize=False, bias=job.params.bias)
+        informed = Informed(job.transform, first.shards, self.refinement, job.params.bias)
+        receipts: tuple[ShardReceipt, ...] = ()
+        if self.directory:
+            receipts = _adopted(self.directory, self._folder("first"), first.manifest)
+        manifest = replace(
+            job.manifest,
+            refined=self.refinement.to_dict(),
+            first=receipts,
+            version=REFINED_VERSION,
+        )
+        return replace(
+            job,
+            X=wide,
+            problem=Problem(wide, job.Y, transform),
+            transform=transform,
+            manifest=manifest,
+            data=fingerprint(wide, job.Y),
+            informed=informed,
+        )
+
+    def _folder(self, name: str) -> Path:
+        assert self.directory is not None
+        return self.directory / f"{STAGE}{name}"
+
+    def _trained(self, name: str, job: Job, progress: Progress | None) -> Model:
+        """The model of a stage, or what is left of it to train."""
+        if self.directory is None:
+            return run_in_memory(job, self.place, progress)
+        folder = self._folder(name)
+        make_directory(folder)
+        earlier = resume.earlier_edit(folder, job)
+        if earlier is None or not earlier.complete:
+            run_into(folder, job, earlier, self.place, progress)
+        return open_model(folder, check=False)
+
+    def _kept(
+        self, name: str, find: Callable[[], dict[str, npt.NDArray[Any]]]
+    ) -> Mapping[str, npt.NDArray[Any]]:
+        """What a stage has found, or an earlier run of it; its model is not needed any more."""
+        if self.directory is None:
+            return find()
+        folder = self._folder("found")
+        path = folder / f"{name}{ARRAYS}"
+        training = _digest(self.job.manifest)
+        with suppress(ModelError):
+            arrays, metadata = open_checked(path, None)
+            if metadata.get("training") == training:
+                return arrays
+        found = find()
+        folder.mkdir(exist_ok=True)
+        write_hashed(path, found, training=training)
+        rmtree(self._folder(name), ignore_errors=True)
+        return found
+
+
+def stated(job: Job) -> Job:
+    """The job, with a manifest that says on what rows probabilities will be learned."""
+    if not job.params.calibrate:
+        return job
+    return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
+
+
+@dataclass(frozen=True, eq=False)
+class _Lessons:
+    """What a trial has found."""
+
+    results: Mapping[str, npt.NDArray[Any]]
+    calibration: Calibration | None
+
+    @property
+    def helps(self) -> bool:
+        return _helps(self.results)
+
+    @property
+    def effect(self) -> dict[str, Any]:
+        """What the manifest says of it (`dismec.model.provenance`)."""
+        before, after = (
+            {f"P@{k}": float(p) for k, p in zip(_DEPTHS, self.results[name], strict=True)}
+            for name in ("plain", "wide")
+        )
+        return {"before": before, "after": after, "rows": int(self.results["rows"][0])}
+
+    @property
+    def told(self) -> str:
+        before, after = (
+            "/".join(f"{p:.2f}" for p in self.results[name]) for name in ("plain", "wide")
+        )
+        return f"P@1/3/5 {after} on held-out rows, {before} without"
+
+
+def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
+    return bool(results["wide"].sum() > results["plain"].sum())
+
+
+def _digest(manifest: Manifest) -> str:
+    """What tells one training from another."""
+    params = {key: manifest.params[key] for key in sorted(manifest.params) if key != "block_size"}
+    text = json.dumps([manifest.data, params, manifest.dismec])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _adopted(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
+    """The shards of the first stage as files of the model."""
+    receipts = []
+    for number, receipt in enumerate(manifest.shards or ()):
+        target = directory / f"{FIRST}{number:06d}{ARRAYS}"
+        target.unlink(missing_ok=True)
+        try:
+            os.link(folder / receipt.file, target)
+        except OSError:  # a file system without links
+            with whole_file(target) as file:
+                file.write((folder / receipt.file).read_bytes())
+        receipts.append(replace(receipt, file=target.name))
+    return tuple(receipts)
