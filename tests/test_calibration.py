@@ -16,6 +16,7 @@ from conftest import random_problem
 from dismec import DataError, ModelError
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
+from dismec.measure.metrics import Truth
 from dismec.measure.probabilities import f1_scores
 from dismec.model.calibration import Calibration, logistic
 from dismec.model.format import PRECISIONS
@@ -208,19 +209,6 @@ def test_curves_that_made_the_labels_are_found():
         np.testing.assert_allclose(got, expected, atol=0.4)
 
 
-def test_a_label_that_behaves_otherwise_gets_its_own_curve_if_it_has_the_rows():
-    rng = np.random.default_rng(3)
-    scores = rng.normal(-0.3, 0.6, (4000, 10)).astype(np.float32)
-    shift = np.where(np.arange(10) == 4, -2.0, 0.0)
-    Y = labels_by_curve(rng, scores, 4.0, shift)
-    many = fit_calibration(scoring(np.full(10, 50)), scores, Y)
-    few = fit_calibration(scoring(np.full(10, 50)), scores[:4], Y[:4])
-    at_0 = many.probabilities(np.arange(10), np.zeros(10))
-    assert at_0[4] < 0.3 < np.delete(at_0, 4).min()
-    near = few.probabilities(np.arange(10), np.zeros(10))
-    assert abs(near[4] - near.mean()) < 0.15
-
-
 def test_zeros_and_repetitions_among_true_labels_do_not_count():
     rng = np.random.default_rng(12)
     scores = rng.normal(-0.3, 0.6, (200, 3)).astype(np.float32)
@@ -239,7 +227,7 @@ def test_labels_that_share_a_classifier_share_their_curve():
     scores = rng.normal(-0.3, 0.6, (500, 4)).astype(np.float32)
     scores[:, 3] = scores[:, 1]
     Y = labels_by_curve(rng, scores, 3.0, np.array([0, 1, 0, -1.0]))
-    c = fit_calibration(scoring(np.full(4, 9), [0, 1, 2, 1]), scores, Y)
+    c = fit_calibration(scoring(np.array([9, 30, 9, 3]), [0, 1, 2, 1]), scores, Y)
     for values in (c.slopes, c.intercepts, c.macro_thresholds):
         assert values[1] == values[3]
     assert c.slopes[1] != c.slopes[0]
@@ -359,14 +347,21 @@ def test_a_calibrated_model_tells_more_and_nothing_else_changes():
     plain = model.evaluate(X, Y)
     assert "ECE" not in plain
     calibrated = model.calibrated(calibration)
-    told = calibrated.evaluate(X, Y)
+    told = calibrated.evaluate(X, Y, rank="score")
     assert {name: told[name] for name in plain} == plain
+    by_default = calibrated.evaluate(X, Y)
+    assert by_default.keys() == told.keys()
+    assert by_default == calibrated.evaluate(X, Y, rank="probability")
+    by_probability = Truth.align(Y, model.label_counts, model.manifest.n_rows).metrics(
+        calibrated.predict_proba_topk(X)[0], (1, 3, 5)
+    )
+    assert {name: by_default[name] for name in plain} == by_probability
     assert told.keys() - plain.keys() == {"ECE", "ECE uncalibrated", "micro-F1", "macro-F1"}
     assert all(0 <= told[name] <= 100 for name in told.keys() - {"rows"})
     wider = sp.csr_array((Y.data, Y.indices, Y.indptr), shape=(Y.shape[0], Y.shape[1] + 3))
     assert calibrated.evaluate(X, wider)["micro-F1"] == told["micro-F1"]
     again = pickle.loads(pickle.dumps(calibrated))
-    assert again.evaluate(X, Y) == told
+    assert again.evaluate(X, Y) == by_default
     for made in (calibrated.pruned(0.02), calibrated.pruned(precision="int8")):
         assert made.calibration is not None
 

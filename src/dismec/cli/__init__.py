@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import data, prediction, training, tuning
+from dismec.cli import data, explanation, prediction, training, tuning
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -105,7 +105,7 @@ def main() -> None:
 for _group in (
     (training.train, training.prune, training.add_labels, training.update, training.remove_labels),
     (tuning.tune, tuning.sweep),
-    (prediction.predict, prediction.evaluate, prediction.explain, prediction.serve),
+    (prediction.predict, prediction.evaluate, explanation.explain, prediction.serve),
     (data.inspect, data.convert, data.generate, data.demo),
 ):
     for _command in _group:

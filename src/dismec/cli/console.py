@@ -221,8 +221,24 @@ def print_explanation(
     rest = explanation.terms[limit:]
     if rest:
         table.add_row(f"{len(rest):,} more", "", "", f"{sum(t.contribution for t in rest):+.3f}")
+    for reason in explanation.reasons[:limit]:
+        table.add_row(
+            Text(f"label {reason.name or reason.label}"),
+            f"{reason.value:.3f}",
+            f"{reason.weight:+.3f}",
+            Text(f"{reason.contribution:+.3f}", style="blue" if reason.contribution > 0 else "red"),
+        )
+    few = explanation.reasons[limit:]
+    if few:
+        told = f"{sum(reason.contribution for reason in few):+.3f}"
+        table.add_row(f"{len(few):,} more labels", "", "", told)
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")
     console.print(table)
+    for reason in explanation.reasons:
+        speaking = [term for term in reason.terms if term.contribution > 0]
+        if reason.contribution > 0 and speaking:
+            why = ", ".join(term.term or f"feature {term.feature}" for term in speaking)
+            console.print(Text(f"because {reason.name or reason.label} is likely: {why}"))
 
 
 @contextmanager

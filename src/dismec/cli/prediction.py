@@ -1,4 +1,4 @@
-"""Commands that use models: to predict, to measure, to explain, to answer over HTTP."""
+"""Commands that use models: to predict, to measure, to answer over HTTP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import click
 from dismec.cli.console import (
     cluster_news,
     hush_dask,
-    print_explanation,
     print_metrics,
     say_unknown,
-    spoken,
 )
 from dismec.cli.options import (
     MOST_PLACES,
@@ -65,6 +63,13 @@ _rerank_option = click.option(
 )
 
 
+_rank_option = click.option(
+    "--rank",
+    type=click.Choice(["score", "probability"]),
+    help="What orders labels [default: probability if the model is calibrated].",
+)
+
+
 @click.command()
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
@@ -76,8 +81,9 @@ _rerank_option = click.option(
 @click.option(
     "--probabilities",
     is_flag=True,
-    help="The most probable labels with their probabilities; the model must be calibrated.",
+    help="The same as --rank probability, which the model must be calibrated for.",
 )
+@_rank_option
 @click.option(
     "--threshold",
     callback=_parse_threshold,
@@ -100,6 +106,7 @@ def predict(
     data: Path,
     k: int | None,
     probabilities: bool,
+    rank: str | None,
     threshold: float | str | None,
     output: Path | None,
     rerank: float | None,
@@ -109,14 +116,18 @@ def predict(
     cluster: str | None,
     threads: int | None,
 ) -> None:
-    """Print the best labels of every row of DATA with their scores."""
+    """Print the best labels of every row of DATA with their scores, or probabilities."""
     import numpy as np
 
     from dismec.data.names import load_names
     from dismec.data.predictions import print_text, write_predictions
     from dismec.model.thresholds import ranked
 
-    probabilities = probabilities or isinstance(threshold, str)
+    if rank == "score" and (probabilities or isinstance(threshold, str)):
+        raise click.UsageError("--rank score goes with neither --probabilities nor an F1 threshold")
+    if rank is not None and rerank is not None:
+        raise click.UsageError("--rerank is a ranking of its own: leave out --rank")
+    probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
     if output is not None and output.exists() and data.exists() and output.samefile(data):
         raise click.UsageError(f"{output} is DATA itself: choose another file")
     if rerank is not None and (probabilities or threshold is not None):
@@ -128,6 +139,8 @@ def predict(
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
         if probabilities and cluster is not None:
             raise DismecError("probabilities are not to be had on a cluster: leave out --cluster")
+        if rank is None and rerank is None:
+            probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
         if output is None or output.suffix != ".npz":
             places = min(places, max(opened.n_labels, 1))  # empty places are not written
@@ -137,8 +150,10 @@ def predict(
             how = {"probabilities": probabilities, "most": places, "threads": threads}
             found = [ranked(view.assign(rows, threshold, **how)) for rows in batches]
         else:
-            best = view.predict_proba_topk if probabilities else view.predict_topk
-            found = [best(rows, places, threads=threads) for rows in batches]
+            by: dict[str, Any] = {}
+            if opened.capabilities.probabilities:
+                by["rank"] = "probability" if probabilities else "score"
+            found = [view.predict_topk(rows, places, threads=threads, **by) for rows in batches]
     width = max((top.shape[1] for top, _ in found), default=0)
     top = np.concatenate([_widened(top, width, -1) for top, _ in found])
     scores = np.concatenate([_widened(values, width, -np.inf) for _, values in found])
@@ -173,6 +188,7 @@ def _widened(array: Any, width: int, empty: float) -> Any:
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
+@_rank_option
 @_rerank_option
 @propensity_options
 @data_options()
@@ -183,6 +199,7 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
+    rank: str | None,
     rerank: float | None,
     A: float,
     B: float,
@@ -202,118 +219,18 @@ def evaluate(
         dataset = reading.rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
-        result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads)
+        how: dict[str, Any] = {}
+        if rank is not None:
+            if rerank is not None:
+                raise click.UsageError("--rerank is a ranking of its own: leave out --rank")
+            if not opened.capabilities.rankings:
+                raise DismecError("a model on a cluster ranks by score: leave out --rank")
+            how["rank"] = rank
+        result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:
         print_metrics(result, ks)
-
-
-@click.command()
-@click.argument("model", type=PATH)
-@click.argument("row")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    help="Name or number of a label; may be repeated [default: the best one].",
-)
-@click.option(
-    "--row",
-    "number",
-    type=click.IntRange(min=1),
-    help="ROW is a data file: this row of it, from 1.",
-)
-@_number_option("-n", "--limit", default=20, help="Features to show.")
-@data_options()
-@json_option
-def explain(
-    model: Path,
-    row: str,
-    labels: tuple[str, ...],
-    number: int | None,
-    limit: int,
-    reading: Reading,
-    as_json: bool,
-) -> None:
-    """Say which features carried the score of a label, and which were against it.
-
-    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
-    --row.
-    """
-    from dismec.model.explanation import highlights
-    from dismec.model.opening import open_model
-
-    opened = open_model(model, check=True)
-    if number is None and len(row) < 1000 and Path(row).is_file():
-        raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
-    if number is None:
-        text: str | None = row if opened.vocabulary is not None else None
-        x = _row_of(opened, row)
-    else:
-        text, x = _row_in(opened, Path(row), number, reading)
-    wanted = [opened.find_label(label) for label in labels]
-    if not wanted:
-        best = int(opened.predict_topk(x, 1)[0][0, 0])
-        if best < 0:
-            raise DismecError("the model has no labels to explain")
-        wanted = [best]
-    vocabulary = opened.vocabulary
-    if vocabulary and not x.nnz:
-        spoken("the model knows no word of this text: what is left is the bias")
-    terms = vocabulary.terms if vocabulary else None
-    spans = vocabulary.spans(text) if vocabulary and text is not None else None
-    for label in wanted:
-        explanation = opened.explain(x, label, terms=terms)
-        words = highlights(explanation, spans) if spans is not None else None
-        if as_json:
-            said = explanation.to_dict()
-            said["terms"] = said["terms"][:limit]
-            if words is not None:
-                said["highlights"] = words
-            click.echo(json.dumps(said, ensure_ascii=False))
-        else:
-            print_explanation(explanation, text, words, limit)
-
-
-def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
-    """A row of a data file, and its text if it has one."""
-    from dismec.data.corpus import read_texts
-    from dismec.data.dataset import load_features
-    from dismec.training.texts import vocabulary_of
-
-    found, seen = reading.look(data), 0
-    if found.is_texts:
-        vocabulary = vocabulary_of(model)
-        for batch in read_texts(found, reading.fmt, needs_labels=False):
-            seen = batch.first_row + len(batch.texts)
-            if number <= seen:
-                text = batch.texts[number - 1 - batch.first_row]
-                return text, vocabulary.rows([text])
-    else:
-        rows = load_features(found)
-        seen = rows.shape[0]
-        if number <= seen:
-            return None, rows[[number - 1]]
-    raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
-
-
-def _row_of(model: Model, given: str) -> Any:
-    """A text, or feature:value pairs, as one row."""
-    import scipy.sparse as sp
-
-    if model.vocabulary is not None:
-        return model.vocabulary.rows([given])
-    pairs = [pair.partition(":") for pair in given.split()]
-    try:
-        ids, values = [int(f) for f, _, _ in pairs], [float(v) for _, _, v in pairs]
-    except ValueError:
-        raise DismecError(
-            f"{given[:40]!r} is no row for a model of numeric data: give feature:value pairs"
-        ) from None
-    if not all(0 <= f < model.n_features for f in ids) or len(set(ids)) < len(ids):
-        raise DismecError(f"features go from 0 to {model.n_features - 1}, each once")
-    return sp.csr_array((values, ([0] * len(ids), ids)), shape=(1, model.n_features))
 
 
 @contextmanager

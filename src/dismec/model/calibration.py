@@ -92,6 +92,13 @@ class Calibration:
         z: Floats = np.interp(np.log(p) - np.log1p(-p), y, x)
         return z
 
+    def scores(self, labels: npt.ArrayLike, probabilities: npt.ArrayLike) -> Float32s:
+        """The scores at which labels have these probabilities: the inverse of `probabilities`."""
+        of = np.asarray(labels)
+        p = np.clip(np.asarray(probabilities, np.float64), 1e-30, _MOST_PROBABLE)
+        scores: Floats = (self.logits(p) - self.intercepts[of]) / self.slopes[of]
+        return scores.astype(np.float32)
+
     @property
     def _nodes(self) -> tuple[Floats, Floats]:
         """The corners of the bend, and two ends that are beyond any z."""

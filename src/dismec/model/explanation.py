@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.data.matrices import Rows
-from dismec.errors import DataError
 
-__all__ = ["Contribution", "Explanation", "contributions", "highlights"]
+__all__ = ["Contribution", "Explanation", "Reason", "contributions", "highlights"]
 
 
 class Contribution(NamedTuple):
@@ -25,13 +24,29 @@ class Contribution(NamedTuple):
     term: str | None = None  # what the feature stands for, if that is known
 
 
+class Reason(NamedTuple):
+    """What a label that is likely for a row adds to the score of another; of refined models."""
+
+    label: int
+    name: str | None
+    value: float  # how likely the first stage finds it, from 0 to the refinement's scale
+    weight: float  # that the label explained has for it
+    contribution: float  # value · weight
+    terms: list[Contribution]  # what speaks most for it or against it, in the first stage
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return _known(self._asdict() | {"terms": [_known(term._asdict()) for term in self.terms]})
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Why a row has the score that it has for a label.
 
     `terms` are what the features of the row add, the largest in magnitude first; those for which
-    the label has no weight add nothing and are left out. Together with `bias`, which is added
-    whatever the row, they sum to the score, but for the rounding of a float32.
+    the label has no weight add nothing and are left out. `reasons` are what labels add that are
+    likely for the row, if the model is refined. Together with `bias`, which is added whatever the
+    row, they sum to the score, but for the rounding of a float32.
     """
 
     label: int
@@ -40,31 +55,34 @@ class Explanation:
     probability: float | None  # if the model is calibrated
     bias: float
     terms: list[Contribution]
+    reasons: list[Reason] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold; what is not known is left out."""
         result = _known({field.name: getattr(self, field.name) for field in fields(self)})
         result["terms"] = [_known(term._asdict()) for term in self.terms]
+        del result["reasons"]
+        if self.reasons:
+            result["reasons"] = [reason.to_dict() for reason in self.reasons]
         return result
 
 
 def contributions(
-    row: Rows, weights: npt.NDArray[np.float32], n_features: int, terms: Sequence[str] | None = None
+    row: Rows, weights: npt.NDArray[np.float32], n_columns: int, terms: Sequence[str] | None = None
 ) -> tuple[float, list[Contribution]]:
     """The bias's part and the features' parts of a score, as an `Explanation` has them.
 
-    The row is transformed: its bias feature has number `n_features`. `weights` has one for each of
-    its entries, `terms` one for each feature.
+    The row is transformed: its bias feature has number `n_columns`. `weights` has one for each of
+    its entries, `terms` one for each of the first features.
     """
-    if terms is not None and len(terms) != n_features:
-        raise DataError(f"there are {len(terms)} terms for {n_features} features")
     parts = row.data.astype(np.float64) * weights
-    of_bias = row.indices == n_features
+    of_bias = row.indices == n_columns
+    known = terms or ()
     used = np.flatnonzero((weights != 0) & ~of_bias)
     order = used[np.argsort(-np.abs(parts[used]), kind="stable")]
     columns = (array[order].tolist() for array in (row.indices, row.data, weights, parts))
     found = [
-        Contribution(feature, value, weight, part, None if terms is None else terms[feature])
+        Contribution(feature, value, weight, part, known[feature] if feature < len(known) else None)
         for feature, value, weight, part in zip(*columns, strict=True)
     ]
     return float(parts[of_bias].sum()), found

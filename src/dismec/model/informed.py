@@ -17,10 +17,13 @@ import numpy.typing as npt
 from dismec.data.matrices import Rows
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
-from dismec.model.scoring import Labels, Scores, best_labels
+from dismec.model.explanation import Contribution, Reason, contributions
+from dismec.model.scoring import Labels, Predictor, Scores, best_labels
 from dismec.model.shards import Shard
 
 __all__ = ["Informed", "Refinement", "widened"]
+
+_TRACED, _TRACED_TERMS = 5, 5  # labels that are explained by their own words, and how many of these
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,28 @@ class Informed:
         chunk = self.own.apply_between(rows, begin, end)
         found = best_labels(self._natives, chunk, self.refinement.labels)
         return widened(chunk, self.own, *found, self.informing, self.refinement, self.bias)
+
+    def reasons(
+        self,
+        X: Any,
+        parts: Sequence[Contribution],
+        names: Sequence[str] | None,
+        terms: Sequence[str] | None,
+    ) -> list[Reason]:
+        """Those of the parts of a score that labels add, with what speaks for the largest."""
+        first = Predictor(self.first, int(self.informing.max(initial=-1)) + 1, self.own)
+        found: list[Reason] = []
+        for part in parts:
+            if part.feature < self.n_features:
+                continue
+            label = int(self.informing[part.feature - self.n_features])
+            why: list[Contribution] = []
+            if len(found) < _TRACED:
+                row, weights, _ = first.explain(X, label)
+                why = contributions(row, weights, self.n_features, terms)[1][:_TRACED_TERMS]
+            name = None if names is None else names[label]
+            found.append(Reason(label, name, part.value, part.weight, part.contribution, why))
+        return found
 
     @cached_property
     def _natives(self) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,24 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.errors import DataError, ModelError
-from dismec.measure.metrics import Truth, hits
-from dismec.measure.probabilities import expected_calibration_error, f1_scores
-from dismec.model import thresholds, weight_files
-from dismec.model.calibration import Calibration, Float32s, logistic
-from dismec.model.directory import commit, discard, holds_model, locked, make_directory
+from dismec.measure.metrics import Truth
+from dismec.model import thresholds
+from dismec.model.calibration import Calibration, Float32s
 from dismec.model.explanation import Explanation, contributions
-from dismec.model.format import FIRST
 from dismec.model.informed import Informed
 from dismec.model.manifest import Manifest
-from dismec.model.parts import Parts, write_parts
+from dismec.model.parts import Parts
+from dismec.model.reliability import reliability
 from dismec.model.reranking import Gains, Reranked
+from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, Predictor, RowTransform, Scores
 from dismec.model.shards import Shard, first_labels, gather, pack, prune
 from dismec.model.thresholds import MACRO_F1, MICRO_F1
 from dismec.model.topk_model import Capabilities, TopkModel
 
-__all__ = ["Model"]
+__all__ = ["RANKS", "Model"]
+
+RANKS = ("score", "probability")  # what labels can be ranked by
 
 
 class Model(TopkModel):
@@ -69,10 +70,41 @@ class Model(TopkModel):
     def nnz(self) -> int:  # noqa: D102
         return sum(shard.nnz for shard in self._shards)
 
-    def predict_topk(  # noqa: D102
-        self, X: Any, k: int = 5, *, threads: int | None = None
+    def predict_topk(
+        self, X: Any, k: int = 5, *, rank: str | None = None, threads: int | None = None
     ) -> tuple[Labels, Scores]:
-        return self._predictor.topk(X, k, threads)
+        """The k best labels of each row, best first, with what they are ranked by.
+
+        Parameters
+        ----------
+        X, k, threads
+            As for `TopkModel.predict_topk`.
+        rank
+            "probability", by default if the model is calibrated, or "score". Ties go to the
+            smaller label. None of all labels ranks before those returned.
+
+        Returns
+        -------
+        labels, values
+            int32 and float32 (n_rows, k): probabilities, or scores. Empty places hold label −1,
+            and probability 0 or score −inf.
+
+        Raises
+        ------
+        DataError
+            As `TopkModel.predict_topk` does, and for another `rank`.
+        ModelError
+            If probabilities are asked for and the model has no calibration.
+        """
+        if self._rank(rank) == "score":
+            return self._predictor.topk(X, k, threads)
+        labels, z = self._logits.topk(X, k, threads)
+        return labels, np.where(labels < 0, np.float32(0), self._calibrated.of_logits(z))
+
+    def _rank(self, rank: str | None) -> str:
+        if rank not in (None, *RANKS):
+            raise DataError(f"rank is {rank!r}; expected {' or '.join(RANKS)}")
+        return rank or RANKS[self.calibration is not None]
 
     def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
         """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
@@ -114,19 +146,8 @@ class Model(TopkModel):
     def predict_proba_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
     ) -> tuple[Labels, Scores]:
-        """The k most probable labels of each row with their probabilities, most probable first.
-
-        They need not be those with the k best scores: each label has its own curve. None of all
-        labels is more probable than those returned. Arguments and errors as for `predict_topk`;
-        empty places hold label −1 and probability 0.
-
-        Raises
-        ------
-        ModelError
-            If the model has no calibration.
-        """
-        labels, z = self._logits.topk(X, k, threads)
-        return labels, np.where(labels < 0, np.float32(0), self._calibrated.of_logits(z))
+        """`predict_topk` by probability."""
+        return self.predict_topk(X, k, rank="probability", threads=threads)
 
     def assign(
         self,
@@ -201,16 +222,24 @@ class Model(TopkModel):
         DataError
             If X is not one row, the label was never trained, and as `predict_topk` does.
         """
+        if terms is not None and len(terms) != self.n_features:
+            raise DataError(f"there are {len(terms)} terms for {self.n_features} features")
         row, weights, score = self._predictor.explain(X, label)
         probability = None
         if self.calibration is not None:
             probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
+        bias, found = contributions(row, weights, self.transform.n_columns, terms)
+        reasons = []
+        if isinstance(self.transform, Informed):
+            reasons = self.transform.reasons(X, found, self.names, terms)
         return Explanation(
             int(label),
             None if self.names is None else self.names[label],
             score,
             probability,
-            *contributions(row, weights, self.n_features, terms),
+            bias,
+            [term for term in found if term.feature < self.n_features],
+            reasons,
         )
 
     def reranked(
@@ -301,44 +330,42 @@ class Model(TopkModel):
         ModelError
             If there is a model already and `overwrite` is not set, or other files are there.
         """
-        directory = Path(path)
-        make_directory(directory)
-        with locked(directory):
-            if holds_model(directory) and not overwrite:
-                raise ModelError(
-                    f"{directory} holds a model already: "
-                    "choose another directory, or overwrite it (--overwrite)"
-                )
-            discard(directory)
-            about = self.manifest.estimator if estimator is None else estimator
-            parts = write_parts(directory, self._parts)
-            manifest = replace(self.manifest, parts=parts, estimator=about)
-            receipts = [
-                weight_files.write_shard(directory, i, s) for i, s in enumerate(self._shards)
-            ]
-            if isinstance(self.transform, Informed):
-                first = enumerate(self.transform.first)
-                named = (weight_files.write_shard(directory, i, s, FIRST) for i, s in first)
-                manifest = replace(manifest, first=tuple(named))
-            commit(directory, manifest.finished(receipts))
+        write_model(
+            Path(path),
+            self.manifest,
+            self.transform,
+            self._parts,
+            self._shards,
+            estimator=estimator,
+            overwrite=overwrite,
+        )
 
-    def _reliability(
-        self, X: Any, truth: Truth, top: Labels, scores: Scores, threads: int | None
+    def evaluate(
+        self,
+        X: Any,
+        Y: Any,
+        ks: Sequence[int] = (1, 3, 5),
+        *,
+        A: float = 0.55,
+        B: float = 1.5,
+        rank: str | None = None,
+        threads: int | None = None,
     ) -> dict[str, float]:
+        """As `TopkModel.evaluate`, of labels ranked as by `predict_topk`.
+
+        A calibrated model has four entries more: "ECE" of the probabilities of the first max(ks)
+        places, "ECE uncalibrated" if they were the logistic function of the scores, and "micro-F1"
+        and "macro-F1" of the sets that `assign` gives at the thresholds chosen for them.
+        """
+        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        depth = max(1, min(max(ks, default=1), self.n_labels))
+        top, values = self.predict_topk(X, depth, rank=rank, threads=threads)
+        metrics = truth.metrics(top, ks)
         if self.calibration is None:
-            return {}
-        there = top >= 0
-        found = hits(truth.Y, top)[there]
-        calibrated = self.calibration.probabilities(top, scores)[there]
-        result = {
-            "ECE": expected_calibration_error(calibrated, found),
-            "ECE uncalibrated": expected_calibration_error(logistic(scores[there]), found),
-        }
-        for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
-            sets: Any = self.assign(X, threshold, threads=threads)
-            sets.resize(truth.Y.shape)
-            result[name] = f1_scores(truth.Y, sets)[name]
-        return {name: 100 * value for name, value in result.items()}
+            return metrics
+        by_score = self._rank(rank) == "score"
+        assign = partial(self.assign, X, threads=threads)
+        return metrics | reliability(self.calibration, truth, top, values, by_score, assign)
 
     @property
     def _calibrated(self) -> Calibration:

@@ -170,21 +170,11 @@ class TopkModel(ABC):
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count. A calibrated model has four entries more: "ECE" of the
-        probabilities of the first max(ks) places, "ECE uncalibrated" if they were the logistic
-        function of the scores, and "micro-F1" and "macro-F1" of the sets that `Model.assign` gives
-        at the thresholds chosen for them.
+        are never predicted, and count.
         """
         truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
-        top, scores = self.predict_topk(X, depth, threads=threads)
-        return truth.metrics(top, ks) | self._reliability(X, truth, top, scores, threads)
-
-    def _reliability(
-        self, X: Any, truth: Truth, top: Labels, scores: Scores, threads: int | None
-    ) -> dict[str, float]:
-        """What `evaluate` says of probabilities, given the best labels and their scores."""
-        return {}
+        return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""

@@ -208,7 +208,7 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
     if truth.Y.shape[0] == 0:
         raise DataError("the test data have no rows: there is nothing to measure")
-    top, scores = model.predict_topk(data.X, max(KS), threads=threads)
+    top, values = model.predict_topk(data.X, max(KS), threads=threads)
     found = {
         "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
         "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
@@ -216,8 +216,7 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     }
     if model.calibration is not None:
         there = top >= 0
-        p = model.calibration.probabilities(top, scores)[there]
-        found["reliability"] = reliability(p, hits(truth.Y, top)[there])
+        found["reliability"] = reliability(values[there], hits(truth.Y, top)[there])
     return found
 
 

@@ -144,12 +144,11 @@ def _open_warm(path: Path, cluster: str | None) -> TopkModel:
 
 
 def _best_labels(model: TopkModel, X: sp.csr_array, request: dict[str, Any]) -> list[Any]:
-    if request["rank"] == "probability":  # only of a model that gives probabilities
-        labels, ranks = cast(Model, model).predict_proba_topk(X, request["k"], threads=1)
-        ranked = "probabilities"
+    ranked = "probabilities" if request["rank"] == "probability" else "scores"
+    if isinstance(model, Model):
+        labels, ranks = model.predict_topk(X, request["k"], rank=request["rank"], threads=1)
     else:
         labels, ranks = model.predict_topk(X, request["k"], threads=1)
-        ranked = "scores"
     lists = {"labels": labels.tolist(), ranked: ranks.tolist()}
     if model.calibration is not None and ranked == "scores":
         lists["probabilities"] = model.calibration.probabilities(labels, ranks).tolist()

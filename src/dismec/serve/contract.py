@@ -193,6 +193,14 @@ _TERM = {
     "weight": _NUMBER,
     "contribution": _of("number", "value × weight"),
 }
+_REASON = {
+    "label": _INTEGER,
+    "name": _of("string", "Only if the label has one."),
+    "value": _of("number", "How likely the first stage finds it."),
+    "weight": _NUMBER,
+    "contribution": _of("number", "value × weight"),
+    "terms": _of("array", "What speaks most for it, or against.", items=_object(_TERM)),
+}
 _EXPLANATION = {
     "label": _INTEGER,
     "name": _of("string", "Only if the label has one."),
@@ -200,6 +208,12 @@ _EXPLANATION = {
     "probability": _of("number", "Only if the model is calibrated."),
     "bias": _of("number", "The score of a row without features."),
     "terms": _of("array", "Those that weigh most first, for or against.", items=_object(_TERM)),
+    "reasons": _of(
+        "array",
+        "Of a refined model: labels that are likely for the row and speak for this one or "
+        "against it.",
+        items=_object(_REASON),
+    ),
     "highlights": _of(
         "array",
         "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
@@ -242,9 +256,9 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
         },
         "rank": _of(
             "string",
-            "What orders the labels; probability only if the model is calibrated.",
+            "What orders the labels; by default probability if the model is calibrated, as it "
+            "must be for that, otherwise score.",
             enum=["score", "probability"],
-            default="score",
         ),
     }
     rows = _of("array", "All of one kind.", maxItems=limits.rows, items=_either("TextRow", "Row"))

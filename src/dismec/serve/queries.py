@@ -29,13 +29,15 @@ def parse(
 ) -> tuple[sp.csr_array, dict[str, Any]]:
     """The rows of a request as CSR, and the request as `Contract.check` returns it.
 
-    Its "features" may be empty lists there: they are in the rows. `DataError` has a reason of one
-    line, for what `path` does not take or the model does not do.
+    Its "features" may be empty lists there: they are in the rows. "rank" is always there.
+    `DataError` has a reason of one line, for what `path` does not take or the model does not do.
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     request = contract.check(path, _read_json(body))
-    by_probability, least = request.get("rank") == "probability", request.get("threshold")
-    if by_probability and not model.capabilities.probabilities:
+    calibrated = model.capabilities.probabilities
+    request["rank"] = request.get("rank") or ("probability" if calibrated else "score")
+    by_probability, least = request["rank"] == "probability", request.get("threshold")
+    if by_probability and not calibrated:
         raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
     if by_probability and least is not None and not 0 <= least <= 1:
         raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')

@@ -1,13 +1,10 @@
 """Scores of rows that a model was not trained on → its calibration.
 
-Most labels have too few rows to fit a curve on. So three fits build on each other (notation of
-`dismec.model.calibration`):
+Most labels have too few rows to fit a curve on, and for the others one of their own does not make
+held-out rows more likely. So two fits build on each other (notation of `dismec.model.calibration`):
 
 1. the shared curve: logistic regression of the hits on (1, s, c, s·c);
-2. the curve of each label, the most probable one if log(slope) and intercept are normally
-   distributed around those of the shared curve for its count. Labels with many held-out hits get
-   a curve of their own, and the tail keeps the shared one;
-3. the bend: scores of margin classifiers rise faster below the margin than above it, and a straight
+2. the bend: scores of margin classifiers rise faster below the margin than above it, and a straight
    line through both is wrong where it matters most.
 """
 
@@ -27,20 +24,17 @@ from dismec.model.model import Model
 __all__ = ["fit_calibration"]
 
 Floats = npt.NDArray[np.float64]
-# The labels of a row that curves are fitted on: as many, or twice as many as rows have labels on
-# average if that is more. Measured with 10 to 400: the more, the worse are the probabilities of the
-# first places, as a curve has to follow ever more pairs that nobody asks for.
-_CANDIDATES, _MOST_CANDIDATES = 20, 200
-_DEEPER = 5  # times as many are looked at for thresholds
+# The labels of a row that curves are fitted on: as many, or as many as rows have on average if that
+# is more. With 5 or 20, held-out rows are ranked worse by probability (``docs/refining.md``); the
+# more there are, the more pairs that nobody asks for a curve has to follow.
+_CANDIDATES, _MOST_CANDIDATES = 10, 100
+_DEEPER = 10  # times as many are looked at for thresholds
 _FULL_ROWS = 0.01  # rows that may reach a threshold with all of those
 _STEPS = 30  # of Newton's method, at most
 _LARGEST_SCORE = 50.0  # that curves are fitted on; the margin is at 1
 # The shared curve and the bend where there are no data, and how sure that is.
 _CURVE, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
 _BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
-# Of log(slope) and intercept around the shared curve. With three times as much, test rows were less
-# likely on the three sets where this was tried; with next to nothing, about as likely.
-_SLOPE_SPREAD, _INTERCEPT_SPREAD = 0.1, 0.3
 _THRESHOLDS = np.arange(1, 40) / 40  # that are tried for macro-F1
 _HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
 
@@ -56,10 +50,10 @@ def fit_calibration(
 ) -> Calibration:
     """The calibration of a model by rows that it was not trained on.
 
-    Curves are fitted on the labels of each row that score best, 20 or somewhat more. This choice
+    Curves are fitted on the labels of each row that score best, 10 or somewhat more. This choice
     looks only at scores, and so does not bias what is learned of labels with a given score; it
     makes curves right for labels that may be predicted, and an extrapolation far below. Thresholds
-    are chosen on five times as many. True labels further down are not lost to F1, they count as
+    are chosen on ten times as many. True labels further down are not lost to F1, they count as
     missed; what else is there is not known, so that no threshold is so low that one row in a
     hundred would be assigned all that was looked at.
 
@@ -93,9 +87,10 @@ def fit_calibration(
     truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    usual = min(max(_CANDIDATES * share, 2 * truth.nnz // truth.shape[0]), _MOST_CANDIDATES)
+    usual = min(max(_CANDIDATES * share, truth.nnz / truth.shape[0]), _MOST_CANDIDATES)
     depth = max(round(usual), 1)
-    top, scores = model.predict_topk(X, max(min(_DEEPER * depth, n_labels), 1), threads=threads)
+    deep = max(min(_DEEPER * depth, n_labels), 1)
+    top, scores = model.predict_topk(X, deep, rank="score", threads=threads)
     found = hits(truth, top)
     there = top >= 0
     near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
@@ -108,7 +103,6 @@ def fit_calibration(
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
     curve = _regress(terms[:, near], y[near], _CURVE, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
-    _fit_own(first[label[near]], s[near], y[near], slopes, intercepts)
     slopes, intercepts = slopes[first], intercepts[first]
     z = slopes[label] * s + intercepts[label]
     bend = _increasing(_regress(bend_terms(z)[:, near], y[near], _BEND, _BEND_SPREAD))
@@ -162,57 +156,6 @@ def _regress(terms: Floats, y: Floats, centre: Floats, spread: Floats) -> Floats
             break
         b, value = b - step, at
     return b
-
-
-def _fit_own(
-    label: npt.NDArray[np.int64], s: Floats, y: Floats, slopes: Floats, intercepts: Floats
-) -> None:
-    """Move the curves of labels from the shared one, in place, to where their own pairs want them.
-
-    Newton's method for all labels at once, on u = log(slope/shared slope) and v = intercept −
-    shared intercept, with the expected second derivatives, which are never below 0; a label whose
-    objective would rise takes half a step.
-    """
-    labels, of = np.unique(label, return_inverse=True)
-    n = len(labels)
-    u, v = np.zeros(n), np.zeros(n)
-    a, b = slopes[labels], intercepts[labels]
-    of_u, of_v = _SLOPE_SPREAD**-2, _INTERCEPT_SPREAD**-2
-
-    def sums(values: Floats) -> Floats:
-        result: Floats = np.bincount(of, values, minlength=n).astype(np.float64, copy=False)
-        return result
-
-    def z(u: Floats, v: Floats) -> Floats:
-        result: Floats = (a * np.exp(u))[of] * s + (b + v)[of]
-        return result
-
-    def objective(u: Floats, v: Floats) -> Floats:
-        return sums(_losses(z(u, v), y)) + (of_u * u**2 + of_v * v**2) / 2
-
-    value = objective(u, v)
-    for _ in range(_STEPS):
-        p = logistic(z(u, v))
-        x = (a * np.exp(u))[of] * s
-        gu, gv = sums((p - y) * x) + of_u * u, sums(p - y) + of_v * v
-        w = p * (1 - p)
-        uu, uv, vv = sums(w * x * x) + of_u, sums(w * x), sums(w) + of_v
-        determinant = uu * vv - uv * uv
-        du, dv = (vv * gu - uv * gv) / determinant, (uu * gv - uv * gu) / determinant
-        size = np.minimum(1.0, 2.0 / np.maximum(np.abs(du), 1e-9))  # exp(u) goes far soon
-        for _ in range(6):
-            at = objective(u - size * du, v - size * dv)
-            worse = at > value
-            if not worse.any():
-                break
-            size = np.where(worse, size / 2, size)
-        size[worse] = 0
-        u, v = u - size * du, v - size * dv
-        gain = np.where(worse, 0, value - at).max(initial=0)
-        value = np.where(worse, value, at)
-        if gain < 1e-6:
-            break
-    slopes[labels], intercepts[labels] = a * np.exp(u), b + v
 
 
 def _micro_threshold(p: Floats, y: Floats, n_true: int, least: float) -> float:

@@ -51,9 +51,11 @@ __all__ = ["Refining", "stated"]
 
 _log = logging.getLogger("dismec")
 
-_LEAST_ROWS = 10  # of a label that informs others: scores of rarer ones are not to be trusted
-_FOLDS = 3
-_TOLERANCE = 0.1  # of the models of folds: their scores need not be more exact
+_LEAST_ROWS = 20  # of a label that informs others: scores of rarer ones are not to be trusted
+_FOLDS = 4
+# Labels that a row gets as features, for each that rows have on average.
+_LABELS_PER_LABEL, _FEWEST_LABELS, _MOST_LABELS = 2.5, 15, 50
+_TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more exact
 _CHUNK_ROWS = 8192  # that are widened at a time
 _DEPTHS = (1, 3, 5)
 # The shares of the work: folds, trial and first stage; the rest is the second stage.
@@ -79,7 +81,8 @@ class Refining:
                 f"there are {job.X.shape[0]} rows: too few to cut into {_FOLDS} folds; "
                 "train without refine"
             )
-        refinement = Refinement(informing, _FOLDS)
+        usual = round(_LABELS_PER_LABEL * job.Y.nnz / job.X.shape[0])
+        refinement = Refinement(informing, _FOLDS, min(max(usual, _FEWEST_LABELS), _MOST_LABELS))
         return cls(job, refinement, directory, replace(place, source=None))
 
     def outcome(
@@ -207,7 +210,7 @@ class Refining:
         held = delta.held_out(job.X.shape[0])
         others = np.delete(np.arange(job.X.shape[0]), held)
         Y, share = sampled(job.Y, counts)
-        plain = self._stage_params()
+        plain = self._stage_params(_TOLERANCE)
         stages: dict[str, tuple[Any, TrainingParams]] = {
             "plain": (job.X, plain),
             "wide": (wide, replace(plain, normalize=False, tfidf=False)),

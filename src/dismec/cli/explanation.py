@@ -1,0 +1,130 @@
+"""The command that says why a row has a label."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.console import print_explanation, spoken
+from dismec.cli.options import PATH, Reading, data_options, json_option
+from dismec.errors import DismecError
+
+if TYPE_CHECKING:
+    from dismec.model.model import Model
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("row")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    help="Name or number of a label; may be repeated [default: the best one].",
+)
+@click.option(
+    "--row",
+    "number",
+    type=click.IntRange(min=1),
+    help="ROW is a data file: this row of it, from 1.",
+)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Features to show.",
+)
+@data_options()
+@json_option
+def explain(
+    model: Path,
+    row: str,
+    labels: tuple[str, ...],
+    number: int | None,
+    limit: int,
+    reading: Reading,
+    as_json: bool,
+) -> None:
+    """Say which features carried the score of a label, and which were against it.
+
+    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
+    --row.
+    """
+    from dismec.model.explanation import highlights
+    from dismec.model.opening import open_model
+
+    opened = open_model(model, check=True)
+    if number is None and len(row) < 1000 and Path(row).is_file():
+        raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
+    if number is None:
+        text: str | None = row if opened.vocabulary is not None else None
+        x = _row_of(opened, row)
+    else:
+        text, x = _row_in(opened, Path(row), number, reading)
+    wanted = [opened.find_label(label) for label in labels]
+    if not wanted:
+        best = int(opened.predict_topk(x, 1)[0][0, 0])
+        if best < 0:
+            raise DismecError("the model has no labels to explain")
+        wanted = [best]
+    vocabulary = opened.vocabulary
+    if vocabulary and not x.nnz:
+        spoken("the model knows no word of this text: what is left is the bias")
+    terms = vocabulary.terms if vocabulary else None
+    spans = vocabulary.spans(text) if vocabulary and text is not None else None
+    for label in wanted:
+        explanation = opened.explain(x, label, terms=terms)
+        words = highlights(explanation, spans) if spans is not None else None
+        if as_json:
+            said = explanation.to_dict()
+            said["terms"] = said["terms"][:limit]
+            if words is not None:
+                said["highlights"] = words
+            click.echo(json.dumps(said, ensure_ascii=False))
+        else:
+            print_explanation(explanation, text, words, limit)
+
+
+def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
+    """A row of a data file, and its text if it has one."""
+    from dismec.data.corpus import read_texts
+    from dismec.data.dataset import load_features
+    from dismec.training.texts import vocabulary_of
+
+    found, seen = reading.look(data), 0
+    if found.is_texts:
+        vocabulary = vocabulary_of(model)
+        for batch in read_texts(found, reading.fmt, needs_labels=False):
+            seen = batch.first_row + len(batch.texts)
+            if number <= seen:
+                text = batch.texts[number - 1 - batch.first_row]
+                return text, vocabulary.rows([text])
+    else:
+        rows = load_features(found)
+        seen = rows.shape[0]
+        if number <= seen:
+            return None, rows[[number - 1]]
+    raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
+
+
+def _row_of(model: Model, given: str) -> Any:
+    """A text, or feature:value pairs, as one row."""
+    import scipy.sparse as sp
+
+    if model.vocabulary is not None:
+        return model.vocabulary.rows([given])
+    pairs = [pair.partition(":") for pair in given.split()]
+    try:
+        ids, values = [int(f) for f, _, _ in pairs], [float(v) for _, _, v in pairs]
+    except ValueError:
+        raise DismecError(
+            f"{given[:40]!r} is no row for a model of numeric data: give feature:value pairs"
+        ) from None
+    if not all(0 <= f < model.n_features for f in ids) or len(set(ids)) < len(ids):
+        raise DismecError(f"features go from 0 to {model.n_features - 1}, each once")
+    return sp.csr_array((values, ([0] * len(ids), ids)), shape=(1, model.n_features))

@@ -1,0 +1,45 @@
+"""A calibrated model and rows with known labels → how far its probabilities can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dismec.measure.metrics import Truth, hits
+from dismec.measure.probabilities import expected_calibration_error, f1_scores
+from dismec.model.calibration import Calibration, logistic
+from dismec.model.scoring import Labels, Scores
+from dismec.model.thresholds import MACRO_F1, MICRO_F1
+
+__all__ = ["reliability"]
+
+
+def reliability(
+    calibration: Calibration,
+    truth: Truth,
+    top: Labels,
+    values: Scores,
+    by_score: bool,
+    assign: Callable[[str], Any],
+) -> dict[str, float]:
+    """What `Model.evaluate` says of probabilities, in percent.
+
+    `top` are the best labels of each row, and `values` their scores, or their probabilities.
+    `assign` gives the labels that reach a threshold.
+    """
+    there = top >= 0
+    found, of = hits(truth.Y, top)[there], top[there]
+    p = scores = values[there]
+    if by_score:
+        p = calibration.probabilities(of, scores)
+    else:
+        scores = calibration.scores(of, p)
+    result = {
+        "ECE": expected_calibration_error(p, found),
+        "ECE uncalibrated": expected_calibration_error(logistic(scores), found),
+    }
+    for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
+        sets = assign(threshold)
+        sets.resize(truth.Y.shape)
+        result[name] = f1_scores(truth.Y, sets)[name]
+    return {name: 100 * value for name, value in result.items()}

@@ -1,0 +1,49 @@
+"""A model in memory → a directory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dismec.errors import ModelError
+from dismec.model import weight_files
+from dismec.model.directory import commit, discard, holds_model, locked, make_directory
+from dismec.model.format import FIRST
+from dismec.model.informed import Informed
+from dismec.model.manifest import Manifest
+from dismec.model.parts import Parts, write_parts
+from dismec.model.scoring import RowTransform
+from dismec.model.shards import Shard
+
+__all__ = ["write_model"]
+
+
+def write_model(
+    directory: Path,
+    manifest: Manifest,
+    transform: RowTransform,
+    parts: Parts,
+    shards: Sequence[Shard],
+    *,
+    estimator: dict[str, Any] | None,
+    overwrite: bool,
+) -> None:
+    """Write all that a model is, with what `estimator` or its manifest says; as `Model.save`."""
+    make_directory(directory)
+    with locked(directory):
+        if holds_model(directory) and not overwrite:
+            raise ModelError(
+                f"{directory} holds a model already: "
+                "choose another directory, or overwrite it (--overwrite)"
+            )
+        discard(directory)
+        about = manifest.estimator if estimator is None else estimator
+        manifest = replace(manifest, parts=write_parts(directory, parts), estimator=about)
+        receipts = [weight_files.write_shard(directory, i, s) for i, s in enumerate(shards)]
+        if isinstance(transform, Informed):
+            first = enumerate(transform.first)
+            named = tuple(weight_files.write_shard(directory, i, s, FIRST) for i, s in first)
+            manifest = replace(manifest, first=named)
+        commit(directory, manifest.finished(receipts))
