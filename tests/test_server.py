@@ -155,13 +155,17 @@ TEXTS = ["An apple and a pear.", "", "vessel vessel cargo 🎉 cake", "Nothing t
 def test_texts_get_what_the_library_gives_their_rows(text_files, text_server):
     model = open_model(text_files / "calibrated")
     X = model.vocabulary.rows(TEXTS)
-    labels, scores = model.predict_topk(X, 4)
+    rows = [{"text": text} for text in TEXTS]
+    labels, scores = model.predict_topk(X, 4, rank="score")
     probabilities = model.calibration.probabilities(labels, scores)
-    status, _, many = text_server.predict({"rows": [{"text": text} for text in TEXTS], "k": 4})
-    assert status == 200
-    expected = {"labels": labels, "scores": scores, "probabilities": probabilities}
-    for key, values in expected.items():
-        np.testing.assert_array_equal(np.float32([row[key] for row in many["rows"]]), values)
+    by_score = {"labels": labels, "scores": scores, "probabilities": probabilities}
+    by_default = dict(zip(("labels", "probabilities"), model.predict_topk(X, 4), strict=True))
+    for rank, expected in (({"rank": "score"}, by_score), ({}, by_default)):
+        status, _, many = text_server.predict({"rows": rows, "k": 4, **rank})
+        assert status == 200
+        assert many["rows"][0].keys() - {"names"} == expected.keys()
+        for key, values in expected.items():
+            np.testing.assert_array_equal(np.float32([row[key] for row in many["rows"]]), values)
     for i, text in enumerate(TEXTS):
         assert text_server.predict({"text": text, "k": 4})[2] == many["rows"][i]
         given = {"features": features(X, i), "k": 4}

@@ -151,7 +151,7 @@ def test_names_come_out_on_the_command_line(model, data, tmp_path):
     opened = open_model(path)
     top, scores = opened.predict_topk(opened.vocabulary.rows(texts), 2)
     assert [row["labels"] for row in best] == [[opened.names[i] for i in row] for row in top]
-    np.testing.assert_allclose([row["scores"] for row in best], scores)
+    np.testing.assert_allclose([row["probabilities"] for row in best], scores)
     hits = np.mean([row["labels"][0] in true for row, true in zip(best, labels, strict=True)])
     said = json.loads(run("evaluate", path, data / "test.jsonl", "--json").stdout)
     assert said["P@1"] == pytest.approx(100 * hits, abs=0.01)
@@ -190,7 +190,14 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
             opened.assign(X, chosen).indptr
         ).tolist()
     assert all(len(row) <= 1 for row in predicted("--threshold", "micro-f1", "-k", 1))
-    scores = predicted("--threshold", -0.5)
+    assert predicted("-k", 3) == probable  # of a calibrated model
+    by_score = predicted("--rank", "score", "-k", 3)
+    expected, values = opened.predict_topk(X, 3, rank="score")
+    assert [[name for name, _ in row] for row in by_score] == [
+        [opened.names[i] for i in row] for row in expected
+    ]
+    np.testing.assert_allclose([[float(v) for _, v in row] for row in by_score], values, rtol=1e-5)
+    scores = predicted("--rank", "score", "--threshold", -0.5)
     assert max(map(len, scores)) > 5
     assert all(float(v) >= -0.5 for row in scores for _, v in row)
 
@@ -207,10 +214,9 @@ def test_explanations_name_the_words_that_carried_a_label(model, data):
     opened, path = model
     text = rows_of(data / "test.jsonl")[0][0]
     said = json.loads(run("explain", path, text, "--json").stdout)
-    top, scores = opened.predict_topk(opened.vocabulary.rows([text]), 1)
+    top, probabilities = opened.predict_topk(opened.vocabulary.rows([text]), 1)
     assert (said["label"], said["name"]) == (top[0, 0], opened.names[top[0, 0]])
-    assert said["score"] == pytest.approx(scores[0, 0])
-    assert 0 < said["probability"] < 1
+    assert said["probability"] == pytest.approx(probabilities[0, 0])
     assert said["terms"][0]["term"].split()[0] in text.lower()
     assert all(0 <= begin < end <= len(text) for begin, end, _ in said["highlights"])
     shown = run("explain", path, text, "--label", opened.names[3], "--label", opened.names[4])

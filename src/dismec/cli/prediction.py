@@ -151,7 +151,7 @@ def predict(
             found = [ranked(view.assign(rows, threshold, **how)) for rows in batches]
         else:
             by: dict[str, Any] = {}
-            if opened.capabilities.probabilities:
+            if probabilities or opened.capabilities.probabilities:
                 by["rank"] = "probability" if probabilities else "score"
             found = [view.predict_topk(rows, places, threads=threads, **by) for rows in batches]
     width = max((top.shape[1] for top, _ in found), default=0)

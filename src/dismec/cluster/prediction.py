@@ -102,7 +102,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         receipts = self.manifest.shards
         if sum(r.n_labels for r in receipts) != np.count_nonzero(self.parts.labels.counts):
             raise ModelError(f"{directory}: the shards do not hold every label that had rows")
-        shape = self.manifest.n_labels, self.manifest.n_features
+        shape = self.manifest.n_labels, self.manifest.n_columns
         self.traffic = Traffic()
         self._cluster = cluster
         self._patience = patience

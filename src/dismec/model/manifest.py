@@ -108,9 +108,14 @@ class Manifest:
         return self.n_features + (self.refined["informing"] if self.refined else 0)
 
     @property
+    def classifier_files(self) -> tuple[_Receipt, ...]:
+        """The files that hold the weights of labels; not those of a first stage."""
+        return self.blocks if self.shards is None else self.shards
+
+    @property
     def files(self) -> tuple[_Receipt, ...]:
         """The files that hold weights."""
-        return (*(self.blocks if self.shards is None else self.shards), *(self.first or ()))
+        return (*self.classifier_files, *(self.first or ()))
 
     def with_blocks(self, receipts: Iterable[BlockReceipt]) -> Manifest:
         """The same manifest with these blocks instead of its own."""

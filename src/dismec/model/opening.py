@@ -42,8 +42,7 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
     while True:
         before = read_manifest(directory)
         try:
-            manifest, own, parts = read_head(directory, check=check)
-            transform = _informed(directory, manifest, own, check) if manifest.refined else own
+            manifest, transform, parts = read_head(directory, check=check)
             shards = weight_files.read_shards(directory, manifest, parts.labels.counts, check=check)
             return Model(manifest, transform, parts, shards)
         except ModelError:
@@ -66,8 +65,13 @@ def _informed(
     return transform
 
 
-def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, Transform, Parts]:
-    """All of a finished model but its weights; `check` and errors as of `open_model`."""
+def read_head(
+    directory: Path, *, check: bool | None = None
+) -> tuple[Manifest, RowTransform, Parts]:
+    """All of a finished model but its weights; `check` and errors as of `open_model`.
+
+    The first stage of a refined model belongs to what rows go through.
+    """
     manifest = read_manifest(directory)
     if not manifest.complete:
         raise ModelError(
@@ -79,4 +83,6 @@ def read_head(directory: Path, *, check: bool | None = None) -> tuple[Manifest, 
         transform = Transform.from_dict(manifest.transform, parts.labels.idf)
     except ModelError as error:
         raise ModelError(f"{directory}: {error}") from None
+    if manifest.refined:
+        return manifest, _informed(directory, manifest, transform, check), parts
     return manifest, transform, parts

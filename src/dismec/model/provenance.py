@@ -6,6 +6,7 @@ parameters say so:
 - ``C_auto``: {"metric", "grid", "rows"[, "data"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
+- ``refine_effect``: {"before", "after"}, without and with labels that inform others, and "rows"
 
 "rows" is the number of rows; "data" the first sixteen digits of the fingerprint of rows that were
 given for this. Without "data" they were held out from the training data. Manifests written before
@@ -20,7 +21,7 @@ from typing import Any
 
 __all__ = ["parse", "sentence", "shown"]
 
-_KEYS = ("C_auto", "delta_auto", "delta_effect", "calibrated")
+_KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated")
 _ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
 _C = re.compile(r"by (\S+) from (.+) (on \d.*)")
 _EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
@@ -41,6 +42,11 @@ def sentence(key: str, value: Any) -> Any:
             f"{after} (at {value['at']}: {', '.join(f'{p:.2f}' for p in value['before'].values())})"
         )
     rows, data = value["rows"], value.get("data")
+    if key == "refine_effect":
+        before, after = (
+            "/".join(f"{p:.2f}" for p in value[when].values()) for when in ("before", "after")
+        )
+        return f"{'/'.join(value['after'])} {before} → {after} on {rows} held-out rows"
     judged = f"on {rows} held-out rows" if data is None else f"on {rows} rows of data {data}"
     if key == "C_auto":
         return f"by {value['metric']} from {', '.join(f'{C:g}' for C in value['grid'])} {judged}"

@@ -23,9 +23,11 @@ from dismec.model import weight_files
 from dismec.model.directory import read_manifest
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, read_parts
 from dismec.model.provenance import shown as shown_params
 from dismec.report.estimate import estimate_training
+from dismec.report.pairs import strongest_pairs
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
@@ -149,7 +151,8 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     for weights in _stored_weights(directory, manifest, labels):
         after += count_weights(weights.data)
         n_classifiers += weights.shape[0]
-    kept, size = (sum(getattr(r, key) for r in manifest.files) for key in ("nnz", "bytes"))
+    files = manifest.classifier_files
+    kept, size = (sum(getattr(r, key) for r in files) for key in ("nnz", "bytes"))
     done = manifest.labels_done
     made = manifest.finished(())  # with sums over its blocks, should it have any
     stats = made.stats or BlockStats.total(())
@@ -161,14 +164,15 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "features": manifest.n_features,
         "complete": manifest.complete,
         "labels done": done,
-        "files": len(manifest.files),
+        "files": len(files),
         "weights": kept,
         "bytes": size,
         "bytes a weight": round(size / max(kept, 1), 2),
         "classifiers": n_classifiers,
         "weights a classifier": round(kept / max(n_classifiers, 1), 1),
-        "share of weights kept": round(kept / max(n_classifiers * (manifest.n_features + 1), 1), 6),
+        "share of weights kept": round(kept / max(n_classifiers * (manifest.n_columns + 1), 1), 6),
         **_ambiguous(manifest, sum(stats.weight_counts or ()), before, after),
+        **_refined(directory, manifest),
         "label names": labels.names is not None,
         "training rows": manifest.n_rows,
         "training data": manifest.data,
@@ -288,12 +292,33 @@ def _stored_weights(
             yield weight_files.read_block(directory, manifest, receipt).weights
 
 
+def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
+    """What there is to say of a second stage."""
+    if not manifest.refined:
+        return {}
+    facts = {
+        "labels that inform others": manifest.refined["informing"],
+        "weights of the first stage": sum(r.nnz for r in manifest.first or ()),
+        "bytes of the first stage": sum(r.bytes for r in manifest.first or ()),
+    }
+    if not manifest.complete:
+        return facts
+    pairs = strongest_pairs(open_model(directory, check=False))
+    lines = {
+        f"strongest labels {side} others": [
+            f"{pair['informed by']} → {pair['label']} {pair['weight']:+.3f}" for pair in found
+        ]
+        for side, found in pairs.items()
+    }
+    return facts | lines
+
+
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
     """Counts before pruning, with zeros."""
     if stats.weight_counts is None or not stats.solved:
         return None
     counts = np.array(stats.weight_counts, np.int64)
-    counts[SIDE] += stats.solved * (manifest.n_features + 1) - counts.sum()
+    counts[SIDE] += stats.solved * (manifest.n_columns + 1) - counts.sum()
     return counts
 
 

@@ -252,7 +252,8 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
         "threshold": {
             **_FLOAT32,
             "nullable": True,
-            "description": "Leave out labels that rank below this score or probability.",
+            "description": "Leave out labels that rank below this score, or probability, which is "
+            "from 0 to 1.",
         },
         "rank": _of(
             "string",
