@@ -8,6 +8,7 @@
 
 #include "bindings.hpp"
 #include "data/transform.hpp"
+#include "data/widen.hpp"
 
 namespace dismec::bind {
 
@@ -60,9 +61,47 @@ nb::tuple apply(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
   return owned(std::move(result));
 }
 
+nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+                const Vector<float>& data, bool has_bias, const Vector<std::int32_t>& labels,
+                const Vector<float>& scores, const Vector<std::int32_t>& column, double scale,
+                double slope, float bias, std::int64_t n_features, std::int64_t n_columns) {
+  if (n_features < 0 || n_columns < n_features ||
+      n_columns >= std::numeric_limits<std::int32_t>::max())
+    throw std::invalid_argument("n_features out of range");
+  const Csr rows = view(indptr, indices, data, n_features + (has_bias ? 1 : 0));
+  OwnedCsr result;
+  {
+    nb::gil_scoped_release release;
+    check_rows(rows);
+    const std::int64_t n_rows = rows.n_rows();
+    const auto n_places = static_cast<std::int64_t>(labels.size());
+    const std::int64_t k = n_rows > 0 ? n_places / n_rows : 0;
+    if (scores.size() != labels.size() || k * n_rows != n_places)
+      throw std::invalid_argument("every row needs as many labels, and every label a score");
+    for (std::int64_t row = 0; row < n_rows; ++row)
+      if (has_bias && rows.nnz(row) < 1) throw std::invalid_argument("a row has no bias");
+    for (const std::int32_t label : view(labels))
+      if (label >= static_cast<std::int64_t>(column.size()))
+        throw std::invalid_argument("label out of range");
+    for (const std::int32_t place : view(column))
+      if (place >= n_columns - n_features) throw std::invalid_argument("column out of range");
+    const data::Widening widening{static_cast<std::int32_t>(n_features),
+                                  static_cast<std::int32_t>(n_columns),
+                                  has_bias,
+                                  view(column),
+                                  scale,
+                                  slope,
+                                  bias};
+    result = data::widen(widening, rows, view(labels), view(scores), k);
+  }
+  return owned(std::move(result));
+}
+
 }  // namespace
 
 void transform(nb::module_& m) {
+  m.def("widen", &widen, "indptr"_a, "indices"_a, "data"_a, "has_bias"_a, "labels"_a, "scores"_a,
+        "column"_a, "scale"_a, "slope"_a, "bias"_a, "n_features"_a, "n_columns"_a);
   m.def("row_scale", &row_scale, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "n_features"_a);
   m.def("apply", &apply, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "normalize"_a, "bias"_a,
         "n_features"_a, "begin"_a, "end"_a);

@@ -83,15 +83,16 @@ void check_costs(std::span<const double> costs, std::int64_t n_labels) {
 /// thread may set; answers are then incomplete.
 class Worker {
  public:
-  Worker(const Problem& problem, float C, double tolerance, float delta, bool l1,
-         Vector<double> positive_costs, Vector<double> negative_costs, Vector<std::uint8_t> cancel,
-         Team& team)
+  Worker(const Problem& problem, float C, double tolerance, float delta, std::int64_t first,
+         float delta_from_first, bool l1, Vector<double> positive_costs,
+         Vector<double> negative_costs, Vector<std::uint8_t> cancel, Team& team)
       : problem_(problem),
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
         team_(team),
-        solver_(l1 ? solver_of<L1>(C, tolerance, delta) : solver_of<L2>(C, tolerance, delta)) {
+        solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
+                   : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     for (const auto& costs : {positive_costs_, negative_costs_}) {
       check_costs(view(costs), problem.positives.n_rows());
@@ -165,9 +166,8 @@ class Worker {
   using AnySolver = std::variant<Solver<L2>, Solver<L1>>;
 
   template <typename Penalty>
-  AnySolver solver_of(float C, double tolerance, float delta) const {
+  AnySolver solver_of(const solve::SolverOptions& options) const {
     const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
-    const solve::SolverOptions options{C, tolerance, delta};
     return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
                      *problem_.tiers, problem_.positives, costs, options, team_);
   }
@@ -208,11 +208,11 @@ void solver(nb::module_& m) {
       .def("help", &Team::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("call_back", &Team::call_back);
   nb::class_<Worker>(m, "Worker")
-      .def(nb::init<const Problem&, float, double, float, bool, Vector<double>, Vector<double>,
-                    Vector<std::uint8_t>, Team&>(),
-           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "l1"_a, "positive_costs"_a,
-           "negative_costs"_a, "cancel"_a, "team"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 10>())
+      .def(nb::init<const Problem&, float, double, float, std::int64_t, float, bool, Vector<double>,
+                    Vector<double>, Vector<std::uint8_t>, Team&>(),
+           "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "first"_a, "delta_from_first"_a, "l1"_a,
+           "positive_costs"_a, "negative_costs"_a, "cancel"_a, "team"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 12>())
       .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)
       .def("take", &Worker::take, "features"_a, "weights"_a);

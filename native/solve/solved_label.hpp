@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "solve/working_set.hpp"
@@ -66,8 +67,16 @@ struct SortedWeights {
   }
 };
 
-/// Takes the weights of at least `delta` out of a set; `sorted` is memory.
-inline void collect(const WorkingSet& set, std::int64_t n_features, float delta,
+/// Weights of smaller magnitude are dropped; those of features from `first` on, but for the bias,
+/// have a limit of their own.
+struct Pruning {
+  float delta = 0.01F;
+  std::int64_t first = std::numeric_limits<std::int32_t>::max();
+  float delta_from_first = 0.01F;
+};
+
+/// Takes the weights that are kept out of a set; `sorted` is memory.
+inline void collect(const WorkingSet& set, std::int64_t n_features, const Pruning& pruning,
                     SortedWeights& sorted, SolvedLabel& out) {
   out.set_size = set.size();
   sorted.all.resize(set.w.size());
@@ -78,7 +87,8 @@ inline void collect(const WorkingSet& set, std::int64_t n_features, float delta,
     out.counts.add(w);
     const std::int64_t feature = f + 1 == set.w.size() ? n_features : set.feature(f);
     sorted.all[n] = {static_cast<std::int32_t>(feature), w};
-    n += std::abs(w) >= delta;
+    const bool later = feature >= pruning.first && feature < n_features;
+    n += std::abs(w) >= (later ? pruning.delta_from_first : pruning.delta);
   }
   sorted.all.resize(n);
   sorted.sort(n_features);

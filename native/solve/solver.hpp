@@ -28,7 +28,7 @@ namespace dismec::solve {
 struct SolverOptions {
   float C = 1.0F;
   double tolerance = 0.01;  // LIBLINEAR's ε
-  float delta = 0.01F;      // weights below are dropped
+  Pruning pruning;
 };
 
 /// What the losses of positive and negative rows are multiplied by, one number per label.
@@ -93,7 +93,7 @@ class Solver {
         task.out.seconds += share;
         // Round, 3: a label whose bound over all rows is small enough is done.
         if (judge(slot, task)) {
-          collect(task.set, X_.n_features(), options_.delta, sorted_, task.out);
+          collect(task.set, X_.n_features(), options_.pruning, sorted_, task.out);
           solved.push_back(std::move(task.out));
           if (!advance(slot, task, solved.back().place + 1)) close(slot, task);
           return;

@@ -100,6 +100,8 @@ class Worker:
         C: float,
         tolerance: float,
         delta: float,
+        first: int,
+        delta_from_first: float,
         l1: bool,
         positive_costs: NDArray[np.float64],
         negative_costs: NDArray[np.float64],
@@ -144,6 +146,20 @@ def apply(
     n_features: int,
     begin: int,
     end: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
+def widen(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    has_bias: bool,
+    labels: NDArray[np.int32],
+    scores: NDArray[np.float32],
+    column: NDArray[np.int32],
+    scale: float,
+    slope: float,
+    bias: float,
+    n_features: int,
+    n_columns: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.cpu import kernels
 from dismec.data.matrices import Rows
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
@@ -21,8 +22,11 @@ from dismec.model.explanation import Contribution, Reason, contributions
 from dismec.model.scoring import Labels, Predictor, Scores, best_labels
 from dismec.model.shards import Shard
 
-__all__ = ["Informed", "Refinement", "widened"]
+__all__ = ["Informed", "Refinement", "label_columns", "widened"]
 
+# How much larger delta is for weights of labels: most are between it and this, and nothing is lost
+# without them (``docs/refining.md``).
+_PRUNED_MORE = 5.0
 _TRACED, _TRACED_TERMS = 5, 5  # labels that are explained by their own words, and how many of these
 
 
@@ -47,12 +51,6 @@ class Refinement:
             raise ModelError(f"refined: {whole} are not numbers of labels and folds")
         if not all(type(x) is float and 0 < x <= 100 for x in (self.scale, self.slope)):
             raise ModelError(f"refined: {self.scale!r} or {self.slope!r} is out of range")
-
-    def values(self, scores: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-        """The values of labels with these scores; 0 for −inf."""
-        t = self.slope * np.clip(scores.astype(np.float64), -1e6, 1e6)
-        found = (0.5 * self.scale) * (1 + t / np.sqrt(1 + t * t))
-        return np.where(np.isneginf(scores), 0, found).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -89,6 +87,10 @@ class Informed:
         """Features that it is scored by, without the bias."""
         return self.own.n_features + len(self.informing)
 
+    def pruned_more(self, delta: float) -> tuple[int, float]:
+        """The first feature that is a label, and what is used for delta from there on."""
+        return self.own.n_features, _PRUNED_MORE * delta
+
     @property
     def idf(self) -> npt.NDArray[np.float32] | None:
         """Of a row's own features."""
@@ -105,7 +107,7 @@ class Informed:
         """Rows begin … end of those that have been through `check_rows`, ready to be scored."""
         chunk = self.own.apply_between(rows, begin, end)
         found = best_labels(self._natives, chunk, self.refinement.labels)
-        return widened(chunk, self.own, *found, self.informing, self.refinement, self.bias)
+        return widened(chunk, self.own, *found, self._columns, self.refinement, self.bias)
 
     def reasons(
         self,
@@ -130,6 +132,10 @@ class Informed:
         return found
 
     @cached_property
+    def _columns(self) -> npt.NDArray[np.int32]:
+        return label_columns(self.informing)
+
+    @cached_property
     def _natives(self) -> list[Any]:
         return [shard.native for shard in self.first]
 
@@ -150,39 +156,34 @@ def widened(
     own: Transform,
     labels: Labels,
     scores: Scores,
-    informing: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int32],
     refinement: Refinement,
     bias: float = 0.0,
 ) -> Rows:
     """Rows that `own` has transformed, with their best labels, (n_rows, k), as further features.
 
-    Empty places are label −1. The bias of `own` gives way to another one, which comes last; with 0
-    there is none.
+    Empty places are label −1. `columns` are those of labels (`label_columns`). The bias of `own`
+    gives way to another one, which comes last; with 0 there is none.
     """
-    there = labels >= 0
-    columns = np.where(there, np.searchsorted(informing, labels), len(informing))
-    order = np.argsort(columns, axis=1, kind="stable")
-    columns = np.take_along_axis(columns, order, 1)
-    values = refinement.values(np.take_along_axis(scores, order, 1))
-    if bias:
-        columns = np.hstack([columns, np.full((len(labels), 1), len(informing))])
-        values = np.hstack([values, np.full((len(labels), 1), bias, np.float32)])
-    n_labels = there.sum(axis=1)
-    there = np.arange(columns.shape[1]) < n_labels[:, None]
-    if bias:
-        there[:, -1] = True
-    n_new = n_labels + bool(bias)
-    n_own = np.diff(chunk.indptr) - bool(own.bias)
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(n_own + n_new)])
-    result = Rows(indptr, np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32))
-    new = np.zeros(indptr[-1], np.bool_)
-    ends = np.repeat(indptr[1:] - n_new, n_new)
-    starts = np.cumsum(n_new) - n_new
-    new[ends + np.arange(len(ends)) - np.repeat(starts, n_new)] = True
-    result.indices[new] = (own.n_features + columns[there]).astype(np.int32)
-    result.data[new] = values[there]
-    kept = np.ones(len(chunk.indices), np.bool_)
-    if own.bias:
-        kept[chunk.indptr[1:] - 1] = False
-    result.indices[~new], result.data[~new] = chunk.indices[kept], chunk.data[kept]
-    return result
+    n_columns = own.n_features + refinement.informing
+    return Rows(
+        *kernels.widen(
+            *chunk,
+            own.bias != 0,
+            labels.ravel(),
+            scores.ravel(),
+            columns,
+            refinement.scale,
+            refinement.slope,
+            bias,
+            own.n_features,
+            n_columns,
+        )
+    )
+
+
+def label_columns(informing: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """For each label its place among those that inform others, ascending; −1 if it does not."""
+    columns = np.full(int(informing.max(initial=-1)) + 1, -1, np.int32)
+    columns[informing] = np.arange(len(informing), dtype=np.int32)
+    return columns

@@ -309,11 +309,12 @@ class Model(TopkModel):
         return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
 
     def _repacked(self, delta: float, precision: str) -> list[Shard]:
+        more = self.transform.pruned_more(delta) if isinstance(self.transform, Informed) else None
         if not self.manifest.history:
-            return [s.repacked(prune(s.unpack(), delta), precision) for s in self._shards]
+            return [s.repacked(prune(s.unpack(), delta, more), precision) for s in self._shards]
         # Labels that came and went have left small shards behind: all go into as few as possible.
         labels = np.flatnonzero(self.label_counts)
-        weights: Any = prune(self.weights, delta)
+        weights: Any = prune(self.weights, delta, more)
         return list(pack([(labels, weights[labels])], self.transform.n_columns, precision))
 
     def save(

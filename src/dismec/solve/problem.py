@@ -66,6 +66,7 @@ class SolverParams:
     tol: float = 0.01  # > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1
     penalty: str = "l2"  # ½‖w‖², or "l1" for ‖w‖₁, which leaves few weights
     weighting: Weighting = field(default_factory=Weighting)  # under L1 all costs are 1
+    pruned_more: tuple[int, float] | None = None  # a feature, and delta from that one on
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
@@ -229,6 +230,7 @@ class LabelSolver:
             params.C,
             params.tol,
             params.delta,
+            *(params.pruned_more or (np.iinfo(np.int32).max, params.delta)),
             params.penalty == "l1",
             *costs,
             cancel.byte,

@@ -66,8 +66,8 @@ def fit_calibration(
         (n_rows, up to n_features) and (n_rows, up to n_labels); one row is enough for an answer,
         a thousand for a good one.
     counts
-        Training rows of each label of the model that it is for, by default of `model`: the curve
-        of a label that `model` had no rows of goes by these.
+        Training rows of each label of the model that it is for, by default of `model`: their
+        curves go by these.
     share
         How many of all labels `model` has, if it is of some: as many fewer of a row are looked at.
     threads
@@ -98,12 +98,10 @@ def fit_calibration(
     s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
-    trained = model.label_counts[first]
-    c = np.log1p(np.where(trained > 0, trained, trained if counts is None else counts))
+    c = np.log1p(model.label_counts[first])
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
     curve = _regress(terms[:, near], y[near], _CURVE, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
-    slopes, intercepts = slopes[first], intercepts[first]
     z = slopes[label] * s + intercepts[label]
     bend = _increasing(_regress(bend_terms(z)[:, near], y[near], _BEND, _BEND_SPREAD))
 
@@ -115,6 +113,8 @@ def fit_calibration(
         least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
     n_true = np.bincount(first[truth.indices], minlength=n_labels)
     thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true, least)
+    if counts is not None:
+        slopes, intercepts = shared_curve(curve, np.log1p(counts[first]))
     return Calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),

@@ -19,7 +19,7 @@ from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
 from dismec.solve.blocks import by_frequency, cut, cut_evenly, effort
-from dismec.solve.problem import Problem
+from dismec.solve.problem import Problem, SolverParams
 
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
@@ -84,6 +84,14 @@ class Job:
             text=vocabulary.params.to_dict() if vocabulary else None,
         )
         return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest, data)
+
+    @property
+    def solver(self) -> SolverParams:
+        """What the solver needs to know."""
+        params = self.params.solver
+        if self.informed is None:
+            return params
+        return replace(params, pruned_more=self.informed.pruned_more(params.delta))
 
     def stating(self, **facts: Any) -> Job:
         """The same job, with more in the parameters of its manifest."""

@@ -34,7 +34,7 @@ from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
 from dismec.model.directory import make_directory, open_checked, write_hashed
 from dismec.model.format import ARRAYS, FIRST, REFINED_VERSION, STAGE
-from dismec.model.informed import Informed, Refinement, widened
+from dismec.model.informed import Informed, Refinement, label_columns, widened
 from dismec.model.manifest import Manifest, ShardReceipt
 from dismec.model.model import Model
 from dismec.model.opening import open_model
@@ -52,9 +52,9 @@ __all__ = ["Refining", "stated"]
 _log = logging.getLogger("dismec")
 
 _LEAST_ROWS = 20  # of a label that informs others: scores of rarer ones are not to be trusted
-_FOLDS = 4
+_FOLDS = 3
 # Labels that a row gets as features, for each that rows have on average.
-_LABELS_PER_LABEL, _FEWEST_LABELS, _MOST_LABELS = 2.5, 15, 50
+_LABELS_PER_LABEL, _FEWEST_LABELS, _MOST_LABELS = 1.5, 15, 50
 _TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more exact
 _CHUNK_ROWS = 8192  # that are widened at a time
 _DEPTHS = (1, 3, 5)
@@ -179,13 +179,14 @@ class Refining:
         """The rows of the second stage."""
         own = replace(self.job.transform, bias=0.0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
+        columns = label_columns(informing)
         X: Any = own.apply(self.job.X)
         parts = []
         for begin in range(0, X.shape[0], _CHUNK_ROWS):
             some = X[begin : begin + _CHUNK_ROWS]
             chunk = Rows(some.indptr.astype(np.int64), some.indices.astype(np.int32), some.data)
             best = labels[begin : begin + _CHUNK_ROWS], scores[begin : begin + _CHUNK_ROWS]
-            parts.append(widened(chunk, own, *best, informing, self.refinement))
+            parts.append(widened(chunk, own, *best, columns, self.refinement))
         lengths = np.concatenate([np.diff(part.indptr) for part in parts])
         return csr_on(
             np.concatenate([part.data for part in parts]),

@@ -135,9 +135,7 @@ def _solve_here(
     progress: Progress | None,
 ) -> Generator[T, None, None]:
     count = _counter(job, blocks, progress)
-    return solve_blocks(
-        job.problem, job.params.solver, blocks, keep, threads=threads, progress=count
-    )
+    return solve_blocks(job.problem, job.solver, blocks, keep, threads=threads, progress=count)
 
 
 def _solve_there(
@@ -162,7 +160,7 @@ def _solve_there(
         directory,
         data,
         job.data,
-        job.params.solver,
+        job.solver,
         job.transform,
         effort(job.problem.equal_labels, job.problem.label_counts),
     )
