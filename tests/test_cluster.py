@@ -157,7 +157,7 @@ def test_texts_are_learned_and_predicted_on_a_cluster_as_they_are_here(tmp_path,
             capture_output=True,
             check=True,
         ).stdout
-        for option in ((), ("--cluster", address))
+        for option in (("--rank", "score"), ("--cluster", address))
     )
     assert here == there
 

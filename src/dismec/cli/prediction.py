@@ -17,6 +17,7 @@ from dismec.cli.console import (
     hush_dask,
     print_metrics,
     say_unknown,
+    spoken,
 )
 from dismec.cli.options import (
     MOST_PLACES,
@@ -249,6 +250,8 @@ def _model_at(model: Path, cluster: str | None) -> Iterator[TopkModel]:
             Cluster.connect(cluster) as connection,
             ClusterPredictor(connection, model) as predictor,
         ):
+            if "calibration" in predictor.manifest.parts:
+                spoken("a model on a cluster ranks by score, although this one is calibrated")
             yield ClusterModel(predictor)
 
 

@@ -36,8 +36,8 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
     def listed(order: Any) -> list[dict[str, Any]]:
         return [
             {
-                "label": _named(model.names, int(label[i])),
-                "informed by": _named(model.names, int(informing[i])),
+                "label": _name_or_number(model.names, int(label[i])),
+                "informed by": _name_or_number(model.names, int(informing[i])),
                 "weight": round(float(weight[i]), 4),
             }
             for i in order
@@ -49,5 +49,5 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
     return {"for": listed(pros), "against": listed(cons)}
 
 
-def _named(names: Sequence[str] | None, label: int) -> str | int:
+def _name_or_number(names: Sequence[str] | None, label: int) -> str | int:
     return label if names is None else names[label]
