@@ -17,8 +17,8 @@ test: .venv/tools
 
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning report \
-  server shards synthetic tail text_training tuning
+UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning \
+  refining report server shards synthetic tail text_training tuning
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
 	  -m "not slow and not unhurried and not cluster" \
@@ -40,11 +40,11 @@ format: .venv/tools
 sanitize: .venv-sanitize/tools
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(SANITIZED)/python -m pytest -q -p no:cacheprovider -m "not slow" \
+	$(SANITIZED)/python -m pytest -q -p no:cacheprovider -m "not slow and not cluster" \
 	  tests/test_solver.py tests/test_engine.py tests/test_predictor.py tests/test_shards.py \
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
-	  tests/test_l1.py tests/test_many_features.py tests/test_team.py
+	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'

@@ -88,7 +88,7 @@ def fit_calibration(
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
     usual = min(max(_CANDIDATES * share, truth.nnz / truth.shape[0]), _MOST_CANDIDATES)
-    depth = max(round(usual), 1)
+    depth = max(int(np.ceil(usual)), 1)
     deep = max(min(_DEEPER * depth, n_labels), 1)
     top, scores = model.predict_topk(X, deep, rank="score", threads=threads)
     found = hits(truth, top)

@@ -56,6 +56,7 @@ _FOLDS = 3
 # Labels that a row gets as features, for each that rows have on average.
 _LABELS_PER_LABEL, _FEWEST_LABELS, _MOST_LABELS = 1.5, 15, 50
 _TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more exact
+_EVERY = 3  # label that is tried: with fewer, probabilities depend on which these are
 _CHUNK_ROWS = 8192  # that are widened at a time
 _DEPTHS = (1, 3, 5)
 # The shares of the work: folds, trial and first stage; the rest is the second stage.
@@ -210,7 +211,7 @@ class Refining:
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
         held = delta.held_out(job.X.shape[0])
         others = np.delete(np.arange(job.X.shape[0]), held)
-        Y, share = sampled(job.Y, counts)
+        Y, share = sampled(job.Y, counts, _EVERY)
         plain = self._stage_params(_TOLERANCE)
         stages: dict[str, tuple[Any, TrainingParams]] = {
             "plain": (job.X, plain),

@@ -24,7 +24,7 @@ from dismec.training.running import Workplace, run_in_memory
 
 __all__ = ["Split", "Trial", "Validation", "only_columns", "only_labels", "sampled"]
 
-_FEW_LABELS, _EVERY = 400, 4  # labels of which a calibration tries all; otherwise every fourth
+_FEW_LABELS = 400  # of which a trial takes all
 
 
 class Split(NamedTuple):
@@ -163,8 +163,8 @@ class Trial(NamedTuple):
         return job
 
 
-def sampled(Y: Any, counts: npt.NDArray[np.int64]) -> tuple[Any, float]:
-    """Y with every fourth label by frequency, all if they are few; and their share of all.
+def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = 4) -> tuple[Any, float]:
+    """Y with every fourth label, say, by frequency, all if they are few; and their share of all.
 
     Labels of like frequency share their curve, so that some of them stand for all.
     """
@@ -172,8 +172,8 @@ def sampled(Y: Any, counts: npt.NDArray[np.int64]) -> tuple[Any, float]:
     if len(order) < _FEW_LABELS:
         return Y, 1.0
     keep = np.zeros(Y.shape[1], np.bool_)
-    keep[order[_EVERY // 2 :: _EVERY]] = True
-    return only_columns(Y, keep), 1 / _EVERY
+    keep[order[every // 2 :: every]] = True
+    return only_columns(Y, keep), 1 / every
 
 
 def only_labels(Y: Any, some: Any) -> Any:
