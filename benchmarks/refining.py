@@ -7,8 +7,8 @@ turns, with all threads:
   `dismec evaluate` has them, with what half of a 95 % interval of P@1 is;
 - the time of training, the fastest of each: calibrated at most 1.3 times the plain one, refined and
   calibrated at most 3.5 times, where that takes more than two seconds;
-- the time to predict a batch and single rows on one thread: refined a batch at most 2.5 times that of
-  the plain model, where that takes more than 0.01 ms per row.
+- the time to predict a batch and single rows on one thread: refined a batch at most 2.5 times that
+  of the plain model, where that takes more than 0.01 ms per row.
 
 `--curve` adds P@1 against PSP@1 for rankings by P/p^alpha, and draws it.
 """

@@ -53,8 +53,6 @@ _log = logging.getLogger("dismec")
 
 _LEAST_ROWS = 20  # of a label that informs others: scores of rarer ones are not to be trusted
 _FOLDS = 3
-# Labels that a row gets as features, for each that rows have on average.
-_LABELS_PER_LABEL, _FEWEST_LABELS, _MOST_LABELS = 1.5, 15, 50
 _TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more exact
 _EVERY = 3  # label that is tried: with fewer, probabilities depend on which these are
 _CHUNK_ROWS = 8192  # that are widened at a time
@@ -82,8 +80,7 @@ class Refining:
                 f"there are {job.X.shape[0]} rows: too few to cut into {_FOLDS} folds; "
                 "train without refine"
             )
-        usual = round(_LABELS_PER_LABEL * job.Y.nnz / job.X.shape[0])
-        refinement = Refinement(informing, _FOLDS, min(max(usual, _FEWEST_LABELS), _MOST_LABELS))
+        refinement = Refinement(informing, _FOLDS)
         return cls(job, refinement, directory, replace(place, source=None))
 
     def outcome(
