@@ -125,9 +125,9 @@ def predict(
     from dismec.model.thresholds import ranked
 
     if rank == "score" and (probabilities or isinstance(threshold, str)):
-        raise click.UsageError("--rank score goes with neither --probabilities nor an F1 threshold")
+        raise click.UsageError("--rank score contradicts --probabilities and F1 thresholds")
     if rank is not None and rerank is not None:
-        raise click.UsageError("--rerank is a ranking of its own: leave out --rank")
+        raise click.UsageError("--rank cannot be combined with --rerank")
     probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
     if output is not None and output.exists() and data.exists() and output.samefile(data):
         raise click.UsageError(f"{output} is DATA itself: choose another file")
@@ -223,9 +223,11 @@ def evaluate(
         how: dict[str, Any] = {}
         if rank is not None:
             if rerank is not None:
-                raise click.UsageError("--rerank is a ranking of its own: leave out --rank")
+                raise click.UsageError("--rank cannot be combined with --rerank")
             if not opened.capabilities.rankings:
-                raise DismecError("a model on a cluster ranks by score: leave out --rank")
+                raise DismecError(
+                    "--rank is not supported with --cluster: labels are ranked by score"
+                )
             how["rank"] = rank
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:
@@ -251,7 +253,7 @@ def _model_at(model: Path, cluster: str | None) -> Iterator[TopkModel]:
             ClusterPredictor(connection, model) as predictor,
         ):
             if "calibration" in predictor.manifest.parts:
-                spoken("a model on a cluster ranks by score, although this one is calibrated")
+                spoken("with --cluster labels are ranked by score, not by probability")
             yield ClusterModel(predictor)
 
 

@@ -64,7 +64,7 @@ def _say_learned(model: Model, params: TrainingParams) -> None:
             f"delta {said['delta']}, chosen {told['delta_auto']}: {told['delta_effect']}", err=True
         )
     if params.refine:
-        helped = "refined" if model.manifest.refined else "not refined, as that does not help"
+        helped = "refined" if model.manifest.refined else "not refined"
         click.echo(f"{helped}: {told['refine_effect']}", err=True)
     if params.calibrate:
         click.echo(f"probabilities learned {told['calibrated']}", err=True)

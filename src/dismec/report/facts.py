@@ -305,10 +305,10 @@ def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
         return facts
     pairs = strongest_pairs(open_model(directory, check=False))
     lines = {
-        f"strongest labels {side} others": [
-            f"{pair['informed by']} → {pair['label']} {pair['weight']:+.3f}" for pair in found
+        f"label pairs with the {name} weights": [
+            f"{pair['informed by']} → {pair['label']} {pair['weight']:+.3f}" for pair in pairs[side]
         ]
-        for side, found in pairs.items()
+        for name, side in (("highest", "for"), ("lowest", "against"))
     }
     return facts | lines
 

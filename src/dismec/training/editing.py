@@ -214,8 +214,8 @@ class _Edit:
         transform = self.model.transform
         if not isinstance(transform, Transform):
             raise DataError(
-                f"{self.directory} is a refined model, whose labels are trained together: "
-                "train it again with all labels"
+                f"{self.directory}: labels of a refined model cannot be added or updated; "
+                "retrain it with all labels"
             )
         order = np.argsort(labels)
         columns, labels = columns[order], labels[order]

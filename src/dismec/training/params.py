@@ -99,7 +99,9 @@ class TrainingParams:
         choices=("float16", "float32", "int8"),
     )
     calibrate: bool = _param(False, "Learn what probability a score stands for.")
-    refine: bool = _param(False, "Let labels inform labels: more accurate, three times the work.")
+    refine: bool = _param(
+        False, "Train a second stage that also sees likely labels: more accurate, slower."
+    )
     positive_weight: float = _param(1.0, "What the losses of positive rows are multiplied by.")
     weighting: str | None = _param(
         None,

@@ -77,8 +77,8 @@ class Refining:
         informing = int(np.count_nonzero(counts >= _LEAST_ROWS))
         if job.X.shape[0] < 2 * _FOLDS:
             raise DataError(
-                f"there are {job.X.shape[0]} rows: too few to cut into {_FOLDS} folds; "
-                "train without refine"
+                f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; "
+                "train without it"
             )
         refinement = Refinement(informing, _FOLDS)
         return cls(job, refinement, directory, replace(place, source=None))
@@ -113,7 +113,7 @@ class Refining:
             job = job.with_calibration(lessons.calibration.taken_from(groups))
         if not lessons.helps:
             _log.warning(
-                "labels do not inform each other here (%s): the plain model is trained",
+                "refining does not help on these data (%s): training the plain model",
                 lessons.told,
             )
             rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
@@ -325,7 +325,7 @@ class _Lessons:
         before, after = (
             "/".join(f"{p:.2f}" for p in self.results[name]) for name in ("plain", "wide")
         )
-        return f"P@1/3/5 {after} on held-out rows, {before} without"
+        return f"P@1/3/5 {after} on held-out rows, {before} without it"
 
 
 def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:

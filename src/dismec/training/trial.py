@@ -99,7 +99,7 @@ class Trial(NamedTuple):
         if not params.holds_out:
             if given is not None and params.refine:
                 raise DataError(
-                    "validation data is of no use with refine, which learns from all training rows"
+                    "validation data is not supported with refine, which holds out training rows"
                 )
             if given is not None:
                 raise DataError(
