@@ -253,6 +253,27 @@ def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_p
     assert found == expected
 
 
+def test_what_an_interrupted_run_has_left_is_checked(data, path, tmp_path):
+    directory = tmp_path / "model"
+    names = [f"label {i}" for i in range(data[1].shape[1])]
+    how = {"names": names, "threads": 1}
+    params = replace(REFINE, calibrate=True)
+    found = directory / ".stage-found" / "fold-0.safetensors"
+
+    def interrupt(done, total):
+        if found.exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(*data[:2], directory, params, progress=interrupt, **how)
+    content = bytearray(found.read_bytes())
+    content[-100] ^= 64
+    found.write_bytes(content)
+    train(*data[:2], directory, params, **how)
+    for name in ("shard-000000.safetensors", "first-000000.safetensors"):
+        assert (directory / name).read_bytes() == (path / name).read_bytes()
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
     X, Y = related(6000)

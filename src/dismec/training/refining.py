@@ -284,11 +284,11 @@ class Refining:
         training = _digest(self.job.manifest)
         with suppress(ModelError):
             arrays, metadata = open_checked(path, None)
-            if metadata.get("training") == training:
+            if metadata.get("training") == training and metadata.get("content") == _sum(arrays):
                 return arrays
         found = find()
         folder.mkdir(exist_ok=True)
-        write_hashed(path, found, training=training)
+        write_hashed(path, found, training=training, content=_sum(found))
         rmtree(self._folder(name), ignore_errors=True)
         return found
 
@@ -337,6 +337,15 @@ def _digest(manifest: Manifest) -> str:
     params = {key: manifest.params[key] for key in sorted(manifest.params) if key != "block_size"}
     text = json.dumps([manifest.data, params, manifest.dismec])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sum(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """The SHA-256 of what arrays hold."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
 
 
 def _adopted(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
