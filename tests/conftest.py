@@ -47,6 +47,29 @@ def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
     return sp.csr_array(X, dtype=np.float32), sp.csr_array(Y, dtype=np.uint8)
 
 
+BASE, WORDS = 12, 8  # labels of `related` with words of their own, and how many each has
+
+
+def related(rows=900, seed=0):
+    """Labels with words of their own, and as many that hold where two of those do.
+
+    How many words a row has of a label differs much. No sum over words tells two labels from many
+    words of one.
+    """
+    rng = np.random.default_rng(seed)
+    Y = np.zeros((rows, 2 * BASE), np.uint8)
+    X = np.zeros((rows, BASE * WORDS), np.float32)
+    for row in range(rows):
+        base = set(rng.choice(BASE, rng.integers(1, 4), replace=False).tolist())
+        if rng.random() < 0.6:
+            base.add((min(base) + 1) % BASE)
+        for label in sorted(base):
+            Y[row, label] = 1
+            np.add.at(X[row], label * WORDS + rng.integers(0, WORDS, rng.integers(1, 15)), 1)
+            Y[row, BASE + label] = (label + 1) % BASE in base
+    return sp.csr_array(X), sp.csr_array(Y)
+
+
 @pytest.fixture(scope="session")
 def problem_data():
     return random_problem()

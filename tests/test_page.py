@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from itertools import pairwise
 
 import pytest
 
-from conftest import LABELS
+from conftest import BASE, LABELS, related
+from dismec import TrainingParams
+from dismec.training.texts import train_text
 from servers import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -184,6 +188,26 @@ def test_hover_shows_the_words_that_carried_a_label(server, visit):
     }
     assert "dotted" in lines["against"]
     assert "dotted" not in lines["for"]
+
+
+def test_labels_that_make_another_likely_are_named(tmp_path, visit):
+    X, Y = related()
+    rows = zip(pairwise(X.indptr), pairwise(Y.indptr), strict=True)
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        for (begin, end), (first, last) in rows:
+            counts = zip(X.indices[begin:end], X.data[begin:end].astype(int), strict=True)
+            text = " ".join(f"word{i} " * n for i, n in counts)
+            labels = [f"label {i}" for i in Y.indices[first:last]]
+            file.write(json.dumps({"text": text, "labels": labels}) + "\n")
+    params = TrainingParams(tfidf=True, refine=True, calibrate=True)
+    assert train_text(tmp_path / "texts.jsonl", tmp_path / "model", params).manifest.refined
+    with serving(tmp_path, tmp_path / "model") as server:
+        page = visit(server)
+        page.fill("#text", "word0 word1 word2 word8 word9 word10")  # of labels 0 and 1
+        page.get_by_text(f"label {BASE}", exact=True).first.hover()
+        expect(page.locator("#why-title")).to_have_text(f"label {BASE}")
+        expect(page.locator("#terms th", has_text="likely: label 0")).to_be_visible()
+        expect(page.locator("#sum")).to_contain_text("the labels they make likely")
 
 
 def test_tap_shows_the_words_that_carried_a_label(server, visit):

@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from clusters import Processes
-from conftest import random_problem
+from conftest import BASE, random_problem, related
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
@@ -35,27 +35,6 @@ from dismec.training.tuning import tune
 from naive import brute_force_scores, topk
 
 REFINE = TrainingParams(refine=True, block_size=10)
-BASE, WORDS = 12, 8
-
-
-def related(rows=900, seed=0):
-    """Labels with words of their own, and as many that hold where two of those do.
-
-    How many words a row has of a label differs much. No sum over words tells two labels from many
-    words of one.
-    """
-    rng = np.random.default_rng(seed)
-    Y = np.zeros((rows, 2 * BASE), np.uint8)
-    X = np.zeros((rows, BASE * WORDS), np.float32)
-    for row in range(rows):
-        base = set(rng.choice(BASE, rng.integers(1, 4), replace=False).tolist())
-        if rng.random() < 0.6:
-            base.add((min(base) + 1) % BASE)
-        for label in sorted(base):
-            Y[row, label] = 1
-            np.add.at(X[row], label * WORDS + rng.integers(0, WORDS, rng.integers(1, 15)), 1)
-            Y[row, BASE + label] = (label + 1) % BASE in base
-    return sp.csr_array(X), sp.csr_array(Y)
 
 
 @pytest.fixture(scope="module")
