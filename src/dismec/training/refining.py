@@ -57,8 +57,8 @@ _TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more
 _EVERY = 3  # label that is tried: with fewer, probabilities depend on which these are
 _CHUNK_ROWS = 8192  # that are widened at a time
 _DEPTHS = (1, 3, 5)
-# Shares of the work, between those of Eurlex-4K and citeulike-t: folds, trial, first stage; the rest
-# is the second stage.
+# Shares of the work, between those of Eurlex-4K and citeulike-t: folds, trial and first stage; the
+# rest is the second stage.
 _UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.2, 0.4, 0.55
 
 
