@@ -37,7 +37,7 @@ def split(X: Any, Y: Any) -> tuple[Any, Any, Any, Any]:
 
 def views(model: Any) -> Iterator[tuple[str, TopkModel]]:
     """Ways of ranking by name."""
-    yield "score", model
+    yield "score", model.reranked(0.0, probabilities=False)
     for alpha in (0.15, 0.3):
         yield f"score + {alpha}·log(1/p)", model.reranked(alpha, probabilities=False)
     yield "P", model.reranked(0.0)
@@ -59,7 +59,7 @@ def measure(name: str, trainings: list[tuple[float, str | None]], validation: bo
         seconds = time.perf_counter() - begin
         print(
             f"{name}: C {C:g}, weighting {weighting}, {model.nnz:,} weights, "
-            f"trained twice in {seconds:.0f} s"
+            f"trained in {seconds:.0f} s"
         )
         for ranking, view in views(model):
             begin = time.perf_counter()
