@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
@@ -215,20 +216,24 @@ class Refining:
             "plain": (job.X, plain),
             "wide": (wide, replace(plain, normalize=False, tfidf=False)),
         }
-        results, models = {"rows": np.array([float(len(held))])}, {}
+        results = {"rows": np.array([float(len(held))])}
+        curves: dict[str, Calibration] = {}
         for number, (name, (X, params)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
-            request = Request(X[others], Y[others], params)
-            models[name] = run_in_memory(Job.prepare(request), self.place, part)
-            found = models[name].evaluate(X[held], Y[held], _DEPTHS, threads=threads)
+            # One model and one copy of the rows at a time.
+            trial = Job.prepare(Request(X[others], Y[others], params))
+            model = run_in_memory(trial, self.place, part)
+            del trial
+            found = model.evaluate(X[held], Y[held], _DEPTHS, threads=threads)
             results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
-        if job.params.calibrate:
-            chosen = "wide" if _helps(results) else "plain"
-            rows = stages[chosen][0][held]
-            curves = fit_calibration(
-                models[chosen], rows, Y[held], counts=counts, share=share, threads=threads
-            )
-            results |= curves.to_arrays()
+            if job.params.calibrate:
+                curves[name] = fit_calibration(
+                    model, X[held], Y[held], counts=counts, share=share, threads=threads
+                )
+            del model
+            kernels.release_memory()
+        if curves:
+            results |= curves["wide" if _helps(results) else "plain"].to_arrays()
         return results
 
     def _first(self, progress: Progress | None) -> Model:
