@@ -303,6 +303,7 @@ def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
             ClusterPredictor(cluster, directory) as predictor,
         ):
             there = ClusterModel(predictor).predict_topk(data[2], 4)
+            assert ClusterModel(predictor).nnz == open_model(path).nnz
     here = open_model(path).predict_topk(data[2], 4, rank="score")
     for one, other in zip(there, here, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -473,6 +474,8 @@ def test_what_cannot_be_refined_is_refused(data, tmp_path):
     [
         (lambda m: m["refined"].update(informing=23), "does not hold the labels that inform"),
         (lambda m: m["refined"].update(informing=10**9), "labels inform others"),
+        (lambda m: m["refined"].update(labels=10**9), "not numbers of labels"),
+        (lambda m: m["refined"].update(folds=-1), "not numbers of labels"),
         (lambda m: m["refined"].update(scale="0.3"), "out of range"),
         (lambda m: m["refined"].pop("slope"), "entries are not those"),
         (lambda m: m.update(refined=None), "first stage"),

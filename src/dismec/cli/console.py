@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dismec.data.dataset import Dataset
-    from dismec.model.explanation import Explanation
+    from dismec.model.explanation import Contribution, Explanation, Reason
     from dismec.model.model import Model
     from dismec.model.topk_model import TopkModel
     from dismec.training.request import Progress
@@ -211,23 +211,22 @@ def print_explanation(
     table = Table("feature", "value", "weight", "adds")
     for column in table.columns[1:]:
         column.justify = "right"
-    for term in explanation.terms[:limit]:
+
+    def add(name: str, part: Contribution | Reason) -> None:
         table.add_row(
-            Text(term.term if term.term is not None else str(term.feature)),
-            f"{term.value:.3f}",
-            f"{term.weight:+.3f}",
-            Text(f"{term.contribution:+.3f}", style="blue" if term.contribution > 0 else "red"),
+            Text(name),
+            f"{part.value:.3f}",
+            f"{part.weight:+.3f}",
+            Text(f"{part.contribution:+.3f}", style="blue" if part.contribution > 0 else "red"),
         )
+
+    for term in explanation.terms[:limit]:
+        add(term.term if term.term is not None else str(term.feature), term)
     rest = explanation.terms[limit:]
     if rest:
         table.add_row(f"{len(rest):,} more", "", "", f"{sum(t.contribution for t in rest):+.3f}")
     for reason in explanation.reasons[:limit]:
-        table.add_row(
-            Text(f"label {reason.name or reason.label}"),
-            f"{reason.value:.3f}",
-            f"{reason.weight:+.3f}",
-            Text(f"{reason.contribution:+.3f}", style="blue" if reason.contribution > 0 else "red"),
-        )
+        add(f"label {reason.name or reason.label}", reason)
     few = explanation.reasons[limit:]
     if few:
         told = f"{sum(reason.contribution for reason in few):+.3f}"

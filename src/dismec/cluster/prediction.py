@@ -349,7 +349,7 @@ class ClusterModel(TopkModel):
 
     @property
     def nnz(self) -> int:  # noqa: D102
-        return sum(receipt.nnz for receipt in self.manifest.files)
+        return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
     def predict_topk(  # noqa: D102
         self, X: Any, k: int = 5, *, threads: int | None = None

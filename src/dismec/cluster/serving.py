@@ -52,7 +52,7 @@ class ServedModel(TopkModel):
 
     @property
     def nnz(self) -> int:  # noqa: D102
-        return sum(receipt.nnz for receipt in self.manifest.files)
+        return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
     @property
     def not_ready(self) -> str | None:  # noqa: D102

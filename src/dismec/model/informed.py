@@ -27,6 +27,7 @@ __all__ = ["Informed", "Refinement", "label_columns", "widened"]
 # How much larger delta is for weights of labels: most are between it and this, and nothing is lost
 # without them (``docs/refining.md``).
 _PRUNED_MORE = 5.0
+_MOST_LABELS = 1000  # of a row: a manifest may lie
 _TRACED, _TRACED_TERMS = 5, 5  # labels that are explained by their own words, and how many of these
 
 
@@ -47,7 +48,10 @@ class Refinement:
 
     def __post_init__(self) -> None:
         whole = (self.informing, self.folds, self.labels)
-        if not all(type(n) is int and 0 <= n < 2**31 for n in whole) or self.labels < 1:
+        if (
+            not all(type(n) is int and n >= 0 for n in whole)
+            or not 1 <= self.labels <= _MOST_LABELS
+        ):
             raise ModelError(f"refined: {whole} are not numbers of labels and folds")
         if not all(type(x) is float and 0 < x <= 100 for x in (self.scale, self.slope)):
             raise ModelError(f"refined: {self.scale!r} or {self.slope!r} is out of range")
