@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
 from dismec.data.files import whole_file
-from dismec.data.matrices import Rows, csr_on
+from dismec.data.matrices import check_rows, csr_on
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
@@ -106,9 +106,8 @@ class Refining:
                 self.job.manifest, refined=self.refinement.to_dict(), version=REFINED_VERSION
             )
             earlier, _ = resume.begin(self.directory, replace(self.job, manifest=begun), None)
-        labels, scores = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
-        wide = self._wide(labels, scores)
-        lessons = self._trial(wide, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
+        likely = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
+        lessons = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
         job = self.job.stating(refine_effect=lessons.effect)
         if lessons.calibration is not None:
             groups = job.problem.equal_labels.groups
@@ -121,7 +120,7 @@ class Refining:
             rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
             return job, earlier and replace(earlier, blocks=()), rest
         first = self._first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
-        job = self._second(job, wide, first)
+        job = self._second(job, self._wide(likely), first)
         return job, earlier, share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
 
     def _informing(self) -> Any:
@@ -138,9 +137,7 @@ class Refining:
             tol=max(params.tol, tol),
         )
 
-    def _out_of_fold(
-        self, progress: Progress | None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def _out_of_fold(self, progress: Progress | None) -> _Likely:
         """The best labels of each row and their scores, by a model that has not seen it."""
         X: Any = self.job.X
         Y = self._informing()
@@ -154,7 +151,7 @@ class Refining:
             name = f"fold-{number}"
             found = self._kept(name, partial(self._scored, name, Y, rows, others, part))
             labels[rows], scores[rows] = found["labels"], found["scores"]
-        return labels, scores
+        return _Likely(labels, scores)
 
     def _scored(
         self,
@@ -175,36 +172,41 @@ class Refining:
         found = model.predict_topk(new, self.refinement.labels, threads=self.place.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 
-    def _wide(self, labels: npt.NDArray[np.int32], scores: npt.NDArray[np.float32]) -> Any:
-        """The rows of the second stage."""
+    def _wide(self, likely: _Likely, rows: npt.NDArray[np.int64] | None = None) -> Any:
+        """The rows of the second stage, or some of them."""
         own = replace(self.job.transform, bias=0.0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
         columns = label_columns(informing)
-        X: Any = own.apply(self.job.X)
-        parts = []
-        for begin in range(0, X.shape[0], _CHUNK_ROWS):
-            some = X[begin : begin + _CHUNK_ROWS]
-            chunk = Rows(some.indptr.astype(np.int64), some.indices.astype(np.int32), some.data)
-            best = labels[begin : begin + _CHUNK_ROWS], scores[begin : begin + _CHUNK_ROWS]
-            parts.append(widened(chunk, own, *best, columns, self.refinement))
-        lengths = np.concatenate([np.diff(part.indptr) for part in parts])
-        return csr_on(
-            np.concatenate([part.data for part in parts]),
-            np.concatenate([part.indices for part in parts]),
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
-            (X.shape[0], own.n_features + len(informing)),
-        )
+        X: Any = self.job.X
+        rows = np.arange(X.shape[0]) if rows is None else rows
+        # Filled chunk by chunk: besides X there is never more than the result and one chunk.
+        lengths = np.diff(X.indptr)[rows].astype(np.int64)
+        room = int(lengths.sum()) + len(rows) * self.refinement.labels
+        data, indices = np.empty(room, np.float32), np.empty(room, np.int32)
+        indptr = np.zeros(len(rows) + 1, np.int64)
+        for begin in range(0, len(rows), _CHUNK_ROWS):
+            some = rows[begin : begin + _CHUNK_ROWS]
+            raw = check_rows(X[some], own.n_features)
+            chunk = own.apply_between(raw, 0, len(some))
+            best = likely.labels[some], likely.scores[some]
+            part = widened(chunk, own, *best, columns, self.refinement)
+            first = indptr[begin]
+            indptr[begin + 1 : begin + 1 + len(some)] = first + part.indptr[1:]
+            data[first : first + len(part.data)] = part.data
+            indices[first : first + len(part.data)] = part.indices
+        shape = len(rows), own.n_features + len(informing)
+        return csr_on(data[: indptr[-1]], indices[: indptr[-1]], indptr, shape)
 
-    def _trial(self, wide: Any, progress: Progress | None) -> _Lessons:
+    def _trial(self, likely: _Likely, progress: Progress | None) -> _Lessons:
         """Whether labels that inform others help, and what probabilities scores stand for."""
-        found = dict(self._kept("trial", partial(self._tried, wide, progress)))
+        found = dict(self._kept("trial", partial(self._tried, likely, progress)))
         told = {name: found.pop(name) for name in ("plain", "wide", "rows")}
         calibration = None
         if self.job.params.calibrate:
             calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
         return _Lessons(told, calibration)
 
-    def _tried(self, wide: Any, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+    def _tried(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Both kinds of rows, for some labels, with a tenth of the rows held out."""
         job, threads = self.job, self.place.threads
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
@@ -212,23 +214,28 @@ class Refining:
         others = np.delete(np.arange(job.X.shape[0]), held)
         Y, share = sampled(job.Y, counts, _EVERY)
         plain = self._stage_params(_TOLERANCE)
-        stages: dict[str, tuple[Any, TrainingParams]] = {
-            "plain": (job.X, plain),
-            "wide": (wide, replace(plain, normalize=False, tfidf=False)),
+        X: Any = job.X
+        stages: dict[str, tuple[Callable[[npt.NDArray[np.int64]], Any], TrainingParams]] = {
+            "plain": (lambda rows: X[rows], plain),
+            "wide": (
+                partial(self._wide, likely),
+                replace(plain, normalize=False, tfidf=False),
+            ),
         }
         results = {"rows": np.array([float(len(held))])}
         curves: dict[str, Calibration] = {}
-        for number, (name, (X, params)) in enumerate(stages.items()):
+        for number, (name, (only, params)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
             # One model and one copy of the rows at a time.
-            trial = Job.prepare(Request(X[others], Y[others], params))
+            trial = Job.prepare(Request(only(others), Y[others], params))
             model = run_in_memory(trial, self.place, part)
             del trial
-            found = model.evaluate(X[held], Y[held], _DEPTHS, threads=threads)
+            new = only(held)
+            found = model.evaluate(new, Y[held], _DEPTHS, threads=threads)
             results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
             if job.params.calibrate:
                 curves[name] = fit_calibration(
-                    model, X[held], Y[held], counts=counts, share=share, threads=threads
+                    model, new, Y[held], counts=counts, share=share, threads=threads
                 )
             del model
             kernels.release_memory()
@@ -304,6 +311,13 @@ def stated(job: Job) -> Job:
     if not job.params.calibrate:
         return job
     return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
+
+
+class _Likely(NamedTuple):
+    """The labels that are likely for each row, (n_rows, k), and their scores."""
+
+    labels: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
