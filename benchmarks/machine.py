@@ -5,18 +5,8 @@ from __future__ import annotations
 import datetime
 import platform
 from importlib.metadata import version
-from pathlib import Path
 
-from dismec.cpu import available_cpus, kernels
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+from dismec.cpu import available_cpus, cpu_name, kernels
 
 
 def print_heading(*packages: str, **versions: str) -> None:

@@ -26,23 +26,24 @@ import numpy as np
 
 import data
 from dismec import Model, open_model, train
+from dismec.compare.process import SystemProcess
 from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
 from machine import print_heading
-from systems import PREDICTING
-from training import Running, peers_python, prepare
+from training import SYSTEMS as TRAINED
+from training import default_peers, first_report, prepare
 
 DEPTHS = (1, 3, 5)
-XR_LINEAR = "PECOS XR-Linear"
+XR_LINEAR = "xr-linear"
 SYSTEMS = {
-    "eurlex-4k": tuple(PREDICTING),
+    "eurlex-4k": ("dismec-auto", *TRAINED),
     "citeulike-t": ("dismec", XR_LINEAR),
     "generated": ("dismec", XR_LINEAR),
 }
 TIMES_FASTER = {
     "eurlex-4k": {
-        "dismec": {"napkinXC PLT": 4, XR_LINEAR: 4},
-        "dismec, delta auto": {"napkinXC PLT": 8, XR_LINEAR: 4},
+        "dismec": {"plt": 4, XR_LINEAR: 4},
+        "dismec-auto": {"plt": 8, XR_LINEAR: 4},
     },
     "citeulike-t": {"dismec": {XR_LINEAR: 2}},
     "generated": {"dismec": {XR_LINEAR: 3}},
@@ -61,8 +62,9 @@ def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
         running = {}
         runs: dict[str, list[dict[str, Any]]] = {}
         for system in SYSTEMS[name]:
-            own = stack.enter_context(closing(Running(system, python, folder, args.threads)))
-            running[system], runs[system] = own, [own.report()]
+            process = SystemProcess(system, folder, threads=args.threads, python=python)
+            running[system] = stack.enter_context(closing(process))
+            runs[system] = [first_report(process)]
         for _ in range(args.repeats):
             for system, reports in runs.items():
                 reports.append(running[system].again())
@@ -87,8 +89,8 @@ def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
     ]
     if name == "eurlex-4k" and single["dismec"] > batch["dismec"] + SINGLE_ABOVE_BATCH:
         missed.append("one row takes more than 0.1 ms above its share of a batch")
-    if single["dismec"] > single.get("napkinXC PLT", np.inf):
-        missed.append("one row takes longer than napkinXC PLT's")
+    if single["dismec"] > single.get("plt", np.inf):
+        missed.append("one row takes longer than plt's")
     return [f"{name}: {bound}" for bound in missed]
 
 
@@ -146,7 +148,7 @@ def main() -> int:
     parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
     args = parser.parse_args()
 
-    python = args.peers_python or peers_python()
+    python = args.peers_python or default_peers()
     print_heading()
     missed = [bound for name in args.sets for bound in compare(name, python, args)]
     missed += precisions("eurlex-4k", args.repeats)

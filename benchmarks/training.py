@@ -15,9 +15,6 @@ usual two.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from contextlib import closing
@@ -28,94 +25,48 @@ import numpy as np
 import scipy.sparse as sp
 
 import data
+from dismec.compare.process import SystemProcess, peers_python
+from dismec.compare.rows import write_rows
 from dismec.data.dataset import Dataset, save_data
 from dismec.features.transform import Transform
 from dismec.measure.metrics import evaluate
 from machine import print_heading
 from reference import Liblinear
-from systems import SYSTEMS
 
-PEERS = ("libpecos", "napkinxc", "omikuji")
+SYSTEMS = ("dismec", "xr-linear", "plt", "parabel")
 FASTER_THAN = {
-    "eurlex-4k": ("PECOS XR-Linear", "napkinXC PLT", "omikuji, 3 trees"),
-    "citeulike-t": ("napkinXC PLT", "omikuji, 3 trees"),
+    "eurlex-4k": ("xr-linear", "plt", "parabel"),
+    "citeulike-t": ("plt", "parabel"),
 }
 LIBLINEAR_RATIO = {"eurlex57k": 40}
 TIGHTLY_SOLVED = {"eurlex-4k": (83.67, 70.74, 59.08), "eurlex57k": (91.90, 82.75, 69.90)}
 NEAR = 0.1  # percent of P@k
 
 
-def peers_python() -> Path:
+def default_peers() -> Path:
     """The Python of the peers' environment, made if need be."""
-    folder = Path(__file__).resolve().parents[1] / ".venv-peers"
-    python = folder / "bin" / "python"
-    installed = folder / "installed"
-    if not installed.exists():
-        print("installing", ", ".join(PEERS), "into", folder.name, "…", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS], check=True)
-        installed.touch()
-    return python
+    return peers_python(Path(__file__).resolve().parents[1] / ".venv-peers")
 
 
 def prepare(name: str, folder: Path) -> tuple[Dataset, Any]:
     """Write what the systems read; the normalised training rows, and the truth of the test rows."""
     train, test = data.load(name), data.load(name, "test")
-    normalize = Transform.fit(train.X, bias=0)
-    rows, test_rows = (normalize.apply(part.X)[:, :-1] for part in (train, test))
-    for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
-        sp.save_npz(folder / f"{part}.npz", sp.csr_matrix(matrix), compressed=False)
-    normalized = Dataset(rows, train.Y)
+    normalized = write_rows(folder, train, test)
     save_data(normalized, folder / "train.txt")
     return normalized, test.Y
 
 
-class Running:
-    """A system in a process of its own: trained once, it predicts as often as it is asked to."""
-
-    def __init__(self, system: str, python: Path, folder: Path, threads: int) -> None:
-        self.system = system
-        script = Path(__file__).with_name("systems.py")
-        own = Path(sys.executable) if system.startswith("dismec") else python
-        ours, theirs = os.pipe()
-        self._reports = os.fdopen(ours)
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [own, script, system, folder, str(threads), str(theirs)],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs],
-            text=True,
-        )
-        os.close(theirs)
-
-    def report(self) -> dict[str, Any]:
-        """The first report."""
-        line = self._reports.readline()
-        if not line:
-            self._output.seek(0)
-            sys.exit(f"{self.system} failed:\n{self._output.read()[-3000:]}")
-        return json.loads(line)
-
-    def again(self) -> dict[str, Any]:
-        """Another one, with prediction timed once more."""
-        assert self._process.stdin
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self.report()
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
-        self._reports.close()
-        self._output.close()
+def first_report(process: SystemProcess) -> dict[str, Any]:
+    """The report of a system; ends the program if it fails."""
+    report = process.report()
+    if "error" in report:
+        sys.exit(f"{process.system}: {report['error']}\n{process.output()}")
+    return report
 
 
 def run(system: str, python: Path, folder: Path, threads: int) -> dict[str, Any]:
-    with closing(Running(system, python, folder, threads)) as running:
-        return running.report()
+    with closing(SystemProcess(system, folder, threads=threads, python=python)) as process:
+        return first_report(process)
 
 
 def liblinear_seconds(dataset: Dataset, n_labels: int, seed: int) -> float:
@@ -176,7 +127,7 @@ def main() -> int:
     parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
     args = parser.parse_args()
 
-    python = args.peers_python or peers_python()
+    python = args.peers_python or default_peers()
     print_heading("liblinear-official")
     missed = [bound for name in args.sets for bound in compare(name, python, args)]
     print("\n".join(missed) or "every bound is met")

@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 import data
+from dismec.compare.rows import write_rows
 from dismec.data.dataset import Dataset
 from dismec.data.synthetic import generate
-from dismec.features.transform import Transform
 from dismec.measure.metrics import evaluate
 from machine import print_heading
-from training import peers_python, run
+from training import default_peers, run
 
-SYSTEMS = ("dismec", "PECOS XR-Linear")
+SYSTEMS = ("dismec", "xr-linear")
 TEST_ROWS = 2_000
 
 
@@ -38,20 +37,12 @@ def generated(rows: int, seed: int) -> tuple[Dataset, Dataset]:
     )
 
 
-def prepare(train: Dataset, test: Dataset, folder: Path) -> None:
-    """Write what the systems read."""
-    normalize = Transform.fit(train.X, bias=0)
-    rows, test_rows = (normalize.apply(part.X)[:, :-1] for part in (train, test))
-    for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
-        sp.save_npz(folder / f"{part}.npz", sp.csr_matrix(matrix), compressed=False)
-
-
 def compare(name: str, train: Dataset, test: Dataset, args: argparse.Namespace) -> bool:
     """Print a set's table; whether dismec is the fastest."""
-    python = args.peers_python or peers_python()
+    python = args.peers_python or default_peers()
     reports: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
     with tempfile.TemporaryDirectory() as scratch:
-        prepare(train, test, Path(scratch))
+        write_rows(Path(scratch), train, test)
         for _ in range(args.repeats):
             for system, done in reports.items():
                 done.append(run(system, python, Path(scratch), args.threads))
@@ -70,7 +61,7 @@ def compare(name: str, train: Dataset, test: Dataset, args: argparse.Namespace) 
         if done[0]["save"]:
             print(f"   and {min(r['save'] for r in done):.1f} s to write the model", end="")
         print(f"   {done[0]['version']}")
-    ratio = fastest["dismec"] / fastest["PECOS XR-Linear"]
+    ratio = fastest["dismec"] / fastest["xr-linear"]
     print(f"  dismec takes {ratio:.2f} times as long\n", flush=True)
     return ratio <= 1
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dismec import _native_base
@@ -15,7 +17,15 @@ from dismec.errors import DataError, DismecError
 if TYPE_CHECKING:
     kernels = _native_base
 
-__all__ = ["available_cpus", "in_threads", "kernels", "mapping", "physical_memory", "thread_count"]
+__all__ = [
+    "available_cpus",
+    "cpu_name",
+    "in_threads",
+    "kernels",
+    "mapping",
+    "physical_memory",
+    "thread_count",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,6 +89,16 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """What this machine's CPU is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def physical_memory() -> int | None:

@@ -1,7 +1,7 @@
 """The command line: thin commands over the library; the one room that imports click.
 
 In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `model`,
-`cluster`, `training`, `report`, `serve`.
+`cluster`, `training`, `report`, `compare`, `serve`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import data, explanation, prediction, training, tuning
+from dismec.cli import comparing, data, explanation, prediction, training, tuning
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -104,7 +104,7 @@ def main() -> None:
 
 for _group in (
     (training.train, training.prune, training.add_labels, training.update, training.remove_labels),
-    (tuning.tune, tuning.sweep),
+    (tuning.tune, tuning.sweep, comparing.compare),
     (prediction.predict, prediction.evaluate, explanation.explain, prediction.serve),
     (data.inspect, data.convert, data.generate, data.demo),
 ):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dismec.training.request import Progress
 
 
+_WIDE = 200  # characters
+
+
 @contextmanager
 def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
     """A bar on a terminal, a line now and then in a log, nothing if quiet."""
@@ -127,11 +130,17 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
     print_paragraphs(f"{name} {result[name]:.2f} %" for name in others)
 
 
-def _console() -> Console:
-    """Prints what it is given, and takes nothing in it for markup."""
+def _console(*, in_full: bool = False) -> Console:
+    """Prints what it is given, and takes nothing in it for markup.
+
+    A log has no width to keep to: there it prints wide tables in full, if that is asked for.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if in_full and not console.is_terminal:
+        console.width = _WIDE
+    return console
 
 
 def print_table(
@@ -161,9 +170,7 @@ def print_table(
         # Marked by more than its weight: a log has no bold letters.
         shown = [f"* {row[0]}", *row[1:]] if number == best else row
         table.add_row(*map(Text, shown), style="bold" if number == best else None)
-    console = _console()
-    in_full = not left and not console.is_terminal  # in a log there is no width to keep to
-    console.print(table, width=200 if in_full else None, crop=bool(left))
+    _console(in_full=not left).print(table, crop=bool(left))
 
 
 def print_pairs(lines: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
 from dismec.errors import DataError
 
-__all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k"]
+__all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k", "shares_of_rows"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -110,6 +110,28 @@ def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return found
 
 
+def shares_of_rows(
+    Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, tuple[Floats, Floats]]:
+    """What each row adds to P@k, nDCG@k and PSP@k: the metric is Σ first / Σ second over rows.
+
+    Arguments and errors as for `evaluate`.
+    """
+    judged = _judge(Y_true, top, max(ks), propensities)
+    assert judged.gains is not None
+    assert judged.best_gains is not None
+    ones = np.ones(len(judged.hits))
+    shares: dict[str, tuple[Floats, Floats]] = {}
+    for k in ks:
+        shares[f"P@{k}"] = np.count_nonzero(judged.hits[:, :k], axis=1) / k, ones
+    for k in ks:
+        shares[f"nDCG@{k}"] = _ndcg_of_rows(judged, k), ones
+    for k in ks:
+        gains, best = judged.gains[:, :k].sum(axis=1), judged.best_gains[:, :k].sum(axis=1)
+        shares[f"PSP@{k}"] = gains, best
+    return shares
+
+
 @dataclass(frozen=True, eq=False)
 class Truth:
     """The true labels of rows, over all labels that they or a model have."""
@@ -157,10 +179,15 @@ def _precision(judged: _Judged, k: int) -> float:
 
 
 def _ndcg(judged: _Judged, k: int) -> float:
+    return float(np.mean(_ndcg_of_rows(judged, k)))
+
+
+def _ndcg_of_rows(judged: _Judged, k: int) -> Floats:
     discount = _discount(judged, k)
     attainable = np.concatenate([[1.0], np.cumsum(discount)])  # no true label: 0/1
     ideal = attainable[np.minimum(judged.n_true, len(discount))]
-    return float(np.mean((judged.hits[:, :k] @ discount) / ideal))
+    result: Floats = (judged.hits[:, :k] @ discount) / ideal
+    return result
 
 
 def _recall(judged: _Judged, k: int) -> float:

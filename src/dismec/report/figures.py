@@ -20,14 +20,17 @@ from dismec.report.facts import frequency_range
 from dismec.solve.weight_counts import BINS, SIDE
 
 __all__ = [
+    "check_drawing",
     "check_plot",
     "draw_frequencies",
     "draw_groups",
     "draw_histogram",
     "draw_reliability",
+    "draw_svg",
     "draw_sweep",
     "draw_tuning",
     "draw_weights",
+    "plain_ticks",
 ]
 
 _Table = Sequence[Mapping[str, float]]
@@ -35,8 +38,8 @@ _Table = Sequence[Mapping[str, float]]
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
 # Of curves; markers and dashes differ too.
-_COLOURS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
-_MARKERS = "osD^vP"
+COLOURS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
+MARKERS = "osD^vP"
 _DASHES = ("-", "--", ":", "-.", "-", "--")
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and takes no space
@@ -67,12 +70,12 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
         ax.set_xlim(0.8, max(ranks[-1] * 1.25, 10))
         ax.set_ylim(0.7, max(rows[0] * 3, 10))
         ax.legend(loc="upper right")
-        _plain_ticks(ax.xaxis)
-        _plain_ticks(ax.yaxis)
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
         ax.set_xlabel("rank of the label")
         ax.set_ylabel("rows that have it")
 
-    return _svg(draw)
+    return draw_svg(draw)
 
 
 def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
@@ -84,13 +87,13 @@ def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
     def draw(ax: Any) -> None:
         ax.stairs(rows, shown, fill=True, color=BLUE)
         more = f" (the last bar: {edges[-2]:,} and more)" if edges[-1] > shown[-1] else ""
-        _plain_ticks(ax.xaxis)
-        _plain_ticks(ax.yaxis)
+        plain_ticks(ax.xaxis)
+        plain_ticks(ax.yaxis)
         ax.set_xlabel(what + more)
         ax.set_ylabel("rows")
         ax.grid(axis="x", visible=False)
 
-    return _svg(draw)
+    return draw_svg(draw)
 
 
 def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
@@ -125,13 +128,13 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
             [sign * _axis_place(10.0**d) for d in (-5, -3, -1, 1) for sign in (-1, 1)], minor=True
         )
         ax.set_xlim(-reach - 1, reach + 1)
-        _plain_ticks(ax.yaxis)
+        plain_ticks(ax.yaxis)
         ax.grid(axis="x", visible=False)
         ax.set_xlabel("weight w (log scale on both sides; in the middle |w| < 10⁻⁶, and zeros)")
         ax.set_ylabel("number of weights")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
 
-    return _svg(draw)
+    return draw_svg(draw)
 
 
 def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
@@ -159,7 +162,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
         ax.set_ylabel("percent")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
 
-    return _svg(draw)
+    return draw_svg(draw)
 
 
 def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
@@ -178,7 +181,7 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
         ax.set_ylabel("share of pairs that are true, %")
         ax.legend(loc="upper left")
 
-    return _svg(draw)
+    return draw_svg(draw)
 
 
 def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
@@ -241,6 +244,11 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
     _save(figure, path)
 
 
+def check_drawing() -> None:
+    """Raise `DismecError` if matplotlib is not installed: before hours of work."""
+    _new_figure(1, 1)
+
+
 def check_plot(path: StrPath) -> None:
     """Raise `DataError` unless a picture can be drawn to that file: before hours of work."""
     target = Path(path)
@@ -260,8 +268,9 @@ def _new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _svg(draw: Any) -> bytes:
-    figure = _new_figure(7.5, 4.2)  # says so if matplotlib is missing
+def draw_svg(draw: Any, height: float = 4.2) -> bytes:
+    """An SVG of what `draw` puts on its axes."""
+    figure = _new_figure(7.5, height)  # says so if matplotlib is missing
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -274,7 +283,7 @@ def _svg(draw: Any) -> bytes:
 def _styles() -> list[dict[str, Any]]:
     return [
         {"color": c, "marker": m, "linestyle": d, "markersize": 4, "linewidth": 1.4}
-        for c, m, d in zip(_COLOURS, _MARKERS, _DASHES, strict=True)
+        for c, m, d in zip(COLOURS, MARKERS, _DASHES, strict=True)
     ]
 
 
@@ -298,7 +307,7 @@ def _save(figure: Any, path: StrPath) -> None:
         raise DataError(f"{Path(path).name}: {error}") from None
 
 
-def _plain_ticks(axis: Any) -> None:
+def plain_ticks(axis: Any) -> None:
     """Numbers as people write them: 1,000, and from a million on 10⁶."""
     axis.set_major_formatter(lambda value, _: _number(value))
     axis.set_minor_formatter(lambda *_: "")

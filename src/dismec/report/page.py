@@ -16,7 +16,7 @@ from dismec.report import figures
 from dismec.report.estimate import tell_estimate
 from dismec.report.facts import KS, frequency_range, plain_facts, shown
 
-__all__ = ["make_page", "write_page"]
+__all__ = ["figure", "make_page", "page_of", "table", "write_page"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #ccc; --soft: #666; }
@@ -63,7 +63,12 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
     """
     is_model = "weight counts" in facts
     sections = _model_sections(facts) if is_model else _data_sections(facts)
-    title = escape(f"{'Model' if is_model else 'Data'} {path}")
+    return page_of(f"{'Model' if is_model else 'Data'} {path}", sections)
+
+
+def page_of(title: str, sections: Iterable[str]) -> str:
+    """A whole page of sections, which are HTML."""
+    title = escape(title)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -76,13 +81,13 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
 
 def _data_sections(facts: Mapping[str, Any]) -> Iterable[str]:
     table_1 = {name: facts[key] for key, name in _TABLE_1.items() if key in facts}
-    yield _table(list(table_1), [list(table_1.values())])
+    yield table(list(table_1), [list(table_1.values())])
     yield _frequencies(facts["label frequencies"], "Label frequencies")
     for key, what in (("features of a row", "features"), ("characters of a text", "characters")):
         if facts.get(key, {}).get("rows"):
             yield f"<h2>{key.capitalize()}</h2>"
             drawing = figures.draw_histogram(facts[key], f"{what} a row")
-            yield _figure(drawing, f"How many rows have how many {what}.")
+            yield figure(drawing, f"How many rows have how many {what}.")
     if facts.get("training"):
         yield "<h2>What training will take</h2>"
         yield from (f"<p>{escape(line)}</p>" for line in tell_estimate(facts["training"]))
@@ -117,7 +122,7 @@ def _frequencies(found: Mapping[str, Any], title: str) -> str:
             f"{found['fitted ranks'][1]:,}, rank r with weight 1/r, so that every stretch of the "
             "axis has the same say; R² has the same weights."
         )
-    return f"<h2>{title}</h2>" + _figure(figures.draw_frequencies(found), text)
+    return f"<h2>{title}</h2>" + figure(figures.draw_frequencies(found), text)
 
 
 def _weights(facts: Mapping[str, Any]) -> str:
@@ -138,14 +143,14 @@ def _weights(facts: Mapping[str, Any]) -> str:
         if facts.get("history"):
             text += " Labels that were replaced or removed later are counted before pruning too."
     number = delta if isinstance(delta, int | float) else None
-    return _figure(figures.draw_weights(counts, number), text)
+    return figure(figures.draw_weights(counts, number), text)
 
 
 def _test_sections(test: Mapping[str, Any]) -> Iterable[str]:
     found, k = test["metrics"], max(KS)
     yield f"<h2>Test data, {int(found['rows']):,} rows</h2>"
     names = list(dict.fromkeys(key.split("@")[0] for key in found if "@" in key))
-    yield _table(
+    yield table(
         ["%", *(f"@{k}" for k in KS)],
         [[name, *(f"{found[f'{name}@{k}']:.2f}" for k in KS)] for name in names],
     )
@@ -163,10 +168,10 @@ def _test_sections(test: Mapping[str, Any]) -> Iterable[str]:
         "somewhere."
     )
     if test["groups"]:
-        yield _figure(figures.draw_groups(test["groups"], k), text)
+        yield figure(figures.draw_groups(test["groups"], k), text)
     metrics = [f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in KS]
     metrics += [f"R@{k}", f"Coverage@{k}"]
-    yield _table(
+    yield table(
         ["training rows", "labels", "true pairs", *metrics],
         [
             [
@@ -181,7 +186,7 @@ def _test_sections(test: Mapping[str, Any]) -> Iterable[str]:
     if "reliability" in test:
         yield "<h2>Reliability of the probabilities</h2>"
         text = f"Pairs of a row and one of its {k} best labels, in bins by their probability."
-        yield _figure(figures.draw_reliability(test["reliability"]), text)
+        yield figure(figures.draw_reliability(test["reliability"]), text)
     for which in ("best", "worst"):
         yield f"<h2>The {which} labels</h2>" + _labels(test[f"{which} labels"])
     yield (
@@ -196,7 +201,7 @@ def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
     if not labels:
         return "<p>No label has rows enough.</p>"
     counts, scores = ["training rows", "test rows"], ["precision", "recall", "F1"]
-    return _table(
+    return table(
         ["label", *counts, *(f"{name}, %" for name in scores)],
         [
             [entry["name"], *(entry[c] for c in counts), *(f"{entry[s]:.1f}" for s in scores)]
@@ -207,7 +212,7 @@ def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
 
 def _files(files: Sequence[Mapping[str, Any]], most: int = 50) -> str:
     heads = ["file", "labels", "weights", "bytes"]
-    text = _table(heads, [[entry[head] for head in heads] for entry in files[:most]])
+    text = table(heads, [[entry[head] for head in heads] for entry in files[:most]])
     if len(files) > most:
         text += f'<p class="note">… and {len(files) - most:,} more.</p>'
     return text
@@ -221,7 +226,8 @@ def _facts(facts: Mapping[str, Any]) -> str:
     return f'<div class="wide"><table class="facts">\n{rows}</table></div>'
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table; cells are plain text."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(shown(cell))}</td>" for cell in row) + "</tr>\n"
@@ -230,7 +236,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}</table></div>'
 
 
-def _figure(svg: bytes, caption: str) -> str:
+def figure(svg: bytes, caption: str) -> str:
+    """A drawing, as part of the page itself."""
     data = b64encode(svg).decode()
     text = escape(caption)
     return (

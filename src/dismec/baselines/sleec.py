@@ -1,0 +1,348 @@
+"""SLEEC: nearest neighbours in local embeddings of the labels.
+
+Bhatia, Jain, Kar, Varma and Jain, "Sparse Local Embeddings for Extreme Multi-label
+Classification", NIPS 2015.
+
+Label vectors y are embedded as short vectors z that keep the inner products of each row with its
+nearest rows Ω, and only these; so rare labels need not lie in one low-dimensional space with all
+others. A linear map V predicts z from the features x, and a row gets the labels of the training
+rows whose predicted embeddings are nearest to its own:
+
+    min over M of low rank, M ⪰ 0:  ½‖P_Ω(YYᵀ − M)‖²              then M = ZZᵀ
+    min over V:                     ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁)
+
+1. k-means splits the rows into clusters of some 6000. Each cluster is trained on its own.
+2. Ω: for each row, the n̄ rows of its cluster with the largest inner products of label vectors.
+3. Singular value projection: M ← the positive part of rank L̂ of M + P_Ω(YYᵀ − M).
+4. V by the method of multipliers (ADMM), with XV = B as the constraint.
+5. Prediction: the cluster with the nearest centre, the k nearest rows of XV, their labels added
+   up. An ensemble repeats all this from other starts of k-means and adds up the votes.
+
+What differs from the authors' settings, or is left open by the paper. Held-out figures are P@1 on
+one tenth of the training rows, which is 1,553 rows of Eurlex-4K and 488 of bibtex:
+
+- C = 0.5 and k = 5 for data of several clusters, where the authors' code has 0.1 and 10. On
+  Eurlex-4K, four learners without the L1 term reach 77.0 with the first and 75.0 with the second.
+- k-means makes one round only. Run on to 20 rounds, it split Eurlex-4K into the same two clusters
+  from each of three starts, and then an ensemble has nothing to average.
+- Label vectors are scaled to length 1 before their inner products are taken: 65.2 instead of 63.5
+  on bibtex.
+- Eigenvectors are followed by subspace iteration from those of the step before. Steps end when the
+  entries in Ω are met within 5 %, at the latest after 100; ten steps are too few on Eurlex-4K.
+- Ties among the n̄ largest inner products are broken at random. Broken by position, all rows with
+  the same labels would have the same few neighbours.
+- μ = 0.01 is relative to the squared error. The thresholds that make V and XV sparse in the
+  authors' code are left out: both are stored dense.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+__all__ = ["SLEEC", "FittedSLEEC", "Learner", "Region"]
+
+Dense = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int32]
+
+_MOST_CELLS = 1 << 23  # of a dense matrix that is made for some rows at a time
+_EXTRA = 10  # directions that are followed beyond those that are kept
+
+
+@dataclass(frozen=True)
+class SLEEC:
+    """Parameters; those that are None depend on the number of rows (`resolved`)."""
+
+    n_learners: int | None = None
+    rows_per_cluster: int = 6000
+    most_clusters: int = 300
+    svp_neighbours: int | None = None  # n̄
+    dimension: int | None = None  # L̂
+    cost: float | None = None  # C
+    l1: float = 0.01  # μ
+    neighbours: int | None = None  # k
+    svp_steps: int = 100
+    svp_tolerance: float = 0.05
+    seed: int = 0
+
+    def resolved(self, n_rows: int) -> SLEEC:
+        """The parameters for data with so many rows.
+
+        Rows for at least two clusters have the defaults of the authors' code, except for C and k
+        (see the module). Fewer have their settings for bibtex; a single cluster is the same for
+        all learners, so one is enough.
+        """
+        large = n_rows >= 2 * self.rows_per_cluster
+        defaults = {
+            "n_learners": 10 if large else 1,
+            "svp_neighbours": 15 if large else 250,
+            "dimension": 50 if large else 100,
+            "cost": 0.5 if large else 0.2,
+            "neighbours": 5 if large else 25,
+        }
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        return replace(self, **missing)  # type: ignore[arg-type]
+
+    def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedSLEEC:
+        """Train on the rows of X (CSR, float32, rows of length 1) and their labels Y (CSR)."""
+        X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
+        params = self.resolved(X.shape[0])
+        assert params.n_learners is not None
+        assert params.neighbours is not None
+        n_clusters = min(max(X.shape[0] // self.rows_per_cluster, 1), self.most_clusters)
+        splits = [
+            k_means(X, n_clusters, np.random.default_rng([self.seed, learner]))
+            for learner in range(params.n_learners)
+        ]
+        tasks = [
+            (learner, cluster)
+            for learner, (centres, _) in enumerate(splits)
+            for cluster in range(len(centres))
+        ]
+
+        def train(task: tuple[int, int]) -> Region:
+            rows = np.flatnonzero(splits[task[0]][1] == task[1]).astype(np.int32)
+            return params.fit_region(X, Y, rows, np.random.default_rng([self.seed, *task]))
+
+        with ThreadPoolExecutor(threads) as pool:
+            regions = iter(list(pool.map(train, tasks)))
+        learners = [Learner(centres, [next(regions) for _ in centres]) for centres, _ in splits]
+        return FittedSLEEC(learners, Y, params.neighbours)
+
+    def fit_region(self, X: Any, Y: Any, rows: Rows, rng: np.random.Generator) -> Region:
+        """Steps 2 to 4 for the rows of one cluster; no parameter is None."""
+        assert self.svp_neighbours is not None
+        assert self.dimension is not None
+        assert self.cost is not None
+        products = nearest_products(unit_rows(Y[rows]), self.svp_neighbours, rng)
+        Z = singular_value_projection(
+            products, self.dimension, self.svp_steps, self.svp_tolerance, rng
+        )
+        V = regress(X[rows], Z, self.cost, self.l1)
+        return Region(rows, V, X[rows] @ V)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A trained cluster."""
+
+    rows: Rows  # which training rows
+    V: Dense  # features × dimension
+    embedded: Dense  # rows × dimension: XV
+
+    def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
+        """The k nearest training rows of each row of X, as pairs (row of X, training row)."""
+        k = min(k, len(self.rows))
+        closeness = (X @ self.V) @ self.embedded.T - np.sum(self.embedded**2, axis=1) / 2
+        found = np.argpartition(closeness, -k, axis=1)[:, -k:]
+        return np.repeat(np.arange(X.shape[0], dtype=np.int32), k), self.rows[found].ravel()
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One of the ensemble: clusters and what is trained in each."""
+
+    centres: Dense
+    regions: list[Region]
+
+    def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
+        """The k nearest training rows of each row of X, in its own cluster."""
+        home = nearest_centre(X, self.centres)
+        pairs = []
+        for cluster in np.unique(home):
+            here = np.flatnonzero(home == cluster).astype(np.int32)
+            asking, found = self.regions[cluster].nearest(X[here], k)
+            pairs.append((here[asking], found))
+        return np.concatenate([a for a, _ in pairs]), np.concatenate([f for _, f in pairs])
+
+
+@dataclass(frozen=True)
+class FittedSLEEC:
+    """A trained ensemble."""
+
+    learners: list[Learner]
+    Y: Any  # labels of the training rows
+    neighbours: int
+
+    def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], Dense]:
+        """The best k labels per row, best first, and their share of the neighbours' votes.
+
+        Labels that no neighbour has are not found: −1 with a score of −inf.
+        """
+        X = sp.csr_matrix(X, dtype=np.float32)
+        labels = np.full((X.shape[0], k), -1, np.int32)
+        values = np.full((X.shape[0], k), -np.inf, np.float32)
+        largest = max(len(region.rows) for learner in self.learners for region in learner.regions)
+        for some in _slices_of_rows(X.shape[0], largest):
+            votes = self._votes(X[some])
+            row = np.repeat(np.arange(votes.shape[0]), np.diff(votes.indptr))
+            order = np.lexsort((votes.indices, -votes.data, row))
+            rank = np.arange(votes.nnz) - votes.indptr[row]
+            best = rank < k
+            labels[some][row[best], rank[best]] = votes.indices[order][best]
+            values[some][row[best], rank[best]] = votes.data[order][best]
+        return labels, values
+
+    def _votes(self, X: Any) -> Any:
+        pairs = [learner.nearest(X, self.neighbours) for learner in self.learners]
+        asking = np.concatenate([a for a, _ in pairs])
+        found = np.concatenate([f for _, f in pairs])
+        each = np.full(len(found), 1 / (self.neighbours * len(self.learners)), np.float32)
+        shape = (X.shape[0], self.Y.shape[0])
+        return sp.csr_matrix((each, (asking, found)), shape) @ self.Y
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All that prediction needs, as it would be stored."""
+        stored: dict[str, npt.NDArray[Any]] = {
+            "Y.indptr": self.Y.indptr.astype(np.int32),
+            "Y.indices": self.Y.indices.astype(np.int32),
+            "Y.data": self.Y.data,
+        }
+        for i, learner in enumerate(self.learners):
+            stored[f"{i}.centres"] = learner.centres
+            for j, region in enumerate(learner.regions):
+                stored[f"{i}.{j}.rows"] = region.rows
+                stored[f"{i}.{j}.V"] = region.V
+                stored[f"{i}.{j}.embedded"] = region.embedded
+        return stored
+
+
+def k_means(X: Any, n_clusters: int, rng: np.random.Generator) -> tuple[Dense, Rows]:
+    """One round of k-means from random rows: the centres, and the cluster of each row.
+
+    Clusters without rows are left out, so there may be fewer.
+    """
+    centres = X[np.sort(rng.choice(X.shape[0], n_clusters, replace=False))].toarray()
+    home = nearest_centre(X, centres)
+    member = sp.csr_matrix((np.ones(len(home), np.float32), (home, np.arange(len(home)))))
+    sizes = np.bincount(home, minlength=member.shape[0])
+    centres = (member @ X).toarray()[sizes > 0] / sizes[sizes > 0, None].astype(np.float32)
+    kept, numbered = np.unique(nearest_centre(X, centres), return_inverse=True)
+    return centres[kept], numbered.astype(np.int32)
+
+
+def nearest_centre(X: Any, centres: Dense) -> Rows:
+    """The nearest centre of each row."""
+    closeness = X @ centres.T - np.sum(centres**2, axis=1) / 2
+    nearest: Rows = np.argmax(closeness, axis=1).astype(np.int32)
+    return nearest
+
+
+def unit_rows(Y: Any) -> Any:
+    """The label vectors at length 1; those without labels stay zero."""
+    Y = sp.csr_matrix(Y, dtype=np.float32)
+    counts = np.diff(Y.indptr)
+    scale = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts).astype(np.float32)
+    return sp.csr_matrix((scale, Y.indices, Y.indptr), Y.shape)
+
+
+def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
+    """P_Ω(YYᵀ) as a symmetric CSR matrix that keeps its zeros.
+
+    (i, j) is in Ω if j has one of the n̄ largest inner products with i, or i with j. A row is its
+    own neighbour.
+    """
+    n_rows = Y.shape[0]
+    width = min(n_nearest, n_rows)
+    transposed = Y.T.tocsr()
+    # Row i takes the noise from i on: as good as a matrix of its own noise, and nearly free.
+    noise = np.lib.stride_tricks.sliding_window_view(
+        (1e-4 * rng.random(2 * n_rows)).astype(np.float32), n_rows
+    )
+    nearest = np.empty((n_rows, width), np.int32)
+    for some in _slices_of_rows(n_rows, n_rows):
+        inner = (Y[some] @ transposed).toarray() + noise[some.start : some.stop]
+        nearest[some] = np.argpartition(inner, -width, axis=1)[:, -width:]
+    row = np.repeat(np.arange(n_rows), width)
+    omega = sp.csr_matrix((np.ones(row.size, np.float32), (row, nearest.ravel())), (n_rows, n_rows))
+    omega = (omega + omega.T).tocsr()
+    omega.sort_indices()
+    for some in _slices_of_rows(n_rows, n_rows):
+        begin, end = omega.indptr[some.start], omega.indptr[some.stop]
+        inner = (Y[some] @ transposed).toarray()
+        local = np.repeat(np.arange(len(inner)), np.diff(omega.indptr[some.start : some.stop + 1]))
+        omega.data[begin:end] = inner[local, omega.indices[begin:end]]
+    return omega
+
+
+def singular_value_projection(
+    products: Any, dimension: int, steps: int, tolerance: float, rng: np.random.Generator
+) -> Dense:
+    """Z with ZZᵀ ≈ `products` where these have entries.
+
+    M is never formed: it is ZZᵀ, and the residual R = P_Ω(YYᵀ − M) is sparse.
+    """
+    n_rows = products.shape[0]
+    rank = min(dimension, n_rows)
+    Z = np.zeros((n_rows, rank), np.float32)
+    R = products.copy()
+    row = np.repeat(np.arange(n_rows, dtype=np.int32), np.diff(R.indptr))
+    enough = tolerance * np.linalg.norm(products.data)
+    start = rng.standard_normal((n_rows, min(rank + _EXTRA, n_rows))).astype(np.float32)
+    basis = np.linalg.qr(R @ (R @ start))[0]
+    for _ in range(steps):
+        # (M + R) on the basis, twice: once to turn it, once for its eigenvalues there.
+        basis = np.linalg.qr(R @ basis + Z @ (Z.T @ basis))[0]
+        values, turn = np.linalg.eigh(basis.T @ (R @ basis + Z @ (Z.T @ basis)))
+        basis = basis @ turn[:, ::-1]
+        Z = basis[:, :rank] * np.sqrt(np.maximum(values[::-1][:rank], 0))
+        for part in _slices_of_rows(len(row), rank):
+            met = np.einsum("ij,ij->i", Z[row[part]], Z[R.indices[part]])
+            R.data[part] = products.data[part] - met
+        if np.linalg.norm(R.data) <= enough:
+            break
+    return Z
+
+
+def regress(X: Any, Z: Dense, cost: float, l1: float, rounds: int = 10) -> Dense:
+    """V with the smallest ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁).
+
+    By the method of multipliers for XV = B, with 2C as the weight of the constraint; without l1
+    it is ridge regression, done at once.
+    """
+    V = ridge(X, Z, 2 * cost, np.zeros((X.shape[1], Z.shape[1]), np.float32))
+    if l1 == 0:
+        return V
+    U = np.zeros_like(Z)  # multipliers, divided by 2C
+    for _ in range(rounds):
+        XV = X @ V
+        B = (Z + XV + U) / 2
+        B = np.sign(B) * np.maximum(np.abs(B) - l1 / 4, 0)
+        U += XV - B
+        V = ridge(X, B - U, 2 * cost, V)
+    return V
+
+
+def ridge(X: Any, Z: Dense, weight: float, V: Dense, steps: int = 50) -> Dense:
+    """V with the smallest ½‖V‖² + ½·weight·‖Z − XV‖², by conjugate gradients from a given V.
+
+    All columns at once, until every residual is a thousandth of its right-hand side.
+    """
+    transposed = X.T.tocsr()
+    wanted = transposed @ Z
+    V = V.copy()
+    residual = wanted - transposed @ (X @ V) - V / weight
+    direction = residual.copy()
+    square = np.sum(residual**2, axis=0)
+    enough = 1e-6 * np.sum(wanted**2, axis=0)
+    for _ in range(steps):
+        if np.all(square <= enough):
+            break
+        image = transposed @ (X @ direction) + direction / weight
+        step = square / np.maximum(np.sum(direction * image, axis=0), 1e-30)
+        V += step * direction
+        residual -= step * image
+        before, square = square, np.sum(residual**2, axis=0)
+        direction = residual + square / np.maximum(before, 1e-30) * direction
+    return V
+
+
+def _slices_of_rows(n_rows: int, n_columns: int) -> list[slice]:
+    """Slices of rows whose dense matrices with so many columns stay small."""
+    size = max(_MOST_CELLS // max(n_columns, 1), 1)
+    return [slice(begin, min(begin + size, n_rows)) for begin in range(0, n_rows, size)]

@@ -1,0 +1,168 @@
+"""The command that compares systems."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.console import print_paragraphs, print_table, spoken
+from dismec.cli.options import (
+    PATH,
+    Reading,
+    data_options,
+    json_option,
+    quiet_option,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from dismec.compare.rows import Pair
+
+_LIMIT = 1800.0
+
+
+@click.command()
+@click.argument("data", metavar="TRAIN", type=PATH)
+@click.option("--test", type=PATH, required=True, help="Data to judge on.")
+@click.option("--test-labels", type=PATH, help="As --labels, for --test.")
+@click.option(
+    "--systems",
+    metavar="NAMES",
+    help="Which ones, joined by commas [default: all]. See docs/comparing.md for their names.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Train each system this often.",
+)
+@click.option(
+    "--tuned", is_flag=True, help="Also run systems as their authors tune them, and dismec's C."
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_LIMIT,
+    show_default=True,
+    help="Seconds that a system may take.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Memory that a system may take [default: 90 % of the machine's].",
+)
+@click.option(
+    "--peers",
+    type=PATH,
+    metavar="DIR",
+    help="Python environment with the packages of other systems; pip fills it if it does not exist "
+    "[default: the environment of dismec].",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=PATH,
+    default=Path("dismec-compare"),
+    show_default=True,
+    help="Where results are kept; a second start goes on from there.",
+)
+@click.option("--html", "page", type=PATH, help="Write a page with drawings to this file.")
+@json_option
+@data_options()
+@threads_option
+@quiet_option
+def compare(
+    data: Path,
+    test: Path,
+    test_labels: Path | None,
+    systems: str | None,
+    seeds: int,
+    tuned: bool,
+    limit: float,
+    memory: float | None,
+    peers: Path | None,
+    folder: Path,
+    page: Path | None,
+    as_json: bool,
+    reading: Reading,
+    threads: int | None,
+    quiet: bool,
+) -> None:
+    """Train several systems on TRAIN and judge them on test data.
+
+    Each runs in a process of its own. One that is not installed, fails, or takes too long or too
+    much memory is listed with the reason.
+    """
+    from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
+    from dismec.compare.process import peers_python
+    from dismec.cpu import available_cpus, cpu_name
+
+    names = [name.strip() for name in systems.split(",")] if systems else SYSTEMS
+    chosen = check_systems(names, tuned)
+    if page is not None:
+        from dismec.report.figures import check_drawing
+
+        check_drawing()
+        if not page.parent.is_dir():
+            raise click.UsageError(f"{page.parent}: no such directory")
+    pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
+    if peers and not quiet and not peers.exists():
+        spoken(f"{peers}: installing the packages of other systems …")
+    python = peers_python(peers) if peers else None
+    comparison = Comparison(
+        folder,
+        seeds=seeds,
+        threads=threads or available_cpus(),
+        limit=limit,
+        memory=None if memory is None else int(memory * 1e9),
+        python=python,
+    )
+    found = comparison.run(pair, chosen, None if quiet else spoken)
+    found["data"]["machine"] = f"{cpu_name()}, {available_cpus()} cores"
+    if page is not None:
+        from dismec.report.comparison import write_comparison
+
+        write_comparison(page, data.name, found)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        _print_comparison(found)
+
+
+def _read_pair(
+    data: Path, test: Path, reading: Reading, of_test: Reading, threads: int | None
+) -> Pair:
+    from dismec.compare.rows import Pair, pair_of_texts
+    from dismec.training.texts import Texts
+
+    files = reading.look(data), of_test.look(test)
+    if files[0].is_texts != files[1].is_texts:
+        kinds = ["texts" if file.is_texts else "numeric data" for file in files]
+        raise click.UsageError(f"{data} holds {kinds[0]}, and {test} holds {kinds[1]}")
+    if files[0].is_texts:
+        texts = [
+            Texts.of_file(file, r.fmt) for file, r in zip(files, (reading, of_test), strict=True)
+        ]
+        return pair_of_texts(texts[0], texts[1], threads=threads)
+    return Pair(reading.load(files[0], threads), of_test.load(files[1], threads))
+
+
+def _print_comparison(found: dict[str, Any]) -> None:
+    from dismec.report.comparison import accuracy_rows, cost_rows, failures, notes
+
+    data = found["data"]
+    heads, rows = accuracy_rows(found)
+    print_table(heads, rows, f"{data['test rows']:,} test rows, %", left=0)
+    if any(" ≈" in row[1] for row in rows):
+        print_paragraphs(["≈ not told apart from dismec by these rows (paired 95 % interval)"])
+    heads, rows = cost_rows(found)
+    caption = f"{data['threads']} threads to train, 1 to predict; best of {data['seeds']}"
+    print_table(heads, rows, caption, left=0)
+    told = notes(found) | failures(found)
+    print_paragraphs(f"{name}: {what}" for name, what in told.items())

@@ -1,0 +1,92 @@
+"""The systems of this package for `dismec.compare.worker`: dismec itself and its baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dismec.baselines.fastxml import FastXML
+from dismec.baselines.fitted import Baseline
+from dismec.baselines.leml import LEML
+from dismec.baselines.lpsr import LPSR
+from dismec.baselines.pd_sparse import PDSparse
+from dismec.baselines.robustxml import RobustXML
+from dismec.baselines.sleec import SLEEC
+from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, main, size_on_disk
+from dismec.model.directory import write_hashed
+from dismec.model.model import Model
+from dismec.training.params import TrainingParams
+from dismec.training.recipe import train
+from dismec.training.tuning import tune
+
+__all__ = ["OURS"]
+
+_ALPHAS = (0.25, 0.5, 0.75, 1.0)  # of P/p^alpha, between precision and propensity-scored precision
+
+
+def _trained(work: Assignment, **params: Any) -> Trained:
+    path = work.scratch / "model"
+    with Stopwatch() as training:
+        model = train(work.X, work.Y, path, TrainingParams(**params), threads=work.threads)
+    return _predicting(work, training, model)
+
+
+def _tuned(work: Assignment) -> Trained:
+    """With the C that is best on a tenth of the rows."""
+    with Stopwatch() as training:
+        tuned = tune(work.X, work.Y, work.scratch / "model", threads=work.threads)
+    return _predicting(work, training, tuned.model)._replace(note=f"C = {tuned.C:g}")
+
+
+def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
+    rankings: dict[str, Callable[[Any], Any]] = {}
+    if model.calibration is not None:
+        rankings["score"] = partial(model.predict_topk, k=K, threads=work.threads, rank="score")
+        for alpha in _ALPHAS:
+            ranked = model.reranked(alpha)
+            rankings[f"P/p^{alpha:g}"] = partial(ranked.predict_topk, k=K, threads=work.threads)
+    return Trained(
+        training,
+        0.0,
+        size_on_disk(work.scratch),
+        lambda rows: model.predict_topk(rows, K, threads=1),
+        lambda result: result[0].tolist(),
+        rankings=rankings,
+    )
+
+
+def _baseline(make: Callable[..., Baseline], work: Assignment, **params: Any) -> Trained:
+    """A system of `dismec.baselines`."""
+    with Stopwatch() as training:
+        fitted = make(seed=work.seed, **params).fit(work.X, work.Y, threads=work.threads)
+    with Stopwatch() as saving:
+        write_hashed(work.scratch / "model.safetensors", fitted.arrays())
+    return Trained(
+        training,
+        saving.seconds,
+        size_on_disk(work.scratch),
+        lambda rows: fitted.predict_topk(rows, K),
+        lambda result: result[0].tolist(),
+    )
+
+
+_RUN: dict[str, Callable[[Assignment], Trained]] = {
+    "dismec": _trained,
+    "dismec-tuned": _tuned,
+    "dismec-calibrated": partial(_trained, calibrate=True),
+    "dismec-refined": partial(_trained, refine=True, calibrate=True),
+    "dismec-l1": partial(_trained, penalty="l1"),
+    "dismec-auto": partial(_trained, delta="auto"),
+    "fastxml": partial(_baseline, FastXML),
+    "sleec": partial(_baseline, SLEEC),
+    "leml": partial(_baseline, LEML),
+    "robustxml": partial(_baseline, RobustXML),
+    "lpsr-nb": partial(_baseline, LPSR),
+    "lpsr-ovr": partial(_baseline, LPSR, base="ovr"),
+    "pd-sparse": partial(_baseline, PDSparse),
+}
+OURS = {name: System(run, "dismec", "dismec") for name, run in _RUN.items()}
+
+if __name__ == "__main__":
+    main(OURS)

@@ -1,0 +1,159 @@
+"""A system in a process of its own, watched: it may run out of time or memory, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dismec.compare import worker
+from dismec.compare.worker import PEERS
+from dismec.cpu import physical_memory
+from dismec.errors import DismecError
+
+__all__ = ["PACKAGES", "SystemProcess", "peers_python"]
+
+_LOOK_SECONDS = 0.2  # between looks at the memory of a process
+_MOST_OF_MEMORY = 0.9  # that a system may have unless something else is said
+PACKAGES = tuple(dict.fromkeys(package for _, package, _ in PEERS.values()))
+
+
+class SystemProcess:
+    """A system at work: trained once, it predicts as often as it is asked to.
+
+    It is ended after `limit` seconds without a report, and when it and its children have more than
+    `memory` bytes.
+    """
+
+    def __init__(
+        self,
+        system: str,
+        folder: Path,
+        *,
+        threads: int,
+        seed: int = 0,
+        python: Path | None = None,
+        limit: float | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self.system = system
+        self._limit = limit
+        present = physical_memory()
+        self._memory = memory or (int(_MOST_OF_MEMORY * present) if present else None)
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        self._descriptor, self._received = ours, b""
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  until it is closed
+        command: list[object] = [sys.executable, "-m", "dismec.compare.ours"]
+        if system in PEERS:
+            command = [python or sys.executable, worker.__file__]
+        command += [folder, system, threads, seed, theirs]
+        try:
+            self._process = subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs],
+                start_new_session=True,
+                text=True,
+            )
+        finally:
+            os.close(theirs)
+
+    def report(self) -> dict[str, Any]:
+        """The next report; {"error": …} if there will be none."""
+        begin = time.monotonic()
+        while b"\n" not in self._received:
+            if select.select([self._descriptor], [], [], _LOOK_SECONDS)[0]:
+                some = os.read(self._descriptor, 1 << 20)
+                if not some:
+                    return {"error": self._ending()}
+                self._received += some
+            if self._limit is not None and time.monotonic() - begin > self._limit:
+                return {"error": f"not finished within {self._limit:,.0f} s"}
+            used = _group_bytes(self._process.pid)
+            if self._memory is not None and used > self._memory:
+                return {"error": f"more than {self._memory / 1e9:,.1f} GB of memory"}
+        line, _, self._received = self._received.partition(b"\n")
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def again(self) -> dict[str, Any]:
+        """Another report, with prediction timed once more."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.report()
+
+    def output(self) -> str:
+        """The end of what it has printed."""
+        self._output.seek(0)
+        return self._output.read()[-3000:]
+
+    def _ending(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGKILL:
+            return "killed, probably out of memory"
+        lines = self.output().strip().splitlines()
+        why = f": {lines[-1][:300]}" if lines else ""
+        if code < 0:
+            return f"ended by signal {-code}{why}"
+        return f"ended with code {code}{why}"
+
+    def close(self) -> None:
+        """End it, and all that it has started."""
+        assert self._process.stdin
+        with suppress(OSError, subprocess.TimeoutExpired):
+            self._process.stdin.close()
+            self._process.wait(timeout=1)
+        with suppress(OSError):  # nothing of it is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._descriptor)
+        self._output.close()
+
+
+def _group_bytes(group: int) -> int:
+    """Resident memory of the processes of a group; 0 where that cannot be found out."""
+    total = 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                total += int((folder / "statm").read_text().split()[1]) * page
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+    return total
+
+
+def peers_python(folder: Path) -> Path:
+    """The Python of an environment that has the peers; made and filled with pip if need be."""
+    python = folder / "bin" / "python"
+    installed = folder / "installed"
+    if python.exists() and (installed.exists() or not (folder / "begun").exists()):
+        return python
+    if folder.exists() and any(folder.iterdir()) and not (folder / "begun").exists():
+        raise DismecError(f"{folder} is not a Python environment")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "begun").touch()
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    missing = []
+    for package in PACKAGES:
+        # One by one: some have no wheel for some machines, and the others need not miss out.
+        command = [str(python), "-m", "pip", "install", "--quiet", package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            missing.append(package)
+    if len(missing) == len(PACKAGES):
+        raise DismecError(f"pip could not install any of {', '.join(PACKAGES)} into {folder}")
+    installed.touch()
+    return python

@@ -1,0 +1,400 @@
+"""One system at work: rows in, training and prediction timed, a report out.
+
+It is run as a script, in a process of its own and by the Python of an environment that has the
+system, which need not have dismec: nothing but numpy and scipy is imported for the systems here.
+`dismec.compare.ours` does the same for those of dismec itself.
+
+    python worker.py FOLDER SYSTEM THREADS SEED DESCRIPTOR
+
+FOLDER holds train_X.npz, train_Y.npz and test_X.npz, rows normalised; train.txt, the same as XMC
+text; and if the data are texts, train.ft and test.ft, one text per line, with labels by number.
+Timed are training, from loaded data to a model that can be used; writing the model to the disk,
+where that is not part of the training (it is for dismec and napkinXC); and prediction with one
+thread: of all test rows at once, and of one row at a time. Each line of standard input asks for
+prediction to be timed once more, so that systems can take turns. A report is a line of JSON,
+written to DESCRIPTOR, because some systems print what they like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import packages_distributions, version
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+__all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main", "size_on_disk"]
+
+K = 5
+_BATCHES = 3
+_SINGLE_ROWS = 300
+_SECONDS = 20.0  # after which a prediction is not repeated
+_LIBLINEAR_LABELS = 60
+_AUTOTUNE_SECONDS = 300
+
+
+class Stopwatch:
+    """Measures the block of a with statement: seconds, and seconds of all cores."""
+
+    seconds = 0.0
+    cpu = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._begin, self._cpu = time.perf_counter(), _cpu_seconds()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._begin
+        self.cpu = _cpu_seconds() - self._cpu
+
+
+class Assignment(NamedTuple):
+    """What a system is given."""
+
+    X: Any  # CSR float32
+    Y: Any  # CSR
+    folder: Path  # of the data
+    scratch: Path  # where the model goes
+    threads: int
+    seed: int
+
+
+class Trained(NamedTuple):
+    """A model: what it took, how it predicts rows, and how to read that."""
+
+    training: Stopwatch
+    saving: float  # seconds on top
+    size: int | None  # bytes of the model on the disk
+    predict: Callable[[Any], Any] | None  # the best K labels of rows; None: it cannot
+    labels: Callable[[Any], Sequence[Any]] = list
+    rows: Callable[[Any], Any] = lambda X: X  # as the system takes them; not timed
+    note: str = ""
+    rankings: dict[str, Callable[[Any], Any]] = {}  # noqa: RUF012  other orders of the same model
+    texts: bool = False  # whether it predicts lines of test.ft instead of rows
+
+
+def xr_linear(work: Assignment) -> Trained:
+    """PECOS XR-Linear; predicts with what its documentation calls a predict-only model."""
+    from pecos.xmc import Indexer, LabelEmbeddingFactory
+    from pecos.xmc.xlinear.model import XLinearModel
+
+    X, Y, threads = work.X, work.Y, work.threads
+    with Stopwatch() as training:
+        embedding = LabelEmbeddingFactory.create(Y, X, method="pifa", threads=threads)
+        clusters = Indexer.gen(embedding, threads=threads, seed=work.seed)
+        trained = XLinearModel.train(X, Y, C=clusters, threads=threads)
+    with Stopwatch() as saving:
+        trained.save(str(work.scratch / "model"))
+    model = XLinearModel.load(str(work.scratch / "model"), is_predict_only=True)
+
+    def best(row: Any) -> list[int]:
+        return row.indices[np.argsort(-row.data, kind="stable")].tolist()  # type: ignore[no-any-return]
+
+    return Trained(
+        training,
+        saving.seconds,
+        size_on_disk(work.scratch),
+        lambda rows: model.predict(rows, only_topk=K, threads=1),
+        lambda scores: [best(row) for row in scores],
+    )
+
+
+def plt(work: Assignment, **params: Any) -> Trained:
+    """The probabilistic label tree of napkinXC."""
+    from napkinxc.models import PLT
+
+    scratch = str(work.scratch)
+    with Stopwatch() as training:
+        PLT(scratch, threads=work.threads, seed=work.seed, **params).fit(work.X, work.Y)
+    model = PLT(scratch, threads=1, **params)
+    model.load()
+    return Trained(
+        training, 0.0, size_on_disk(work.scratch), lambda rows: model.predict(rows, top_k=K)
+    )
+
+
+def tuned_plt(work: Assignment) -> Trained:
+    """As its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
+    return plt(work, liblinear_c=12, arity=16, kmeans_balanced=False, ensemble=3)
+
+
+def parabel(work: Assignment, **params: Any) -> Trained:
+    """Parabel as omikuji has it by default: three balanced binary trees."""
+    from omikuji import Model
+    from omikuji._libomikuji import ffi, lib
+
+    # Model.train_on_data reads the file as well, so its two steps are taken one by one.
+    pool = ffi.gc(lib.init_omikuji_thread_pool(work.threads), lib.free_omikuji_thread_pool)
+    text = ffi.new("char[]", str(work.folder / "train.txt").encode())
+    data = ffi.gc(lib.load_omikuji_data_set(text, pool), lib.free_omikuji_data_set)
+    settings = Model.default_hyper_param()
+    for name, value in params.items():
+        setattr(settings, name, value)
+    with Stopwatch() as training:
+        model = Model(lib.train_omikuji_model(data, settings, pool))
+    with Stopwatch() as saving:
+        model.save(str(work.scratch / "model"))
+    model.init_prediction_thread_pool(1)
+    model.densify_weights()  # its documentation: faster prediction for more memory
+    return Trained(
+        training,
+        saving.seconds,
+        size_on_disk(work.scratch),
+        lambda rows: [model.predict(row, top_k=K) for row in rows],
+        lambda result: [[label for label, _ in row] for row in result],
+        lambda X: [list(zip(r.indices.tolist(), r.data.tolist(), strict=True)) for r in X],
+    )
+
+
+def bonsai(work: Assignment) -> Trained:
+    """Bonsai as omikuji's README runs it: wide, not balanced, shallow."""
+    return parabel(work, cluster_k=100, cluster_balanced=False, max_depth=3)
+
+
+def liblinear(work: Assignment) -> Trained:
+    """LIBLINEAR -s 2 -e 0.01, label by label; a sample of labels, evenly spaced by frequency."""
+    from liblinear import liblinearutil
+
+    counts = np.bincount(work.Y.indices, minlength=work.Y.shape[1])
+    ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    places = np.linspace(0, len(ranked), min(_LIBLINEAR_LABELS, len(ranked)), endpoint=False)
+    sample = ranked[places.astype(int)]
+    bias = sp.csr_matrix(np.ones((work.X.shape[0], 1)))
+    rows = sp.csr_matrix(sp.hstack([work.X, bias]), dtype=np.float64)
+    problem = liblinearutil.problem(np.zeros(rows.shape[0]), rows)
+    signs = np.ctypeslib.as_array(problem.y, (problem.l,))
+    options = liblinearutil.parameter("-s 2 -c 1 -e 0.01 -q")
+    Y = sp.csc_matrix(work.Y)
+    with Stopwatch() as training:
+        for label in sample:
+            signs[:] = -1
+            signs[Y.indices[Y.indptr[label] : Y.indptr[label + 1]]] = 1
+            liblinearutil.train(problem, options)
+    factor = len(ranked) / max(len(sample), 1)
+    training.cpu *= factor
+    training.seconds *= factor / work.threads
+    note = f"time extrapolated from {len(sample)} labels to {len(ranked)}, on {work.threads} cores"
+    return Trained(training, 0.0, None, None, note=note)
+
+
+def sklearn(work: Assignment) -> Trained:
+    """scikit-learn's OneVsRestClassifier(LinearSVC())."""
+    from joblib.externals.loky import get_reusable_executor
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.svm import LinearSVC
+
+    # Of labels in one byte it makes nonsense, and of labels without rows warnings.
+    trained = np.flatnonzero(np.bincount(work.Y.indices, minlength=work.Y.shape[1]))
+    Y = sp.csr_matrix(work.Y, dtype=np.int64)[:, trained]
+    with Stopwatch() as training:
+        model = OneVsRestClassifier(LinearSVC(), n_jobs=work.threads).fit(work.X, Y)
+        get_reusable_executor().shutdown(wait=True)  # its processes' time counts when they end
+    with Stopwatch() as saving:
+        (work.scratch / "model.pkl").write_bytes(pickle.dumps(model))
+
+    def best(rows: Any) -> list[Any]:
+        scores = model.decision_function(rows)
+        return [trained[np.argsort(-row, kind="stable")[:K]] for row in scores]
+
+    return Trained(training, saving.seconds, size_on_disk(work.scratch), best)
+
+
+def fasttext(work: Assignment, **params: Any) -> Trained:
+    """The one-vs-all loss of fastText, on the texts themselves."""
+    import fasttext as package
+
+    lines = work.folder / "train.ft"
+    if not lines.exists():
+        raise UnfitError("needs texts, and the data are numeric")
+    with Stopwatch() as training:
+        model = package.train_supervised(
+            str(lines), loss="ova", thread=work.threads, verbose=0, **params
+        )
+    with Stopwatch() as saving:
+        model.save_model(str(work.scratch / "model.bin"))
+    return Trained(
+        training,
+        saving.seconds,
+        size_on_disk(work.scratch),
+        lambda texts: model.predict(texts, k=K)[0],
+        lambda found: [[int(name.removeprefix("__label__")) for name in row] for row in found],
+        texts=True,
+    )
+
+
+def tuned_fasttext(work: Assignment) -> Trained:
+    """The same, with all else chosen by its own autotune on a tenth of the training texts."""
+    if not (work.folder / "train.ft").exists():
+        return fasttext(work)  # says why not
+    lines = (work.folder / "train.ft").read_text("utf-8").splitlines(keepends=True)
+    held = np.random.default_rng(work.seed).random(len(lines)) < 0.1
+    validation = work.scratch / "validation.ft"
+    validation.write_text("".join(np.array(lines, object)[held]), "utf-8")
+    trained = fasttext(
+        work,
+        autotuneValidationFile=str(validation),
+        autotuneDuration=_AUTOTUNE_SECONDS,
+        autotuneMetric="f1",
+    )
+    return trained._replace(note=f"of which {_AUTOTUNE_SECONDS} s of autotune")
+
+
+class UnfitError(Exception):
+    """The system cannot be run on such data."""
+
+
+class System(NamedTuple):
+    """How a system is run, and the package that has it."""
+
+    run: Callable[[Assignment], Trained]
+    package: str
+    module: str
+
+
+PEERS = {
+    "xr-linear": System(xr_linear, "libpecos", "pecos"),
+    "plt": System(plt, "napkinxc", "napkinxc"),
+    "plt-tuned": System(tuned_plt, "napkinxc", "napkinxc"),
+    "parabel": System(parabel, "omikuji", "omikuji"),
+    "bonsai": System(bonsai, "omikuji", "omikuji"),
+    "liblinear": System(liblinear, "liblinear-official", "liblinear"),
+    "sklearn": System(sklearn, "scikit-learn", "sklearn"),
+    "fasttext": System(fasttext, "fasttext-wheel", "fasttext"),
+    "fasttext-tuned": System(tuned_fasttext, "fasttext-wheel", "fasttext"),
+}
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process or one of its children had so far."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    try:
+        # Not ru_maxrss, which starts at the peak of the parent process.
+        status = Path("/proc/self/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        own = int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return own + children
+
+
+def _seconds(predict: Callable[[Any], Any], rows: Any) -> float:
+    with Stopwatch() as watch:
+        predict(rows)
+    return watch.seconds
+
+
+def _filled(top: Sequence[Any]) -> list[list[int]]:
+    """The labels of each row; −1 where a system has found fewer than K."""
+    return [([int(label) for label in row] + [-1] * K)[:K] for row in top]
+
+
+def _until(enough: float, times: list[float], measure: Callable[[], float], most: int) -> float:
+    """The best of several times; fewer if they take long."""
+    while len(times) < most and sum(times) < enough:
+        times.append(measure())
+    return min(times)
+
+
+def _report(trained: Trained, X: Any, folder: Path, requests: Any) -> Any:
+    """Reports, the first at once and another for each request."""
+    facts: dict[str, Any] = {
+        "train": trained.training.seconds,
+        "cpu": trained.training.cpu,
+        "save": trained.saving,
+        "peak": _peak_bytes(),
+        "size": trained.size,
+        "note": trained.note,
+    }
+    predict = trained.predict
+    if predict is None:
+        yield facts
+        return
+    if trained.texts:
+        lines = (folder / "test.ft").read_text("utf-8").split("\n")[: X.shape[0]]
+        texts = [" ".join(w for w in line.split(" ") if w[:9] != "__label__") for line in lines]
+        rows: Any = texts
+        single = [[text] for text in texts[:_SINGLE_ROWS]]
+    else:
+        rows = trained.rows(X)
+        single = [trained.rows(X[i]) for i in range(min(_SINGLE_ROWS, X.shape[0]))]
+    for _ in chain([""], requests):
+        first = time.perf_counter()
+        found = predict(rows)
+        batch = [time.perf_counter() - first]
+        alone = [_seconds(predict, row) for row in single[:10]]
+        if sum(alone) < _SECONDS / 10:
+            alone += [_seconds(predict, row) for row in single[10:]]
+        yield facts | {
+            "predict": _until(_SECONDS, batch, lambda: _seconds(predict, rows), _BATCHES)
+            / X.shape[0],
+            "single": float(np.median(alone)),
+            "top": _filled(trained.labels(found)),
+            "rankings": {
+                name: _filled(trained.labels(rank(rows))) for name, rank in trained.rankings.items()
+            },
+        }
+
+
+def main(systems: Mapping[str, System]) -> None:
+    """Run one of the systems, as the arguments of the process say."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    threads, seed, descriptor = map(int, sys.argv[3:6])
+    # What lies beside this script is not to be taken for somebody's module.
+    sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
+    # Libraries of linear algebra have threads of their own; as many as everybody else.
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", str(threads))
+    reports = os.fdopen(descriptor, "w")
+
+    def send(report: dict[str, Any]) -> None:
+        print(json.dumps(report), file=reports, flush=True)
+
+    run, package, module = systems[name]
+    try:
+        __import__(module)
+        X, Y, X_test = (
+            sp.csr_matrix(sp.load_npz(folder / f"{part}.npz"), dtype=np.float32)
+            for part in ("train_X", "train_Y", "test_X")
+        )
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            trained = run(Assignment(X, Y, folder, Path(scratch), threads, seed))
+            for report in _report(trained, X_test, folder, sys.stdin):
+                installed = packages_distributions().get(module, [package])[0]
+                send(report | {"version": f"{installed} {version(installed)}"})
+    except UnfitError as error:
+        send({"error": str(error)})
+    except MemoryError:
+        send({"error": "out of memory"})
+    except ImportError as error:
+        missing = (error.name or "").split(".")[0] == module
+        send({"error": f"not installed: pip install {package}" if missing else str(error)})
+    except Exception as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        send({"error": f"failed: {told[:300]}"})
+        raise
+
+
+if __name__ == "__main__":
+    main(PEERS)

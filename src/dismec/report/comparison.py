@@ -1,0 +1,236 @@
+"""What a comparison of systems has found → drawings and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from dismec.data.files import StrPath, whole_file
+from dismec.report.facts import frequency_range
+from dismec.report.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
+from dismec.report.page import figure, page_of, table
+
+__all__ = ["PUBLISHED", "accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
+
+_DEPTHS = (1, 3, 5)
+# P@1 and PSP@1 on Eurlex-4K as ProXML's authors report them (Babbar and Schölkopf, "Data scarcity,
+# robustness and extreme multi-label classification", Machine Learning, 2019).
+PUBLISHED = {(15_539, 5_000): {"ProXML (published)": (83.4, 45.2)}}
+
+
+def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the table of metrics; after ± half the width of the 95 % interval.
+
+    A difference from dismec that is inside its interval is marked ≈.
+    """
+    heads = ["system", "P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5"]
+    rows = []
+    for name, entry in _finished(found).items():
+        if "P@1" not in entry:
+            continue
+        low, high = entry["intervals"]["P@1"]
+        apart = entry.get("minus_dismec", {}).get("P@1", (1, 1))
+        same = " ≈" if apart[0] <= 0 <= apart[1] else ""
+        first = f"{entry['P@1']:.2f} ± {(high - low) / 2:.2f}{same}"
+        rows.append([name, first, *(f"{entry[head]:.2f}" for head in heads[2:])])
+    return heads, rows
+
+
+def cost_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the table of times and sizes."""
+    heads = ["system", "train s", "CPU s", "batch ms", "one row ms", "peak MB", "model MB"]
+
+    def shown(entry: Mapping[str, Any], name: str, unit: float, digits: int) -> str:
+        value = entry.get(name)
+        return "–" if value is None else f"{value / unit:,.{digits}f}"
+
+    rows = [
+        [
+            name,
+            shown(entry, "train_seconds", 1, 1),
+            shown(entry, "cpu_seconds", 1, 1),
+            shown(entry, "predict_ms", 1, 3),
+            shown(entry, "single_ms", 1, 3),
+            shown(entry, "peak_bytes", 1e6, 0),
+            shown(entry, "model_bytes", 1e6, 1),
+        ]
+        for name, entry in _finished(found).items()
+    ]
+    return heads, rows
+
+
+def notes(found: Mapping[str, Any]) -> dict[str, str]:
+    """The version of each system, and what else is to be known of its row."""
+    return {
+        name: "; ".join(part for part in (entry["version"], entry["note"]) if part)
+        for name, entry in _finished(found).items()
+    }
+
+
+def failures(found: Mapping[str, Any]) -> dict[str, str]:
+    """Systems without a result, and why."""
+    return {n: entry["error"] for n, entry in found["systems"].items() if "error" in entry}
+
+
+def write_comparison(target: StrPath, title: str, found: Mapping[str, Any]) -> None:
+    """Write the page of a comparison; it appears under its name when it is whole."""
+    content = page_of(f"Comparison on {title}", _sections(found)).encode()
+    with whole_file(target) as file:
+        file.write(content)
+
+
+def _sections(found: Mapping[str, Any]) -> Iterable[str]:
+    data = found["data"]
+    yield (
+        f"<p>{data['rows']:,} training rows, {data['test rows']:,} test rows, "
+        f"{data['features']:,} features, {data['labels']:,} labels that have training rows. "
+        f"Trained with {data['threads']} threads, predicted with one; "
+        f"{escape(data['machine'])}.</p>"
+    )
+    yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
+    yield (
+        '<p class="note">Percent. ± is half the width of a 95 % bootstrap interval over test rows. '
+        "≈: the difference from dismec is inside its paired 95 % interval, so that these rows do "
+        "not tell the two apart.</p>"
+    )
+    yield "<h2>Cost</h2>" + table(*cost_rows(found))
+    yield (
+        '<p class="note">Times are the best of all runs; memory is that of the training process '
+        "with the data, sizes are those of files.</p>"
+    )
+    yield table(["system", "version"], notes(found).items())
+    failed = failures(found)
+    if failed:
+        yield "<h2>Without a result</h2>" + table(["system", "why"], failed.items())
+    shown = {n: entry for n, entry in _finished(found).items() if "P@1" in entry}
+    if not shown:
+        return
+    yield "<h2>Accuracy against cost</h2>"
+    yield figure(
+        _scatter(shown, "train_seconds", 1, "training time, s"), "P@1 against training time."
+    )
+    yield figure(
+        _scatter(shown, "model_bytes", 1e6, "size of the model, MB"), "P@1 against model size."
+    )
+    yield "<h2>nDCG@k</h2>"
+    yield figure(_bars_of(shown), "nDCG@k of each system (the paper's Figure 3).")
+    yield "<h2>By label frequency</h2>"
+    caption = (
+        "Labels in ten groups by training frequency; the share of a group's true pairs that is "
+        "found in the first 5 places. Below, the part of P@k that each group adds."
+    )
+    yield figure(_by_frequency(shown), caption)
+    yield _group_table(shown)
+    yield "<h2>Precision against propensity-scored precision</h2>"
+    caption = (
+        "P@1 against PSP@1. Lines: one calibrated model, ranked by score, by probability, and by "
+        "P/p^alpha up to alpha = 1."
+    )
+    points = PUBLISHED.get((data["rows"], data["features"]), {})
+    yield figure(_trade(shown, points), caption)
+
+
+def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: entry for n, entry in found["systems"].items() if "error" not in entry}
+
+
+def _style_of(place: int, name: str) -> dict[str, Any]:
+    if name.startswith("dismec"):
+        return {"color": BLUE, "marker": MARKERS[place % len(MARKERS)]}
+    colour = [c for c in COLOURS if c != BLUE][place % (len(COLOURS) - 1)]
+    return {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
+
+
+def _scatter(shown: Mapping[str, Any], key: str, unit: float, what: str) -> bytes:
+    points = [
+        (name, entry[key] / unit, entry["P@1"], entry["intervals"]["P@1"])
+        for name, entry in shown.items()
+        if entry.get(key)
+    ]
+
+    def draw(ax: Any) -> None:
+        for place, (name, x, y, (low, high)) in enumerate(points):
+            style = _style_of(place, name)
+            reach = [[max(y - low, 0)], [max(high - y, 0)]]
+            ax.errorbar([x], [y], yerr=reach, ls="", ms=6, lw=1, **style)
+            ax.annotate(name, (x, y), xytext=(6, 3), textcoords="offset points", fontsize=8)
+        ax.set_xscale("log")
+        plain_ticks(ax.xaxis)
+        ax.margins(x=0.15)
+        ax.set_xlabel(what)
+        ax.set_ylabel("P@1, %")
+
+    return draw_svg(draw)
+
+
+def _bars_of(shown: Mapping[str, Any]) -> bytes:
+    def draw(ax: Any) -> None:
+        x = np.arange(len(shown))
+        colours = ("#BFD9E8", ORANGE, BLUE)
+        for i, (k, colour) in enumerate(zip(_DEPTHS, colours, strict=True)):
+            heights = [entry[f"nDCG@{k}"] for entry in shown.values()]
+            ax.bar(x + 0.27 * (i - 1), heights, 0.25, color=colour, label=f"nDCG@{k}")
+        least = min(entry[f"nDCG@{k}"] for entry in shown.values() for k in _DEPTHS)
+        ax.set_ylim(max(0, 10 * np.floor(least / 10) - 10), None)
+        ax.set_xticks(x, list(shown), rotation=40, ha="right", rotation_mode="anchor")
+        ax.grid(axis="x", visible=False)
+        ax.set_ylabel("percent")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
+
+    return draw_svg(draw)
+
+
+def _by_frequency(shown: Mapping[str, Any]) -> bytes:
+    def draw(ax: Any) -> None:
+        for place, (name, entry) in enumerate(shown.items()):
+            heights = [group["R@5"] for group in entry["groups"]]
+            dashes = "-" if name.startswith("dismec") else "--"
+            style = _style_of(place, name)
+            ax.plot(heights, ls=dashes, lw=1.2, ms=4, label=name, **style)
+        groups = next(iter(shown.values()))["groups"]
+        names = [frequency_range(group["frequency"]) for group in groups]
+        ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
+        ax.set_xlabel("training rows of the group's labels")
+        ax.set_ylabel("R@5 of the group, %")
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+
+    return draw_svg(draw, height=5)
+
+
+def _group_table(shown: Mapping[str, Any]) -> str:
+    groups = next(iter(shown.values()))["groups"]
+    heads = ["system, part of P@5", *(frequency_range(group["frequency"]) for group in groups)]
+    rows = [[n, *(f"{g['P@5']:.2f}" for g in entry["groups"])] for n, entry in shown.items()]
+    return table(heads, rows)
+
+
+def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
+    def draw(ax: Any) -> None:
+        for place, (name, entry) in enumerate(shown.items()):
+            style = _style_of(place, name)
+            curve = [
+                (entry["PSP@1"], entry["P@1"]),
+                *(
+                    (ranked["PSP@1"], ranked["P@1"])
+                    for ranking, ranked in entry["rankings"].items()
+                    if ranking != "score"
+                ),
+            ]
+            ax.plot(*zip(*curve, strict=True), lw=1.2, ms=5, **style)
+            ax.annotate(name, curve[0], xytext=(5, 3), textcoords="offset points", fontsize=8)
+            score = entry["rankings"].get("score")
+            if score:
+                by_score = (score["PSP@1"], score["P@1"])
+                ax.plot(*zip(by_score, curve[0], strict=True), lw=1, ls=":", ms=3, **style)
+        for name, (precision, psp) in points.items():
+            ax.plot([psp], [precision], "*", ms=11, color=GREY)
+            ax.annotate(name, (psp, precision), xytext=(5, 3), textcoords="offset points",
+                        fontsize=8)  # fmt: skip
+        ax.margins(0.12)
+        ax.set_xlabel("PSP@1, %")
+        ax.set_ylabel("P@1, %")
+
+    return draw_svg(draw)

@@ -1,0 +1,356 @@
+"""`dismec compare`: systems in processes of their own, what is kept of them, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+
+import dismec
+from conftest import write_texts
+from dismec.cli import main
+from dismec.compare import comparison, process
+from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
+from dismec.compare.process import SystemProcess
+from dismec.compare.rows import Pair, aligned, pair_of_texts, write_rows
+from dismec.data.dataset import save_data
+from dismec.errors import DataError
+from dismec.measure import intervals
+from dismec.measure.metrics import evaluate, shares_of_rows
+from dismec.training.texts import Texts
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair(*dismec.generate(600, 300, 40, test_rows=200))
+
+
+@pytest.fixture(scope="module")
+def files(pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    for name, part in (("train", pair.train), ("test", pair.test)):
+        save_data(part, folder / f"{name}.txt")
+    return folder / "train.txt", folder / "test.txt"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    write_texts(tmp_path / "texts.jsonl")
+    return tmp_path / "texts.jsonl"
+
+
+@pytest.fixture
+def rows(pair, tmp_path):
+    write_rows(tmp_path, *aligned(pair))
+    return tmp_path
+
+
+def compared(*arguments):
+    """Exit code and what was printed."""
+    result = CliRunner().invoke(main, ["compare", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def fake_system(tmp_path, monkeypatch, body):
+    """A script in place of the worker: it is told the same, and `send` sends a report."""
+    script = tmp_path / "system.py"
+    script.write_text(
+        "import json, os, sys, time\n"
+        "def send(report):\n"
+        "    os.write(int(sys.argv[5]), (json.dumps(report) + '\\n').encode())\n" + body
+    )
+    monkeypatch.setattr(process.worker, "__file__", str(script))
+
+
+class TestIntervals:
+    def test_shares_of_rows_add_up_to_the_metrics(self, pair):
+        _, test = aligned(pair)
+        p = np.linspace(0.2, 0.9, test.Y.shape[1])
+        top = np.argsort(np.random.default_rng(0).random((200, test.Y.shape[1])))[:, :5]
+        expected = evaluate(test.Y, top, (1, 3, 5), p)
+        for name, (one, other) in shares_of_rows(test.Y, top, p).items():
+            assert 100 * one.sum() / other.sum() == pytest.approx(expected[name])
+
+    def test_the_interval_of_a_mean_is_that_of_its_standard_error(self):
+        rng = np.random.default_rng(1)
+        Y = sp.csr_array(rng.random((4000, 2)) < [0.3, 0.5])
+        drawn = intervals.drawn(Y, np.zeros((4000, 1), int), np.ones(2), (1,))
+        low, high = intervals.interval(drawn["P@1"])
+        share = Y.toarray()[:, 0].mean()
+        error = 100 * 1.96 * np.sqrt(share * (1 - share) / 4000)
+        assert (high - low) / 2 == pytest.approx(error, rel=0.15)
+        assert (high + low) / 2 == pytest.approx(100 * share, abs=0.3)
+
+    def test_two_systems_see_the_same_draws(self, pair):
+        _, test = aligned(pair)
+        top = np.tile(np.arange(5), (200, 1))
+        one, other = (
+            intervals.drawn(test.Y, t, np.ones(test.Y.shape[1])) for t in (top, top.copy())
+        )
+        assert not intervals.difference(one, other, "P@5").any()
+        assert np.ptp(one["P@5"]) > 0
+
+    def test_rows_drawn_in_parts_are_the_same(self, pair, monkeypatch):
+        _, test = aligned(pair)
+        args = test.Y, np.tile(np.arange(5), (200, 1)), np.ones(test.Y.shape[1])
+        whole = intervals.drawn(*args, draws=20)
+        monkeypatch.setattr(intervals, "_AT_A_TIME", 3 * 200)
+        parts = intervals.drawn(*args, draws=20)
+        assert all((whole[name] == parts[name]).all() for name in whole)
+
+
+class TestProcess:
+    def test_dismec_reports_what_it_predicts_here(self, pair, rows, tmp_path):
+        with closing(SystemProcess("dismec", rows, threads=1)) as running:
+            report = running.report()
+            again = running.again()
+        train, test = aligned(pair)
+        model = dismec.train(train.X, train.Y, tmp_path / "model")
+        assert report["top"] == model.predict_topk(test.X, 5)[0].tolist() == again["top"]
+        size = sum(p.stat().st_size for p in (tmp_path / "model").rglob("*"))
+        assert report["size"] == pytest.approx(size, abs=50)  # the manifest has a time in it
+        assert 0 < report["train"] < 60
+        assert 0 < report["predict"] <= report["single"]
+        assert 20e6 < report["peak"] < 2e9
+        assert report["version"].startswith("dismec ")
+
+    def test_a_missing_package_is_named(self, rows):
+        with closing(SystemProcess("xr-linear", rows, threads=1)) as running:
+            assert running.report() == {"error": "not installed: pip install libpecos"}
+
+    def test_a_system_that_takes_too_long_is_ended_with_its_children(
+        self, rows, tmp_path, monkeypatch
+    ):
+        fake_system(
+            tmp_path,
+            monkeypatch,
+            "import subprocess\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+            f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+            "time.sleep(60)\n",
+        )
+        begin = time.monotonic()
+        with closing(SystemProcess("plt", rows, threads=1, limit=2)) as running:
+            assert running.report() == {"error": "not finished within 2 s"}
+        assert time.monotonic() - begin < 20
+        child = int((tmp_path / "pid").read_text())
+        state = Path(f"/proc/{child}/stat")
+        assert not state.exists() or state.read_text().split()[2] in "ZX"
+
+    def test_a_system_that_takes_too_much_memory_is_ended(self, rows, tmp_path, monkeypatch):
+        fake_system(tmp_path, monkeypatch, "x = bytearray(400_000_000); time.sleep(60)\n")
+        with closing(SystemProcess("plt", rows, threads=1, memory=200_000_000)) as running:
+            assert running.report() == {"error": "more than 0.2 GB of memory"}
+
+    @pytest.mark.parametrize(
+        ("body", "why"),
+        [
+            ("os.kill(os.getpid(), 9)", "killed, probably out of memory"),
+            ("os.abort()", "ended by signal 6"),
+            ("print('some'); sys.exit('no such thing')", "ended with code 1: no such thing"),
+            ("os.write(int(sys.argv[5]), b'{\"tr')", "ended with code 0"),
+        ],
+    )
+    def test_a_system_that_ends_says_how(self, rows, tmp_path, monkeypatch, body, why):
+        fake_system(tmp_path, monkeypatch, body + "\n")
+        with closing(SystemProcess("plt", rows, threads=1)) as running:
+            assert running.report() == {"error": why}
+
+    def test_an_error_in_a_system_is_one_line(self, rows):
+        (rows / "train_X.npz").write_bytes(b"not rows")
+        with closing(SystemProcess("dismec", rows, threads=1)) as running:
+            assert running.report()["error"].startswith("failed: ")
+
+    def test_the_worker_needs_no_dismec(self, rows):
+        """An environment of peers has none: nothing but numpy and scipy is imported."""
+        code = (
+            "import sys, runpy; sys.modules['dismec'] = None\n"
+            f"runpy.run_path({process.worker.__file__!r}, run_name='worker')\n"
+            "print(sorted(m for m in sys.modules if m.startswith('dismec')))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.strip() == "['dismec']", done.stderr
+
+
+class TestComparison:
+    def test_all_that_was_promised_is_there(self, files, tmp_path):
+        target = tmp_path / "page.html"
+        code, out, err = compared(
+            files[0], "--test", files[1], "--systems", "leml,dismec,xr-linear",
+            "-o", tmp_path / "kept", "--html", target, "--json",
+        )  # fmt: skip
+        assert code == 0, err
+        found = json.loads(out)
+        assert list(found["systems"]) == ["dismec", "leml", "xr-linear"]
+        assert found["systems"]["xr-linear"] == {"error": "not installed: pip install libpecos"}
+        for entry in (found["systems"]["dismec"], found["systems"]["leml"]):
+            for name in ("P@1", "P@3", "P@5", "nDCG@1", "nDCG@5", "PSP@1", "PSP@3", "PSP@5"):
+                low, high = entry["intervals"][name]
+                assert low <= entry[name] <= high
+            for name in ("train_seconds", "cpu_seconds", "predict_ms", "single_ms"):
+                assert entry[name] > 0
+            assert entry["peak_bytes"] > 1e7
+            assert entry["model_bytes"] > 1000
+        low, high = found["systems"]["leml"]["minus_dismec"]["P@5"]
+        apart = found["systems"]["leml"]["P@5"] - found["systems"]["dismec"]["P@5"]
+        assert low <= apart <= high
+        page = target.read_text()
+        assert page.count("<img") == 5
+        assert "not installed: pip install libpecos" in page
+        assert "Content-Security-Policy" in page
+
+    def test_a_second_start_goes_on(self, files, tmp_path):
+        args = files[0], "--test", files[1], "-o", tmp_path / "kept", "--json"
+        code, out, err = compared(*args, "--systems", "dismec")
+        assert code == 0
+        assert "dismec: trained in" in err
+        first = json.loads(out)["systems"]["dismec"]
+        code, out, err = compared(*args, "--systems", "dismec,leml")
+        assert "dismec: trained" not in err
+        assert "leml: trained" in err
+        assert json.loads(out)["systems"]["dismec"] == first
+
+    def test_other_data_are_another_comparison(self, pair, files, tmp_path):
+        other = Pair(pair.train, pair.test._replace(X=pair.test.X[:100], Y=pair.test.Y[:100]))
+        kept = Comparison(tmp_path)
+        for data in (pair, other):
+            news = []
+            kept.run(data, ["dismec"], news.append)
+            assert len(news) == 1
+
+    def test_a_report_that_was_cut_off_is_made_again(self, pair, tmp_path):
+        kept = Comparison(tmp_path)
+        kept.run(pair, ["dismec"])
+        [report] = tmp_path.rglob("dismec-0.json")
+        report.write_text(report.read_text()[:50])
+        news = []
+        found = kept.run(pair, ["dismec"], news.append)
+        assert len(news) == 1
+        assert found["systems"]["dismec"]["P@1"] > 0
+
+    def test_a_failure_is_not_kept(self, pair, tmp_path, monkeypatch):
+        kept = Comparison(tmp_path / "kept")
+        for why in ("out of luck", "out of luck again"):
+            fake_system(tmp_path, monkeypatch, f"sys.exit({why!r})\n")
+            found = kept.run(pair, ["plt"])
+            assert found["systems"] == {"plt": {"error": f"ended with code 1: {why}"}}
+
+    def test_seeds_take_turns_and_metrics_are_means(self, pair, tmp_path, monkeypatch):
+        fake_system(
+            tmp_path,
+            monkeypatch,
+            f"open({str(tmp_path / 'log')!r}, 'a').write(sys.argv[2] + sys.argv[4] + ' ')\n"
+            "seed = int(sys.argv[4])\n"
+            "send(dict(train=2.0 - seed, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
+            "  predict=1.0, single=1.0, rankings={}, top=[[seed, 2, 3, 4, 5]] * 200))\n",
+        )
+        found = Comparison(tmp_path / "kept", seeds=2).run(pair, ["plt", "bonsai"])
+        assert (tmp_path / "log").read_text() == "plt0 bonsai0 plt1 bonsai1 "
+        entry = found["systems"]["plt"]
+        assert entry["train_seconds"] == 1.0
+        Y = aligned(pair)[1].Y.toarray()
+        assert entry["P@1"] == pytest.approx(50 * (Y[:, 0].mean() + Y[:, 1].mean()))
+        assert entry["seed_deviation"]["P@1"] > 0
+
+    def test_labels_that_nobody_has_are_misses(self, pair, tmp_path, monkeypatch):
+        fake_system(
+            tmp_path,
+            monkeypatch,
+            "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
+            "  predict=1.0, single=1.0, rankings={}, top=[[10**6, -5, -1, -1, -1]] * 200))\n",
+        )
+        found = Comparison(tmp_path / "kept").run(pair, ["plt"])
+        assert found["systems"]["plt"]["P@1"] == 0
+
+    def test_texts_are_compared(self, texts, tmp_path):
+        code, out, err = compared(
+            texts, "--test", texts, "--systems", "dismec,sklearn,fasttext",
+            "-o", tmp_path / "kept", "--json",
+        )  # fmt: skip
+        assert code == 0, err
+        found = json.loads(out)["systems"]
+        assert found["dismec"]["P@1"] > 50
+        assert abs(found["dismec"]["P@1"] - found["sklearn"]["P@1"]) < 8
+        assert set(found["fasttext"]) == {"error"} or found["fasttext"]["P@1"] >= 0
+
+    def test_a_table_for_a_person(self, files, tmp_path):
+        code, out, _ = compared(
+            files[0], "--test", files[1], "--systems", "dismec,leml", "-o", tmp_path / "kept"
+        )
+        assert code == 0
+        assert re.search(r"│ +dismec │ +\d+\.\d\d ± \d+\.\d\d", out)
+        assert "train s" in out
+        assert "1 to predict" in out
+
+
+class TestMistakes:
+    def test_an_unknown_system_is_named_with_those_there_are(self, files):
+        code, _, err = compared(files[0], "--test", files[1], "--systems", "dismec,magic")
+        assert code == 2
+        assert err.startswith("dismec: there is no system 'magic'; there are dismec, ")
+
+    def test_texts_and_rows_do_not_mix(self, files, texts):
+        code, _, err = compared(texts, "--test", files[1])
+        assert code == 2
+        assert "holds texts" in err
+
+    def test_a_page_that_cannot_be_written_is_refused_before_the_work(self, files, tmp_path):
+        code, _, err = compared(
+            files[0], "--test", files[1], "--html", tmp_path / "no" / "page.html"
+        )
+        assert code == 2
+        assert "no such directory" in err
+
+    def test_data_without_labels_are_refused(self, pair, tmp_path):
+        bare = pair.train._replace(Y=sp.csr_array(pair.train.Y.shape, dtype=np.uint8))
+        with pytest.raises(DataError, match="no training row has a label"):
+            Comparison(tmp_path).run(Pair(bare, pair.test), ["dismec"])
+
+    def test_a_folder_that_is_no_environment_is_not_filled(self, files, tmp_path):
+        (tmp_path / "diary.txt").write_text("dear")
+        code, _, err = compared(files[0], "--test", files[1], "--peers", tmp_path)
+        assert code == 2
+        assert "is not a Python environment" in err
+        assert [p.name for p in tmp_path.iterdir()] == ["diary.txt"]
+
+
+def test_systems_are_run_in_the_order_of_tables():
+    assert check_systems(["plt", "dismec"], tuned=False) == ["dismec", "plt"]
+    assert check_systems(["plt", "dismec"], tuned=True) == [
+        "dismec", "dismec-tuned", "plt", "plt-tuned",
+    ]  # fmt: skip
+    assert check_systems(["plt-tuned"], tuned=False) == ["plt-tuned"]
+
+
+def test_every_system_can_be_run():
+    from dismec.compare.ours import OURS
+    from dismec.compare.worker import PEERS
+
+    assert {*SYSTEMS, *comparison.TUNED.values()} == {*OURS, *PEERS}
+
+
+def test_features_that_only_test_rows_have_are_kept_out_of_nobodys_way(pair, tmp_path):
+    wide = pair.test._replace(X=sp.hstack([pair.test.X, sp.csr_array((200, 7))]).tocsr())
+    found = Comparison(tmp_path).run(Pair(pair.train, wide), ["dismec"])
+    assert found["data"]["features"] == pair.test.X.shape[1] + 7
+    assert found["systems"]["dismec"]["P@1"] > 0
+
+
+def test_words_that_look_like_labels_do_not_become_some(tmp_path):
+    texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
+    source = Texts.of_lists([t for t, _ in texts], [labels for _, labels in texts])
+    pair = pair_of_texts(source, source)
+    from dismec.compare.rows import RowFiles
+
+    files = RowFiles(tmp_path, *aligned(pair), pair)
+    files.write("fasttext")
+    assert (tmp_path / "train.ft").read_text() == "__label__0 a b\n__label__1 c d\n"

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from scipy.optimize import minimize
+
+from conftest import random_problem
+from dismec import evaluate, load_data
+from dismec.baselines.pd_sparse import FrankWolfe, PDSparse, project_pairs
+from dismec.errors import DataError
+from dismec.features.transform import Transform
+
+
+def small_problem(rows=120, features=40, labels=15, seed=0):
+    X, Y = random_problem(rows, features, labels, 0.15, seed)
+    kept = (np.diff(X.indptr) > 0) & (np.diff(Y.indptr) > 0)
+    return sp.csr_matrix(Transform.fit(X, bias=0).apply(X)[:, :-1])[kept], sp.csr_matrix(Y)[kept]
+
+
+def run_epochs(solver, epochs, select=3):
+    rows = np.arange(solver.X.shape[0])
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(epochs):
+            for row, found in enumerate(solver.search(rows, select, pool)):
+                solver.step(row, found)
+
+
+def is_allowed(beta, n_positive, C):
+    p, q = beta[:n_positive], -beta[n_positive:]
+    return min(p.min(), q.min()) >= 0 and abs(p.sum() - q.sum()) < 1e-9 and p.sum() <= C + 1e-9
+
+
+@pytest.mark.parametrize("C", [0.05, 1.0, 100.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_projection_is_the_nearest_allowed_point(seed, C):
+    rng = np.random.default_rng(seed)
+    n_positive, n = int(rng.integers(1, 4)), 7
+    b = rng.normal(0, 1, n)
+    found = project_pairs(b, n_positive, C)
+    assert is_allowed(found, n_positive, C)
+    slow = minimize(
+        lambda x: 0.5 * ((x - b) ** 2).sum(),
+        np.zeros(n),
+        jac=lambda x: x - b,
+        method="SLSQP",
+        bounds=[(0, None)] * n_positive + [(None, 0)] * (n - n_positive),
+        constraints=[
+            {"type": "eq", "fun": lambda x: x.sum()},
+            {"type": "ineq", "fun": lambda x: C - x[:n_positive].sum()},
+        ],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert slow.success
+    np.testing.assert_allclose(found, slow.x, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("b", "expected"),
+    [
+        ([-1.0, 2.0], [0, 0]),  # both want to leave the allowed region
+        ([3.0, 1.0], [1, -1]),  # the sums would be 1 apart from C
+        ([0.0, 0.0], [0, 0]),
+        ([0.5, -0.25, -0.25], [0.5, -0.25, -0.25]),  # already allowed
+    ],
+)
+def test_projections_that_are_known(b, expected):
+    np.testing.assert_allclose(project_pairs(np.array(b), 1, 1.0), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.05, 0.5])
+def test_no_step_raises_the_dual_objective(l1):
+    solver = FrankWolfe(*small_problem(60), 1.0, l1)
+    rows = np.arange(60)[: solver.X.shape[0]]
+    before = solver.dual()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            for row, found in enumerate(solver.search(rows, 2, pool)):
+                solver.step(row, found)
+                now = solver.dual()
+                assert now <= before + 1e-5
+                before = now
+    assert before < -1
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.1])
+def test_the_duality_gap_closes(l1):
+    solver = FrankWolfe(*small_problem(60), 1.0, l1)
+    run_epochs(solver, 2)
+    early = solver.primal() + solver.dual()
+    run_epochs(solver, 100)
+    late = solver.primal() + solver.dual()
+    assert -1e-3 < late < 0.01 * solver.primal()
+    assert late < 0.2 * early
+
+
+def test_weights_follow_from_the_dual_variables():
+    X, Y = small_problem()
+    solver = FrankWolfe(X, Y, 1.0, 0.1)
+    run_epochs(solver, 5)
+    beta = np.zeros(Y.shape)
+    for row, (labels, values) in enumerate(zip(solver.active, solver.beta, strict=True)):
+        beta[row, labels] = values
+        own = Y[row].toarray().ravel() > 0
+        assert is_allowed(np.concatenate((beta[row, own], beta[row, ~own])), own.sum(), 1.0)
+    V = X.T @ beta
+    np.testing.assert_allclose(solver.V, V, atol=1e-4)
+    np.testing.assert_allclose(solver.W, np.sign(V) * np.maximum(np.abs(V) - 0.1, 0), atol=1e-4)
+
+
+def test_the_search_finds_the_worst_violations():
+    X, Y = small_problem()
+    solver = FrankWolfe(X, Y, 1.0, 0.1)
+    run_epochs(solver, 2)
+    scores, own = X @ solver.W, Y.toarray() > 0
+    with ThreadPoolExecutor(3) as pool:
+        found = solver.search(np.arange(X.shape[0]), 3, pool)
+        threaded = solver.search(np.arange(X.shape[0]), 3, pool, 3)
+    assert sum(map(len, found)) > 20
+    for row, labels in enumerate(found):
+        assert labels.tolist() == threaded[row].tolist()
+        least = scores[row, own[row]].min()
+        wrong = -np.sort(-scores[row, ~own[row]])[:3]  # ties may go to any label
+        assert not own[row, labels].any()
+        assert len(set(labels.tolist())) == len(labels)
+        np.testing.assert_allclose(-np.sort(-scores[row, labels]), wrong[wrong + 1 > least])
+
+
+def test_more_l1_leaves_fewer_weights():
+    X, Y = small_problem()
+    counts = [
+        len(PDSparse(C=1.0, l1=l1, held_out=0, epochs=8).fit(X, Y).arrays()["weights"])
+        for l1 in (0.0, 0.1, 0.3, 1.0)
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > 3 * counts[-1] > 0
+
+
+def test_a_refit_has_no_l1_and_stays_on_its_support():
+    solver = FrankWolfe(*small_problem(), 1.0, 0.3)
+    run_epochs(solver, 5)
+    support = solver.W != 0
+    V = solver.V.copy()
+    solver.drop_l1()
+    np.testing.assert_array_equal(solver.W, np.where(support, V, 0))
+    before = solver.dual()
+    run_epochs(solver, 5)
+    assert solver.dual() < before
+    assert not solver.W[~support].any()
+
+
+def test_training_ranks_its_own_rows():
+    X, Y = small_problem(300)
+    fitted = PDSparse(l1=0.01, held_out=0, epochs=15).fit(X, Y)
+    labels, scores = fitted.predict_topk(X, 3)
+    assert evaluate(Y, labels, (1,))["P@1"] > 95
+    dense = (X @ fitted.weights).toarray()
+    np.testing.assert_allclose(scores, -np.sort(-dense, axis=1)[:, :3], atol=1e-6)
+    known = np.flatnonzero(Y.toarray().any(axis=0))
+    np.testing.assert_array_equal(labels[:, 0], known[dense.argmax(axis=1)])
+
+
+def test_the_best_epoch_on_held_out_rows_is_kept():
+    """With patience for all epochs, more of them never make the choice worse."""
+    X, Y = small_problem(300)
+    rng = np.random.default_rng(0)
+    judged = rng.permutation(X.shape[0])[: int(0.3 * X.shape[0])]  # as the fit draws them
+    precisions = []
+    for epochs in (1, 3, 6, 10):
+        fitted = PDSparse(l1=0.5, held_out=0.3, epochs=epochs, patience=99).fit(X, Y)
+        labels, _ = fitted.predict_topk(X[judged], 1)
+        precisions.append(evaluate(Y[judged], labels, (1,))["P@1"])
+    assert precisions == sorted(precisions)
+    assert precisions[0] < precisions[-1]
+
+
+@pytest.mark.parametrize("params", [PDSparse(), PDSparse(l1=0.01, refit_epochs=1, epochs=3)])
+def test_threads_do_not_matter_and_a_seed_decides_all(params):
+    X, Y = small_problem(300)
+    one, two = (params.fit(X, Y, threads=threads).arrays() for threads in (1, 3))
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name])
+        assert array.dtype in (np.float32, np.int32)
+
+
+def test_another_seed_gives_other_weights():
+    X, Y = small_problem()
+    one, two = (PDSparse(seed=seed).fit(X, Y).arrays()["weights"] for seed in (0, 1))
+    assert len(one) != len(two) or (one != two).any()
+
+
+@pytest.mark.parametrize("refit_epochs", [0, 1])
+def test_rows_and_labels_that_are_empty(refit_epochs):
+    X, Y = (m.toarray() for m in small_problem(80))
+    X[[0, 5]] = 0
+    Y[[1, 5]] = 0
+    Y[2] = 1  # all labels
+    Y[:, 3] = 0
+    X[:, 4] = 0
+    Y[2, 3] = 0
+    X, Y = sp.csr_matrix(X), sp.csr_matrix(Y)
+    fitted = PDSparse(l1=0.1, refit_epochs=refit_epochs).fit(X, Y)
+    labels, scores = fitted.predict_topk(X, 20)
+    assert labels.shape == scores.shape == (X.shape[0], 20)
+    n_known = np.count_nonzero(Y.toarray().any(axis=0))
+    assert not (labels == 3).any()
+    assert ((labels >= 0).sum(axis=1) == n_known).all()
+    assert np.isneginf(scores[labels < 0]).all()
+    assert np.isfinite(scores[labels >= 0]).all()
+
+
+@pytest.mark.parametrize(("rows", "labels"), [(0, 3), (5, 0), (5, 3), (1, 1)])
+def test_data_without_anything_to_learn(rows, labels):
+    X = sp.csr_matrix((rows, 4), dtype=np.float32)
+    Y = sp.csr_matrix((rows, labels), dtype=np.uint8)
+    found, scores = PDSparse().fit(X, Y).predict_topk(sp.csr_matrix(np.eye(4, dtype=np.float32)), 2)
+    assert (found == -1).all()
+    assert np.isneginf(scores).all()
+
+
+def test_data_with_one_label_predicts_it():
+    X = sp.csr_matrix(np.eye(4, dtype=np.float32))
+    Y = sp.csr_matrix(np.ones((4, 1), np.uint8))
+    assert PDSparse().fit(X, Y).predict_topk(X, 2)[0].tolist() == [[0, -1]] * 4
+
+
+def test_arrays_beyond_the_memory_bound_are_refused():
+    X, Y = small_problem()
+    with pytest.raises(DataError, match=r"features × \d+ labels.*max_bytes") as caught:
+        PDSparse(max_bytes=1000).fit(X, Y)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.data
+def test_bibtex_is_as_precise_as_published(real_data):
+    train, test = (load_data(real_data / "bibtex" / f"{n}.txt") for n in ("train", "test"))
+    transform = Transform.fit(train.X, bias=0)
+    X, X_test = (sp.csr_matrix(transform.apply(d.X)[:, :-1]) for d in (train, test))
+    labels, _ = PDSparse().fit(X, sp.csr_matrix(train.Y)).predict_topk(X_test, 5)
+    found = evaluate(test.Y, labels, (1, 3, 5))
+    for name, published in (("P@1", 61.29), ("P@3", 35.82), ("P@5", 25.74)):
+        assert found[name] > published - 1.5

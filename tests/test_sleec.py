@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from dismec import evaluate, generate, load_data
+from dismec.baselines.sleec import (
+    SLEEC,
+    k_means,
+    nearest_centre,
+    nearest_products,
+    regress,
+    ridge,
+    singular_value_projection,
+    unit_rows,
+)
+from dismec.features.transform import Transform
+
+
+def normalised(train, test):
+    transform = Transform.fit(train.X, bias=0)
+    return [sp.csr_matrix(transform.apply(data.X)[:, :-1]) for data in (train, test)]
+
+
+@pytest.fixture(scope="module")
+def problem():
+    train, test = generate(rows=600, features=300, labels=40, seed=3)
+    X, X_test = normalised(train, test)
+    return X, sp.csr_matrix(train.Y), X_test, sp.csr_matrix(test.Y)
+
+
+SMALL = SLEEC(
+    n_learners=3,
+    rows_per_cluster=200,
+    svp_neighbours=15,
+    dimension=20,
+    cost=1.0,
+    neighbours=5,
+    svp_steps=20,
+)
+
+
+def error(products, Z):
+    """‖P_Ω(YYᵀ − ZZᵀ)‖², with ZZᵀ in full."""
+    return np.sum((products.toarray() - Z @ Z.T)[pattern(products)] ** 2, dtype=np.float64)
+
+
+def pattern(products):
+    return sp.csr_matrix((np.ones(products.nnz), products.indices, products.indptr)).toarray() > 0
+
+
+def test_neighbours_have_the_largest_inner_products(problem):
+    Y = unit_rows(problem[1])
+    n, width = Y.shape[0], 15
+    products = nearest_products(Y, width, np.random.default_rng(0))
+    inner = (Y @ Y.T).toarray()
+    inside = pattern(products)
+    assert (inside == inside.T).all()
+    np.testing.assert_allclose(products.toarray()[inside], inner[inside], atol=1e-6)
+    kth = np.sort(inner, axis=1)[:, n - width]
+    beyond = inner > kth[:, None] + 2e-4  # what the noise can change
+    assert (inside | ~beyond).all()
+    # No other pair than those with one of the largest products, for one of both.
+    asked = inner >= kth[:, None] - 2e-4
+    assert (asked | asked.T)[inside].all()
+    assert inside.sum(axis=1).min() >= width
+
+
+def test_a_step_is_the_projection_to_low_rank(problem):
+    Y = unit_rows(problem[1][:150])
+    products = nearest_products(Y, 10, np.random.default_rng(0))
+    M = np.zeros(products.shape)
+    for steps in range(1, 5):
+        values, vectors = np.linalg.eigh(M + np.where(pattern(products), products.toarray() - M, 0))
+        best = np.argsort(-values)[:140]
+        M = (vectors[:, best] * np.maximum(values[best], 0)) @ vectors[:, best].T
+        # With 140 + 10 directions the subspace is the whole space, and the projection exact.
+        Z = singular_value_projection(products, 140, steps, 0.0, np.random.default_rng(0))
+        np.testing.assert_allclose(Z @ Z.T, M, atol=1e-4)
+
+
+def test_subspace_iteration_comes_near_the_exact_steps(problem):
+    Y = unit_rows(problem[1][:250])
+    products = nearest_products(Y, 15, np.random.default_rng(0))
+    M = np.zeros(products.shape)
+    for _ in range(30):
+        values, vectors = np.linalg.eigh(M + np.where(pattern(products), products.toarray() - M, 0))
+        best = np.argsort(-values)[:20]
+        M = (vectors[:, best] * np.maximum(values[best], 0)) @ vectors[:, best].T
+    exact = np.sum((products.toarray() - M)[pattern(products)] ** 2)
+    Z = singular_value_projection(products, 20, 30, 0.0, np.random.default_rng(0))
+    assert error(products, Z) <= 1.05 * exact
+
+
+def test_error_never_rises(problem):
+    products = nearest_products(unit_rows(problem[1]), 15, np.random.default_rng(0))
+    errors = [
+        error(products, singular_value_projection(products, 20, s, 0.0, np.random.default_rng(0)))
+        for s in range(1, 25)
+    ]
+    assert (np.diff(errors) <= 1e-3 * errors[0]).all()
+    assert errors[-1] < errors[0] / 3
+
+
+def test_steps_end_at_the_tolerance(problem):
+    products = nearest_products(unit_rows(problem[1]), 15, np.random.default_rng(0))
+    rng = np.random.default_rng
+    loose = singular_value_projection(products, 40, 100, 0.3, rng(0))
+    share = np.sqrt(error(products, loose)) / np.linalg.norm(products.data)
+    assert 0.1 < share <= 0.3
+    tight = singular_value_projection(products, 40, 100, 0.1, rng(0))
+    assert np.sqrt(error(products, tight)) <= 0.1 * np.linalg.norm(products.data)
+
+
+def test_ridge_is_the_closed_form(problem):
+    X = problem[0]
+    Z = np.random.default_rng(0).standard_normal((X.shape[0], 6)).astype(np.float32)
+    dense = X.toarray().astype(np.float64)
+    expected = np.linalg.solve(dense.T @ dense + np.eye(X.shape[1]) / 0.7, dense.T @ Z)
+    for start in (0, 1):
+        V = ridge(X, Z, 0.7, np.full(expected.shape, start, np.float32))
+        np.testing.assert_allclose(V, expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_regression_reaches_the_minimum_with_l1(problem):
+    X = problem[0]
+    Z = np.random.default_rng(0).standard_normal((X.shape[0], 4)).astype(np.float32)
+    cost, l1 = 2.0, 0.5
+
+    def objective(V):
+        XV = (X @ V).astype(np.float64)
+        return np.sum(V**2) / 2 + cost * (np.sum((Z - XV) ** 2) + l1 * np.abs(XV).sum())
+
+    V = regress(X, Z, cost, l1, rounds=60).astype(np.float64)
+    assert objective(V) < objective(regress(X, Z, cost, 0.0)) - 1
+    rng = np.random.default_rng(1)
+    for size in (1e-3, 1e-2, 1e-1):
+        for _ in range(20):
+            other = V + size * rng.standard_normal(V.shape)
+            assert objective(V) <= objective(other) * (1 + 1e-5)
+        # Neither are the directions that matter most better: shrinking, and plain ridge.
+        assert objective(V) <= objective((1 - size) * V) * (1 + 1e-5)
+        assert objective(V) <= objective((1 + size) * V) * (1 + 1e-5)
+
+
+def test_clusters_are_of_the_nearest_centres(problem):
+    X = problem[0]
+    centres, home = k_means(X, 5, np.random.default_rng(0))
+    distance = ((X.toarray()[:, None, :] - centres[None]) ** 2).sum(axis=2)
+    chosen = distance[np.arange(len(home)), home]
+    assert (chosen <= distance.min(axis=1) + 1e-5).all()
+    assert (np.bincount(home, minlength=len(centres)) > 0).all()
+
+
+def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem):
+    X, Y, X_test, _ = problem
+    fitted = SMALL.fit(X, Y)
+    labels, values = fitted.predict_topk(X_test, 4)
+    Y = Y.toarray()
+    for i in range(X_test.shape[0]):
+        votes = np.zeros(Y.shape[1])
+        for learner in fitted.learners:
+            region = learner.regions[nearest_centre(X_test[i], learner.centres)[0]]
+            z = X_test[i] @ region.V
+            distance = ((region.embedded - z) ** 2).sum(axis=1)
+            votes += Y[region.rows[np.argsort(distance)[: SMALL.neighbours]]].sum(axis=0)
+        votes /= SMALL.neighbours * len(fitted.learners)
+        found = labels[i] >= 0
+        np.testing.assert_allclose(values[i][found], votes[labels[i][found]], atol=1e-5)
+        np.testing.assert_allclose(values[i][found], np.sort(votes)[::-1][:4][found], atol=1e-5)
+        assert np.count_nonzero(votes) >= found.sum()
+        assert found.sum() == min(4, np.count_nonzero(votes))
+
+
+def test_each_row_is_in_one_region_of_each_learner(problem):
+    X, Y, _, _ = problem
+    for learner in SMALL.fit(X, Y).learners:
+        rows = np.concatenate([region.rows for region in learner.regions])
+        assert (np.sort(rows) == np.arange(X.shape[0])).all()
+        assert len(learner.regions) > 1
+        for region in learner.regions:
+            np.testing.assert_allclose(region.embedded, X[region.rows] @ region.V)
+
+
+def test_learners_differ(problem):
+    X, Y, _, _ = problem
+    first, second, _ = SMALL.fit(X, Y).learners
+    assert not np.array_equal(first.centres, second.centres)
+
+
+def test_predictions_are_far_better_than_frequent_labels(problem):
+    X, Y, X_test, Y_test = problem
+    labels, _ = SMALL.fit(X, Y).predict_topk(X_test, 5)
+    frequent = np.argsort(-np.bincount(Y.indices))[:5].astype(np.int32)
+    guess = evaluate(Y_test, np.tile(frequent, (X_test.shape[0], 1)), (1,))["P@1"]
+    assert evaluate(Y_test, labels, (1,))["P@1"] > guess + 20
+
+
+def test_seed_decides_and_threads_do_not(problem):
+    X, Y, _, _ = problem
+    one = SMALL.fit(X, Y, threads=1).arrays()
+    two = SMALL.fit(X, Y, threads=3).arrays()
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    other = replace(SMALL, seed=1).fit(X, Y).arrays()
+    assert not np.array_equal(one["0.centres"], other["0.centres"])
+
+
+def test_arrays_are_float32_or_int32(problem):
+    X, Y, _, _ = problem
+    for array in SMALL.fit(X, Y).arrays().values():
+        assert array.dtype in (np.float32, np.int32)
+
+
+def test_settings_depend_on_the_number_of_rows():
+    small, large = SLEEC().resolved(4880), SLEEC().resolved(15539)
+    assert (small.n_learners, small.dimension, small.neighbours) == (1, 100, 25)
+    assert (large.n_learners, large.dimension, large.svp_neighbours) == (10, 50, 15)
+    assert SLEEC(dimension=7).resolved(15539).dimension == 7
+
+
+def degenerate(n_rows):
+    rng = np.random.default_rng(0)
+    X = sp.random(n_rows, 30, 0.2, "csr", np.float32, rng)
+    Y = sp.csr_matrix(rng.random((n_rows, 9)) < 0.2, dtype=np.uint8)
+    row = np.arange(n_rows)[:, None]
+    X = sp.csr_matrix(X.multiply(row % 3 > 0), dtype=np.float32)
+    Y = sp.csr_matrix(Y.multiply((row % 4 > 0) & (np.arange(9) != 4)), dtype=np.uint8)
+    X.eliminate_zeros()
+    Y.eliminate_zeros()
+    return X, Y
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 60])
+@pytest.mark.parametrize("l1", [0.0, 0.01])
+def test_empty_rows_and_labels_are_allowed(n_rows, l1):
+    X, Y = degenerate(n_rows)
+    fitted = replace(SMALL, rows_per_cluster=20, l1=l1).fit(X, Y)
+    labels, values = fitted.predict_topk(sp.vstack([X, sp.csr_matrix((2, 30))]), 12)
+    assert labels.shape == values.shape == (n_rows + 2, 12)
+    assert (np.isneginf(values) == (labels == -1)).all()
+    assert not np.isnan(values).any()
+    assert 4 not in labels
+    assert (labels[:, 9:] == -1).all()
+
+
+def test_no_labels_at_all_predict_nothing():
+    X, _ = degenerate(30)
+    labels, values = SMALL.fit(X, sp.csr_matrix((30, 5))).predict_topk(X, 3)
+    assert (labels == -1).all()
+    assert np.isneginf(values).all()
+
+
+@pytest.mark.data
+def test_bibtex_is_as_published(real_data):
+    train, test = (load_data(real_data / "bibtex" / f"{name}.txt") for name in ("train", "test"))
+    X, X_test = normalised(train, test)
+    labels, _ = SLEEC().fit(X, train.Y).predict_topk(X_test, 5)
+    reached = evaluate(test.Y, labels, (1, 3, 5))
+    for k, published in ((1, 65.08), (3, 39.64), (5, 28.87)):
+        assert reached[f"P@{k}"] >= published - 1.5
