@@ -23,6 +23,7 @@ __all__ = ["PACKAGES", "SystemProcess", "peers_python"]
 
 _LOOK_SECONDS = 0.2  # between looks at the memory of a process
 _MOST_OF_MEMORY = 0.9  # that a system may have unless something else is said
+_LIBRARIES = ("OMP", "OPENBLAS", "MKL")
 PACKAGES = tuple(dict.fromkeys(package for _, package, _ in PEERS.values()))
 
 
@@ -56,6 +57,9 @@ class SystemProcess:
         if system in PEERS:
             command = [python or sys.executable, worker.__file__]
         command += [folder, system, threads, seed, theirs]
+        # Libraries of linear algebra have threads of their own, on top of those of our systems.
+        of_library = str(threads if system in PEERS else 1)
+        environment = os.environ | {f"{name}_NUM_THREADS": of_library for name in _LIBRARIES}
         try:
             self._process = subprocess.Popen(
                 list(map(str, command)),
@@ -63,6 +67,7 @@ class SystemProcess:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs],
+                env=environment,
                 start_new_session=True,
                 text=True,
             )

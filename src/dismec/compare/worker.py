@@ -363,9 +363,6 @@ def main(systems: Mapping[str, System]) -> None:
     threads, seed, descriptor = map(int, sys.argv[3:6])
     # What lies beside this script is not to be taken for somebody's module.
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
-    # Libraries of linear algebra have threads of their own; as many as everybody else.
-    for library in ("OMP", "OPENBLAS", "MKL"):
-        os.environ.setdefault(f"{library}_NUM_THREADS", str(threads))
     reports = os.fdopen(descriptor, "w")
 
     def send(report: dict[str, Any]) -> None:

@@ -115,8 +115,8 @@ def train(
     """Train a model into a directory, or go on where an earlier run of the same training stopped.
 
     Every finished block is on the disk before it counts as done: a run that is killed loses at most
-    the blocks in flight, and the resumed model is byte for byte the one that an undisturbed run
-    writes.
+    the blocks in flight, and the weights of the resumed model are byte for byte those that an
+    undisturbed run writes on the same instruction set.
 
     Parameters
     ----------

@@ -77,9 +77,9 @@ def tune(
 ) -> Tuned:
     """Choose C by rows held out, and train a model with it on all rows.
 
-    The model is byte for byte what `dismec.train` gives at this C. Of equally good C the smallest
-    is chosen. A run that was killed after the choice goes on with it; one that was killed before
-    chooses again.
+    The weights are byte for byte those that `dismec.train` gives at this C. Of equally good C the
+    smallest is chosen. A run that was killed after the choice goes on with it; one that was killed
+    before chooses again.
 
     Parameters
     ----------
