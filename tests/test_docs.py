@@ -53,7 +53,10 @@ def test_readme_commands_and_python_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
-    [f"docs/{name}.md" for name in ("guide", "inspecting", "probabilities", "tail", "tuning")],
+    [
+        f"docs/{name}.md"
+        for name in ("comparing", "guide", "inspecting", "probabilities", "tail", "tuning")
+    ],
 )
 def test_commands_of_a_page_run(tmp_path, page):
     for command in examples(page, "sh"):

@@ -131,6 +131,18 @@ def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
         assert row["P@5"] == pytest.approx(found["P@5"], abs=1)
 
 
+def test_labels_of_different_rows_may_have_the_same_weights(tmp_path):
+    """Two rows that are equal, with a label each: the labels' problems are the same."""
+    X = np.vstack([[1, 0, 0, 0.5]] * 2 + [[0, 1, 0, 0]] * 3 + [[0, 0, 1, 0]] * 3).astype(np.float32)
+    Y = np.zeros((8, 5), np.uint8)
+    Y[0, [0, 3]] = Y[1, [1, 4]] = 1  # 0 and 3 have the same rows, and so do 1 and 4
+    Y[2:5, 2] = 1
+    tuned = tune(X, Y, tmp_path / "model", [0.5, 1], metric="P@3", validation=(X, Y))
+    for row in tuned.table:
+        one = train(X, Y, tmp_path / str(row["C"]), TrainingParams(C=row["C"]))
+        assert row["P@3"] == pytest.approx(one.evaluate(X, Y)["P@3"], abs=1e-4)
+
+
 def test_scoring_in_pieces_changes_nothing(data, tuned, tmp_path):
     with mock.patch("dismec.training.grid._PENDING", 500):
         again = tune(*data, tmp_path / "model", GRID, metric="nDCG@3")

@@ -40,7 +40,7 @@ def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 
 def cost_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of times and sizes."""
+    """Heads and rows of the table of times and sizes; dashes for systems without a result."""
     heads = ["system", "train s", "CPU s", "batch ms", "one row ms", "peak MB", "model MB"]
 
     def shown(entry: Mapping[str, Any], name: str, unit: float, digits: int) -> str:
@@ -57,7 +57,7 @@ def cost_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             shown(entry, "peak_bytes", 1e6, 0),
             shown(entry, "model_bytes", 1e6, 1),
         ]
-        for name, entry in _finished(found).items()
+        for name, entry in found["systems"].items()
     ]
     return heads, rows
 

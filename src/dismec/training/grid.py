@@ -151,10 +151,15 @@ class _TrialAt:
         order = np.argsort(labels)
         for shard in pack([(labels[order], stacked[order])], stacked.shape[1] - 1, precision):
             places, bounds = self._equal.copies(shard.labels)
+            starts = bounds[shard.label_starts]
+            labels = self._equal.labels[places]
+            # Labels of different rows may share weights too: each group of equals is in order,
+            # and several groups of a classifier have to be merged.
+            classifier = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
             held = replace(
                 shard,
-                labels=self._equal.labels[places].astype(np.int32),
-                label_starts=bounds[shard.label_starts].astype(np.int32),
+                labels=labels[np.lexsort((labels, classifier))].astype(np.int32),
+                label_starts=starts.astype(np.int32),
             )
             kernels.merge_topk(held.native, *self._rows, self.top, self._scores)
             self.nnz += held.nnz
