@@ -5,8 +5,9 @@ are counted. It runs in a process of its own, dismec in this environment and the
 the peers: texts and label lists in memory → the five best labels of each test text. CPU seconds are
 of all cores, from texts to the trained model on the disk, and the size is that of its files.
 fastText's learning rate and epochs are chosen on a tenth of the training texts, in time that is
-shown apart. P@1 has a 95 % interval of about ± 1.6 on cooking-text (3,000 texts), and ± 0.9 on
-eurlex57k-text (6,000).
+shown apart. PECOS gets scikit-learn's features: its own vectoriser splits at blanks only, and its
+P@1 on cooking-text was 65.1 with it. P@1 has a 95 % interval of about ± 1.6 on cooking-text (3,000
+texts), and ± 0.9 on eurlex57k-text (6,000).
 """
 
 from __future__ import annotations
@@ -56,23 +57,22 @@ def with_sklearn(texts, labels, test, folder, threads):
 
 
 def with_pecos(texts, labels, test, folder, threads):
-    from pecos.utils.featurization.text.vectorizers import Vectorizer
     from pecos.xmc import Indexer, LabelEmbeddingFactory
     from pecos.xmc.xlinear.model import XLinearModel
+    from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.preprocessing import MultiLabelBinarizer
 
     names = MultiLabelBinarizer(sparse_output=True)
     Y = names.fit_transform(labels).astype(np.float32).tocsr()
-    config = {"type": "tfidf", "kwargs": {"ngram_range": [1, 1], "max_df_ratio": 1.0}}
-    vectorizer = Vectorizer.train(texts, config)
-    X = vectorizer.predict(texts, threads=threads)
+    vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
+    X = vectorizer.fit_transform(texts)
     clusters = Indexer.gen(LabelEmbeddingFactory.create(Y, X, method="pifa"), threads=threads)
     trained = XLinearModel.train(X, Y, C=clusters, threads=threads)
-    vectorizer.save(str(folder / "vectorizer"))
+    (folder / "features.pkl").write_bytes(pickle.dumps((names, vectorizer)))
     trained.save(str(folder / "model"))
     yield
     model = XLinearModel.load(str(folder / "model"), is_predict_only=True)
-    found = model.predict(vectorizer.predict(test), only_topk=K)
+    found = model.predict(vectorizer.transform(test), only_topk=K)
     yield [names.classes_[r.indices[np.argsort(-r.data)]].tolist() for r in found]
 
 
@@ -96,7 +96,7 @@ PIPELINES = {
     "pecos": with_pecos,
     "fasttext": with_fasttext,
 }
-GRID = [{"lr": lr, "epoch": epoch} for lr in (0.2, 0.5, 1.0) for epoch in (25, 50)]
+GRID = [{"lr": lr, "epoch": epoch} for lr in (0.1, 0.2, 0.5) for epoch in (25, 50)]
 
 
 def lines_of(pipeline) -> int:
@@ -156,7 +156,12 @@ def tuned_settings(train, threads) -> dict:
         tuple([column[i] for i in np.flatnonzero(rows)] for column in train)
         for rows in (~held, held)
     ]
-    found = [run(with_fasttext, *parts, threads, settings=s)["P@1"] for s in GRID]
+    found = []
+    for settings in GRID:
+        try:
+            found.append(run(with_fasttext, *parts, threads, settings=settings)["P@1"])
+        except RuntimeError:  # it has diverged
+            found.append(0.0)
     return GRID[int(np.argmax(found))]
 
 

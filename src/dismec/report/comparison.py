@@ -156,12 +156,12 @@ def _scatter(shown: Mapping[str, Any], key: str, unit: float, what: str) -> byte
             style = _style_of(place, name)
             reach = [[max(y - low, 0)], [max(high - y, 0)]]
             ax.errorbar([x], [y], yerr=reach, ls="", ms=6, lw=1, **style)
-            ax.annotate(name, (x, y), xytext=(6, 3), textcoords="offset points", fontsize=8)
         ax.set_xscale("log")
         plain_ticks(ax.xaxis)
         ax.margins(x=0.15)
         ax.set_xlabel(what)
         ax.set_ylabel("P@1, %")
+        _name_points(ax, [(name, x, y) for name, x, y, _ in points])
 
     return draw_svg(draw)
 
@@ -209,6 +209,7 @@ def _group_table(shown: Mapping[str, Any]) -> str:
 
 def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
     def draw(ax: Any) -> None:
+        named: list[tuple[str, float, float]] = []
         for place, (name, entry) in enumerate(shown.items()):
             style = _style_of(place, name)
             curve = [
@@ -220,17 +221,43 @@ def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> b
                 ),
             ]
             ax.plot(*zip(*curve, strict=True), lw=1.2, ms=5, **style)
-            ax.annotate(name, curve[0], xytext=(5, 3), textcoords="offset points", fontsize=8)
+            named.append((name, *curve[0]))
             score = entry["rankings"].get("score")
             if score:
                 by_score = (score["PSP@1"], score["P@1"])
                 ax.plot(*zip(by_score, curve[0], strict=True), lw=1, ls=":", ms=3, **style)
         for name, (precision, psp) in points.items():
             ax.plot([psp], [precision], "*", ms=11, color=GREY)
-            ax.annotate(name, (psp, precision), xytext=(5, 3), textcoords="offset points",
-                        fontsize=8)  # fmt: skip
+            named.append((name, psp, precision))
         ax.margins(0.12)
         ax.set_xlabel("PSP@1, %")
         ax.set_ylabel("P@1, %")
+        _name_points(ax, named)
 
     return draw_svg(draw)
+
+
+def _name_points(ax: Any, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write names beside points, each where it covers the least of those before it."""
+    ax.autoscale_view()
+    taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top in pixels
+    for name, x, y in points:
+        px, py = ax.transData.transform((x, y))
+        width, height = 6.5 * len(name), 14.0
+        places = [(dx, dy) for dx in (8.0, -8.0 - width) for dy in (2, -14, 14, -26, 26)]
+        boxes = [(px + dx, py + dy, px + dx + width, py + dy + height) for dx, dy in places]
+        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = int(np.argmin(covered))
+        taken.append(boxes[best])
+        offset = tuple(0.72 * d for d in places[best])  # points of 1/72 inch, for pixels of 1/100
+        line = {"arrowstyle": "-", "lw": 0.4, "color": GREY, "shrinkA": 0, "shrinkB": 3}
+        ax.annotate(
+            name, (x, y), xytext=offset, textcoords="offset points", fontsize=8, arrowprops=line
+        )
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """The area that two boxes have in common."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(width, 0.0) * max(height, 0.0)
