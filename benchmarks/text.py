@@ -11,8 +11,6 @@ each with train and test as JSON lines {"text": …, "labels": […]}.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import sys
 import tempfile
@@ -33,6 +31,7 @@ from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.training.texts import Texts, learn, vectorised
 from machine import print_heading
+from text_pipelines import load
 
 SETS = ("cooking-text", "eurlex57k-text")
 CHOICES = (  # lengths of n-grams of words and of characters, min_df
@@ -45,20 +44,6 @@ CHOICES = (  # lengths of n-grams of words and of characters, min_df
 )
 SPEED = 5  # times scikit-learn's, with one thread, at least
 LOSS = 0.3  # points of P@1 below LinearSVC, at most
-
-
-def load(name: str, part: str) -> tuple[list[str], list[list[str]]]:
-    """Texts and the names of their labels."""
-    folder = Path(os.environ.get("DISMEC_DATA", "data")) / name
-    for path, opened in (
-        (folder / f"{part}.jsonl", open),
-        (folder / f"{part}.jsonl.gz", gzip.open),
-    ):
-        if path.exists():
-            with opened(path, "rt", encoding="utf-8") as file:
-                rows = [json.loads(line) for line in file]
-            return [row["text"] for row in rows], [row["labels"] for row in rows]
-    sys.exit(f"no {part}.jsonl or {part}.jsonl.gz in {folder}: set DISMEC_DATA")
 
 
 def indicator(labels: list[list[str]], known: list[str]) -> sp.csr_array:

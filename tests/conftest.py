@@ -12,7 +12,8 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import settings
 
-from dismec import train
+from dismec import evaluate, load_data, train
+from dismec.features.transform import Transform
 
 # For `make quick`.
 settings.register_profile("quick", max_examples=15, deadline=None)
@@ -32,6 +33,20 @@ def real_data() -> Path:
     if place is None:
         pytest.skip("no real datasets here: set DISMEC_DATA to their directory")
     return place
+
+
+@pytest.fixture(scope="session")
+def bibtex_precision(real_data):
+    """A function: P@1, 3, 5 on the test rows of bibtex of a system of `dismec.baselines`."""
+    parts = [load_data(real_data / "bibtex" / f"{name}.txt") for name in ("train", "test")]
+    transform = Transform.fit(parts[0].X, bias=0)
+    X, X_test = (sp.csr_matrix(transform.apply(part.X)[:, :-1]) for part in parts)
+
+    def measured(system):
+        labels, _ = system.fit(X, sp.csr_matrix(parts[0].Y)).predict_topk(X_test, 5)
+        return evaluate(parts[1].Y, labels, (1, 3, 5))
+
+    return measured
 
 
 def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):

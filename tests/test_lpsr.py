@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem
-from dismec import evaluate, load_data
+from dismec import evaluate
 from dismec.baselines.lpsr import (
     LPSR,
     Pairs,
@@ -217,16 +217,8 @@ def test_data_without_anything_to_learn(base, rows, labels):
     assert fitted.arrays()
 
 
-def bibtex_precisions(real_data, params):
-    train, test = (load_data(real_data / "bibtex" / f"{n}.txt") for n in ("train", "test"))
-    transform = Transform.fit(train.X, bias=0)
-    X, X_test = (sp.csr_matrix(transform.apply(d.X)[:, :-1]) for d in (train, test))
-    labels, _ = params.fit(X, sp.csr_matrix(train.Y)).predict_topk(X_test, 5)
-    return evaluate(test.Y, labels, (1, 3, 5))
-
-
 @pytest.mark.data
-def test_one_vs_rest_on_bibtex_is_as_precise_as_published(real_data):
-    found = bibtex_precisions(real_data, LPSR(base="ovr"))
+def test_one_vs_rest_on_bibtex_is_as_precise_as_published(bibtex_precision):
+    found = bibtex_precision(LPSR(base="ovr"))
     for name, published in (("P@1", 62.11), ("P@3", 36.65), ("P@5", 26.53)):
         assert found[name] > published - 1.5

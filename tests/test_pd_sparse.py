@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from scipy.optimize import minimize
 
 from conftest import random_problem
-from dismec import evaluate, load_data
+from dismec import evaluate
 from dismec.baselines.pd_sparse import FrankWolfe, PDSparse, project_pairs
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -235,11 +235,7 @@ def test_arrays_beyond_the_memory_bound_are_refused():
 
 
 @pytest.mark.data
-def test_bibtex_is_as_precise_as_published(real_data):
-    train, test = (load_data(real_data / "bibtex" / f"{n}.txt") for n in ("train", "test"))
-    transform = Transform.fit(train.X, bias=0)
-    X, X_test = (sp.csr_matrix(transform.apply(d.X)[:, :-1]) for d in (train, test))
-    labels, _ = PDSparse().fit(X, sp.csr_matrix(train.Y)).predict_topk(X_test, 5)
-    found = evaluate(test.Y, labels, (1, 3, 5))
+def test_bibtex_is_as_precise_as_published(bibtex_precision):
+    found = bibtex_precision(PDSparse())
     for name, published in (("P@1", 61.29), ("P@3", 35.82), ("P@5", 25.74)):
         assert found[name] > published - 1.5
