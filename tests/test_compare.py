@@ -23,9 +23,10 @@ from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
 from dismec.compare.process import SystemProcess
 from dismec.compare.rows import Pair, aligned, pair_of_texts, write_rows
 from dismec.data.dataset import save_data
-from dismec.errors import DataError
+from dismec.errors import DataError, ModelError
 from dismec.measure import intervals
 from dismec.measure.metrics import evaluate, shares_of_rows
+from dismec.model.directory import locked
 from dismec.training.texts import Texts
 
 
@@ -69,6 +70,19 @@ def fake_system(tmp_path, monkeypatch, body):
         "    os.write(int(sys.argv[5]), (json.dumps(report) + '\\n').encode())\n" + body
     )
     monkeypatch.setattr(process.worker, "__file__", str(script))
+
+
+def has_ended(pid, seconds=10):
+    """Whether a process is gone, or is before long."""
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(10 * seconds):
+        try:
+            if state.read_text().split()[2] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 class TestIntervals:
@@ -142,9 +156,7 @@ class TestProcess:
         with closing(SystemProcess("plt", rows, threads=1, limit=2)) as running:
             assert running.report() == {"error": "not finished within 2 s"}
         assert time.monotonic() - begin < 20
-        child = int((tmp_path / "pid").read_text())
-        state = Path(f"/proc/{child}/stat")
-        assert not state.exists() or state.read_text().split()[2] in "ZX"
+        assert has_ended(int((tmp_path / "pid").read_text()))
 
     def test_a_system_that_takes_too_much_memory_is_ended(self, rows, tmp_path, monkeypatch):
         fake_system(tmp_path, monkeypatch, "x = bytearray(400_000_000); time.sleep(60)\n")
@@ -164,6 +176,21 @@ class TestProcess:
         fake_system(tmp_path, monkeypatch, body + "\n")
         with closing(SystemProcess("plt", rows, threads=1)) as running:
             assert running.report() == {"error": why}
+
+    def test_a_system_ends_with_whoever_has_started_it(self, tmp_path):
+        """Killed in the middle of a training, a comparison leaves nothing behind."""
+        write_rows(tmp_path, *aligned(Pair(*dismec.generate(20_000, 20_000, 3000, test_rows=10))))
+        code = (
+            "import sys, time\nfrom pathlib import Path\n"
+            "from dismec.compare.process import SystemProcess\n"
+            f"p = SystemProcess('dismec-l1', Path({str(tmp_path)!r}), threads=1)\n"
+            "print(p._process.pid, flush=True)\ntime.sleep(60)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+            child = int(parent.stdout.readline())
+            time.sleep(2)
+            parent.kill()
+        assert has_ended(child)
 
     def test_an_error_in_a_system_is_one_line(self, rows):
         (rows / "train_X.npz").write_bytes(b"not rows")
@@ -236,6 +263,47 @@ class TestComparison:
         found = kept.run(pair, ["dismec"], news.append)
         assert len(news) == 1
         assert found["systems"]["dismec"]["P@1"] > 0
+
+    def test_what_other_code_has_found_is_found_again(self, pair, tmp_path, monkeypatch):
+        kept = Comparison(tmp_path)
+        kept.run(pair, ["dismec"])
+        news = []
+        kept.run(pair, ["dismec"], news.append)
+        assert re.fullmatch(r"dismec: kept from \d{4}-\d\d-\d\d \d\d:\d\d", news[0])
+        monkeypatch.setattr(comparison, "_code_digest", lambda: "other")
+        kept.run(pair, ["dismec"], news.append)
+        assert news[1].startswith("dismec: trained in")
+
+    def test_two_runs_do_not_share_a_folder(self, pair, tmp_path):
+        kept = Comparison(tmp_path)
+        kept.run(pair, ["leml"])
+        [store] = tmp_path.iterdir()
+        (store / "rows-left").mkdir()
+        with locked(store), pytest.raises(ModelError, match="another run is writing to it"):
+            kept.run(pair, ["leml"])
+        kept.run(pair, ["leml"])
+        assert not (store / "rows-left").exists()
+
+    @pytest.mark.parametrize(
+        ("top", "why"),
+        [
+            ("[[1, 1, 2, 3, 4]] * 200", "its predictions cannot be judged: row 0: label 1 is"),
+            ("[[1, 2, 3, 4, 5]] * 199", "its predictions are not those of the test rows"),
+            ("[[1, 2]] * 200", "its predictions are not those of the test rows"),
+        ],
+    )
+    def test_odd_predictions_are_an_error_of_their_system(
+        self, pair, tmp_path, monkeypatch, top, why
+    ):
+        fake_system(
+            tmp_path,
+            monkeypatch,
+            "send(dict(train=1.0, cpu=1.0, save=0.0, peak=1, size=1, note='', version='',\n"
+            f"  predict=1.0, single=1.0, rankings={{}}, top={top}))\n",
+        )
+        found = Comparison(tmp_path / "kept").run(pair, ["leml", "plt"])
+        assert found["systems"]["plt"]["error"].startswith(why)
+        assert found["systems"]["leml"]["P@1"] > 0
 
     def test_a_failure_is_not_kept(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path / "kept")
@@ -314,6 +382,24 @@ class TestMistakes:
         bare = pair.train._replace(Y=sp.csr_array(pair.train.Y.shape, dtype=np.uint8))
         with pytest.raises(DataError, match="no training row has a label"):
             Comparison(tmp_path).run(Pair(bare, pair.test), ["dismec"])
+
+    def test_test_data_without_labels_are_refused(self, pair, tmp_path):
+        bare = pair.test._replace(Y=sp.csr_array(pair.test.Y.shape, dtype=np.uint8))
+        with pytest.raises(DataError, match="no test row has a label"):
+            Comparison(tmp_path).run(Pair(pair.train, bare), ["dismec"])
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (["--systems", ""], "no system is named"),
+            (["--html", "."], "is a directory"),
+            (["-o", __file__], "is a file"),
+        ],
+    )
+    def test_mistakes_are_told_before_the_work(self, files, options, why):
+        code, _, err = compared(files[0], "--test", files[1], *options)
+        assert code == 2
+        assert why in err
 
     def test_a_folder_that_is_no_environment_is_not_filled(self, files, tmp_path):
         (tmp_path / "diary.txt").write_text("dear")

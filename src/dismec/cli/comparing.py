@@ -67,7 +67,7 @@ _LIMIT = 1800.0
     "-o",
     "--output",
     "folder",
-    type=PATH,
+    type=click.Path(path_type=Path, file_okay=False),
     default=Path("dismec-compare"),
     show_default=True,
     help="Where results are kept; a second start goes on from there.",
@@ -103,7 +103,7 @@ def compare(
     from dismec.compare.process import peers_python
     from dismec.cpu import available_cpus, cpu_name
 
-    names = [name.strip() for name in systems.split(",")] if systems else SYSTEMS
+    names = SYSTEMS if systems is None else [name.strip() for name in systems.split(",")]
     chosen = check_systems(names, tuned)
     if page is not None:
         from dismec.report.figures import check_drawing
@@ -111,6 +111,8 @@ def compare(
         check_drawing()
         if not page.parent.is_dir():
             raise click.UsageError(f"{page.parent}: no such directory")
+        if page.is_dir():
+            raise click.UsageError(f"{page} is a directory; --html names a file")
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
     if peers and not quiet and not peers.exists():
         spoken(f"{peers}: installing the packages of other systems …")
@@ -125,14 +127,14 @@ def compare(
     )
     found = comparison.run(pair, chosen, None if quiet else spoken)
     found["data"]["machine"] = f"{cpu_name()}, {available_cpus()} cores"
-    if page is not None:
-        from dismec.report.comparison import write_comparison
-
-        write_comparison(page, data.name, found)
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
         _print_comparison(found)
+    if page is not None:
+        from dismec.report.comparison import write_comparison
+
+        write_comparison(page, data.name, found)
 
 
 def _read_pair(

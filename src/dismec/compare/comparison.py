@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from datetime import datetime
+from functools import cache
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,15 @@ import numpy.typing as npt
 
 from dismec.compare.process import SystemProcess
 from dismec.compare.rows import Pair, RowFiles, aligned
-from dismec.compare.worker import K
-from dismec.data.dataset import fingerprint
+from dismec.compare.worker import PEERS, K
+from dismec.cpu import kernels
+from dismec.data.dataset import Dataset, fingerprint
 from dismec.data.files import whole_file
 from dismec.errors import DataError
 from dismec.measure.breakdown import by_group
 from dismec.measure.intervals import difference, drawn, interval
 from dismec.measure.metrics import Truth
+from dismec.model.directory import locked
 
 __all__ = ["DEPTHS", "SYSTEMS", "TUNED", "Comparison", "check_systems"]
 
@@ -54,15 +59,20 @@ DEPTHS = (1, 3, 5)
 _METRICS = ("P", "nDCG", "PSP")
 assert max(DEPTHS) <= K
 
+_ROWS = "rows-"  # what folders of data for systems begin with
+
 News = Callable[[str], None]
 
 
 def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
     """The systems to run, in the order of tables; `DataError` for a name that is not known."""
-    asked = set(names)
-    unknown = sorted(asked - {*SYSTEMS, *TUNED.values()})
+    asked = {name for name in names if name}
+    known = (*SYSTEMS, *TUNED.values())
+    unknown = sorted(asked - {*known})
     if unknown:
-        raise DataError(f"there is no system {unknown[0]!r}; there are {', '.join(SYSTEMS)}")
+        raise DataError(f"there is no system {unknown[0]!r}; there are {', '.join(known)}")
+    if not asked:
+        raise DataError(f"no system is named; there are {', '.join(known)}")
     result = []
     for name in SYSTEMS:
         if name in asked:
@@ -112,15 +122,15 @@ class Comparison:
             ``{"data": {…}, "systems": {name: {"P@1": …, …}}}``; what each entry means is in
             ``docs/comparing.md``.
         """
+        check_systems(systems, tuned=False)
         train, test = aligned(pair)
-        digest = hashlib.sha256()
-        for part in (train, test):
-            digest.update(fingerprint(part.X, part.Y).encode())
-        digest.update(f"{self.threads} {pair.tfidf} {version('dismec')}".encode())
-        store = self.folder / digest.hexdigest()[:16]
+        store = self.folder / self._digest(pair, train, test)
         store.mkdir(parents=True, exist_ok=True)
         reports: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
-        with tempfile.TemporaryDirectory(dir=store, prefix="rows-") as scratch:
+        with locked(store), tempfile.TemporaryDirectory(dir=store, prefix=_ROWS) as scratch:
+            for left in store.glob(f"{_ROWS}*"):  # by a run that was killed
+                if left.name != Path(scratch).name:
+                    rmtree(left, ignore_errors=True)
             rows = RowFiles(Path(scratch), train, test, pair)
             for seed in range(self.seeds):
                 for name in systems:
@@ -128,7 +138,12 @@ class Comparison:
         truth = Truth.align(test.Y, np.bincount(train.Y.indices, minlength=train.Y.shape[1]),
                             train.Y.shape[0])  # fmt: skip
         judged = _Judge(truth, train.Y.shape[1])
-        found = {name: judged.summary(reports[name]) for name in systems}
+        found = {}
+        for name in systems:
+            try:
+                found[name] = judged.summary(reports[name])
+            except DataError as error:  # such as a label that it predicts twice
+                found[name] = {"error": f"its predictions cannot be judged: {error}"}
         judged.compare(found)
         return {
             "data": {
@@ -142,17 +157,28 @@ class Comparison:
             "systems": found,
         }
 
+    def _digest(self, pair: Pair, train: Dataset, test: Dataset) -> str:
+        """What tells one comparison from another."""
+        digest = hashlib.sha256(f"{self.threads} {pair.tfidf}".encode())
+        for part in (train, test):
+            digest.update(fingerprint(part.X, part.Y).encode())
+        for texts in pair.texts or ():
+            for batch in texts.read():
+                digest.update("\0".join(batch.texts).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[:16]
+
     def _report(
         self, store: Path, rows: RowFiles, name: str, seed: int, news: News | None
     ) -> dict[str, Any]:
-        """The report of a system, or what an earlier start has kept of it."""
+        """The report of a system, or what an earlier start of the same code has kept of it."""
         kept = store / f"{name}-{seed}.json"
-        try:
+        code = str(self.python or sys.executable) if name in PEERS else _code_digest()
+        with suppress(OSError, ValueError, AttributeError):  # not there, or cut off
             report: dict[str, Any] = json.loads(kept.read_text("utf-8"))
-            if isinstance(report.get("train"), float):
+            if report["code"] == code and _is_whole(report, rows.n_test_rows):
+                if news:
+                    news(f"{name}: kept from {report['date']}")
                 return report
-        except (OSError, ValueError, AttributeError):
-            pass  # not there, or cut off
         rows.write(name)
         process = SystemProcess(
             name,
@@ -165,13 +191,34 @@ class Comparison:
         )
         with closing(process):
             report = process.report()
+        if "error" not in report and not _is_whole(report, rows.n_test_rows):
+            report = {"error": "its predictions are not those of the test rows"}
         if "error" not in report:
+            report |= {"code": code, "date": f"{datetime.now():%Y-%m-%d %H:%M}"}
             with whole_file(kept) as file:
                 file.write(json.dumps(report).encode())
         if news:
             told = report.get("error") or f"trained in {report['train']:.1f} s"
             news(f"{name}: {told}")
         return report
+
+
+def _is_whole(report: Mapping[str, Any], n_rows: int) -> bool:
+    """Whether a report has a time, and predictions of all rows or none."""
+    top = report.get("top")
+    return isinstance(report.get("train"), float) and (
+        top is None or (len(top) == n_rows and all(len(row) == K for row in top))
+    )
+
+
+@cache
+def _code_digest() -> str:
+    """The version of this package: its sources and native modules."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).resolve().parents[1]
+    for path in sorted([*folder.rglob("*.py"), *Path(kernels.__file__).parent.glob("_native*.so")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class _Judge:

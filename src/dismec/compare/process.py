@@ -52,6 +52,7 @@ class SystemProcess:
         ours, theirs = os.pipe()
         os.set_blocking(ours, False)
         self._descriptor, self._received = ours, b""
+        self._peak = 0  # bytes of it and its children, as far as it has some
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  until it is closed
         command: list[object] = [sys.executable, "-m", "dismec.compare.ours"]
         if system in PEERS:
@@ -84,12 +85,16 @@ class SystemProcess:
                     return {"error": self._ending()}
                 self._received += some
             if self._limit is not None and time.monotonic() - begin > self._limit:
-                return {"error": f"not finished within {self._limit:,.0f} s"}
-            used = _group_bytes(self._process.pid)
+                return {"error": f"not finished within {self._limit:g} s"}
+            used, n_processes = _group_bytes(self._process.pid)
+            if n_processes > 1:
+                self._peak = max(self._peak, used)
             if self._memory is not None and used > self._memory:
-                return {"error": f"more than {self._memory / 1e9:,.1f} GB of memory"}
+                return {"error": f"more than {self._memory / 1e9:g} GB of memory"}
         line, _, self._received = self._received.partition(b"\n")
         report: dict[str, Any] = json.loads(line)
+        if "peak" in report:
+            report["peak"] = max(report["peak"], self._peak)
         return report
 
     def again(self) -> dict[str, Any]:
@@ -127,21 +132,27 @@ class SystemProcess:
         self._output.close()
 
 
-def _group_bytes(group: int) -> int:
-    """Resident memory of the processes of a group; 0 where that cannot be found out."""
-    total = 0
-    page = os.sysconf("SC_PAGE_SIZE")
+def _group_bytes(group: int) -> tuple[int, int]:
+    """Memory of the processes of a group, and how many these are; 0 where nobody tells.
+
+    What several of them share counts once: a process that has just been forked shares everything.
+    """
+    total = n_processes = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getpgid(int(folder.name)) == group:
-                total += int((folder / "statm").read_text().split()[1]) * page
+            if os.getpgid(int(folder.name)) != group:
+                continue
+            text = (folder / "smaps_rollup").read_text()
+            total += 1024 * int(text.partition("\nPss:")[2].split()[0])
+            n_processes += 1
         except (OSError, ValueError, IndexError):
             continue  # it has just ended
-    return total
+    return total, n_processes
 
 
 def peers_python(folder: Path) -> Path:
     """The Python of an environment that has the peers; made and filled with pip if need be."""
+    folder = folder.resolve()
     python = folder / "bin" / "python"
     installed = folder / "installed"
     if python.exists() and (installed.exists() or not (folder / "begun").exists()):
@@ -150,7 +161,9 @@ def peers_python(folder: Path) -> Path:
         raise DismecError(f"{folder} is not a Python environment")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "begun").touch()
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, check=False)
+    if made.returncode:
+        raise DismecError(f"{folder}: python -m venv could not make an environment there")
     missing = []
     for package in PACKAGES:
         # One by one: some have no wheel for some machines, and the others need not miss out.

@@ -50,6 +50,8 @@ def aligned(pair: Pair) -> tuple[Dataset, Dataset]:
     )
     if not Y.nnz:
         raise DataError("no training row has a label")
+    if not Y_test.nnz:
+        raise DataError("no test row has a label")
     return (
         Dataset(check_X(X, n_features), Y, pair.train.names),
         Dataset(check_X(X_test, n_features), Y_test, pair.test.names),
@@ -63,6 +65,7 @@ class RowFiles:
         self.folder = folder
         self._train, self._test, self._pair = train, test, pair
         self._normal: Dataset | None = None
+        self.n_test_rows = test.X.shape[0]
 
     def write(self, system: str) -> None:
         """Write what a system reads."""

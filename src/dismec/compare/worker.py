@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import packages_distributions, version
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,26 +37,26 @@ import scipy.sparse as sp
 __all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main", "size_on_disk"]
 
 K = 5
-_BATCHES = 3
-_SINGLE_ROWS = 300
+_BATCHES, _SINGLE_ROWS = 3, 300
 _SECONDS = 20.0  # after which a prediction is not repeated
-_LIBLINEAR_LABELS = 60
-_AUTOTUNE_SECONDS = 300
+_LIBLINEAR_LABELS, _AUTOTUNE_SECONDS = 60, 300
 
 
 class Stopwatch:
-    """Measures the block of a with statement: seconds, and seconds of all cores."""
+    """Measures the block of a with statement: seconds, those of all cores, and memory so far."""
 
     seconds = 0.0
     cpu = 0.0
+    peak = 0  # bytes
 
     def __enter__(self) -> Stopwatch:
-        self._begin, self._cpu = time.perf_counter(), _cpu_seconds()
+        self._begin, self._cpu = time.perf_counter(), sum(os.times()[:4])
         return self
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._begin
-        self.cpu = _cpu_seconds() - self._cpu
+        self.cpu = sum(os.times()[:4]) - self._cpu
+        self.peak = _peak_bytes()
 
 
 class Assignment(NamedTuple):
@@ -182,7 +184,7 @@ def liblinear(work: Assignment) -> Trained:
     factor = len(ranked) / max(len(sample), 1)
     training.cpu *= factor
     training.seconds *= factor / work.threads
-    note = f"time extrapolated from {len(sample)} labels to {len(ranked)}, on {work.threads} cores"
+    note = f"time extrapolated from {len(sample)} of {len(ranked)} labels, on {work.threads} cores"
     return Trained(training, 0.0, None, None, note=note)
 
 
@@ -194,25 +196,29 @@ def sklearn(work: Assignment) -> Trained:
 
     # Of labels in one byte it makes nonsense, and of labels without rows warnings.
     trained = np.flatnonzero(np.bincount(work.Y.indices, minlength=work.Y.shape[1]))
-    Y = sp.csr_matrix(work.Y, dtype=np.int64)[:, trained]
+    Y: Any = sp.csr_matrix(work.Y, dtype=np.int64)[:, trained]
+    Y = Y.toarray() if len(trained) == 1 else Y
     with Stopwatch() as training:
         model = OneVsRestClassifier(LinearSVC(), n_jobs=work.threads).fit(work.X, Y)
         get_reusable_executor().shutdown(wait=True)  # its processes' time counts when they end
-    with Stopwatch() as saving:
-        (work.scratch / "model.pkl").write_bytes(pickle.dumps(model))
+    with Stopwatch() as saving, (work.scratch / "model.pkl").open("wb") as file:
+        pickle.dump(model, file)
 
-    def best(rows: Any) -> list[Any]:
-        scores = model.decision_function(rows)
-        return [trained[np.argsort(-row, kind="stable")[:K]] for row in scores]
+    def best(rows: Any) -> Any:
+        scores = model.decision_function(rows).reshape(rows.shape[0], -1)
+        most = min(K, scores.shape[1])
+        top = np.argpartition(-scores, most - 1, axis=1)[:, :most]
+        order = np.argsort(-np.take_along_axis(scores, top, axis=1), axis=1, kind="stable")
+        return trained[np.take_along_axis(top, order, axis=1)]
 
     return Trained(training, saving.seconds, size_on_disk(work.scratch), best)
 
 
-def fasttext(work: Assignment, **params: Any) -> Trained:
+def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trained:
     """The one-vs-all loss of fastText, on the texts themselves."""
     import fasttext as package
 
-    lines = work.folder / "train.ft"
+    lines = lines or work.folder / "train.ft"
     if not lines.exists():
         raise UnfitError("needs texts, and the data are numeric")
     with Stopwatch() as training:
@@ -232,20 +238,21 @@ def fasttext(work: Assignment, **params: Any) -> Trained:
 
 
 def tuned_fasttext(work: Assignment) -> Trained:
-    """The same, with all else chosen by its own autotune on a tenth of the training texts."""
+    """The same, trained on nine tenths; its own autotune chooses all else on the last one."""
     if not (work.folder / "train.ft").exists():
         return fasttext(work)  # says why not
     lines = (work.folder / "train.ft").read_text("utf-8").splitlines(keepends=True)
     held = np.random.default_rng(work.seed).random(len(lines)) < 0.1
-    validation = work.scratch / "validation.ft"
-    validation.write_text("".join(np.array(lines, object)[held]), "utf-8")
+    parts = work.folder / "others.ft", work.folder / "held.ft"
+    for path, rows in zip(parts, (~held, held), strict=True):
+        path.write_text("".join(np.array(lines, object)[rows]), "utf-8")
     trained = fasttext(
         work,
-        autotuneValidationFile=str(validation),
+        parts[0],
+        autotuneValidationFile=str(parts[1]),
         autotuneDuration=_AUTOTUNE_SECONDS,
-        autotuneMetric="f1",
     )
-    return trained._replace(note=f"of which {_AUTOTUNE_SECONDS} s of autotune")
+    return trained._replace(note=f"{_AUTOTUNE_SECONDS} s of autotune; trained on nine tenths")
 
 
 class UnfitError(Exception):
@@ -278,31 +285,24 @@ def size_on_disk(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 def _peak_bytes() -> int:
-    """The most memory that this process or one of its children had so far."""
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    """The most memory that this process had so far; its children are watched from outside."""
     try:
         # Not ru_maxrss, which starts at the peak of the parent process.
         status = Path("/proc/self/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        own = int(line.split()[1]) * 1024
+        return int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return own + children
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else 1024 * most
 
 
 def _seconds(predict: Callable[[Any], Any], rows: Any) -> float:
-    with Stopwatch() as watch:
-        predict(rows)
-    return watch.seconds
+    begin = time.perf_counter()
+    predict(rows)
+    return time.perf_counter() - begin
 
 
 def _filled(top: Sequence[Any]) -> list[list[int]]:
@@ -310,20 +310,20 @@ def _filled(top: Sequence[Any]) -> list[list[int]]:
     return [([int(label) for label in row] + [-1] * K)[:K] for row in top]
 
 
-def _until(enough: float, times: list[float], measure: Callable[[], float], most: int) -> float:
-    """The best of several times; fewer if they take long."""
-    while len(times) < most and sum(times) < enough:
-        times.append(measure())
-    return min(times)
+def _listen(requests: SimpleQueue[str]) -> None:
+    """Pass requests on, and end with whoever has started the process."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
 
 
-def _report(trained: Trained, X: Any, folder: Path, requests: Any) -> Any:
+def _report(trained: Trained, X: Any, folder: Path, requests: SimpleQueue[str]) -> Any:
     """Reports, the first at once and another for each request."""
     facts: dict[str, Any] = {
         "train": trained.training.seconds,
         "cpu": trained.training.cpu,
         "save": trained.saving,
-        "peak": _peak_bytes(),
+        "peak": trained.training.peak,
         "size": trained.size,
         "note": trained.note,
     }
@@ -339,16 +339,17 @@ def _report(trained: Trained, X: Any, folder: Path, requests: Any) -> Any:
     else:
         rows = trained.rows(X)
         single = [trained.rows(X[i]) for i in range(min(_SINGLE_ROWS, X.shape[0]))]
-    for _ in chain([""], requests):
-        first = time.perf_counter()
-        found = predict(rows)
-        batch = [time.perf_counter() - first]
+    for _ in chain([""], iter(requests.get, None)):
+        with Stopwatch() as watch:
+            found = predict(rows)
+        batch = [watch.seconds]
+        if batch[0] < _SECONDS / _BATCHES:
+            batch += [_seconds(predict, rows) for _ in range(_BATCHES - 1)]
         alone = [_seconds(predict, row) for row in single[:10]]
         if sum(alone) < _SECONDS / 10:
             alone += [_seconds(predict, row) for row in single[10:]]
         yield facts | {
-            "predict": _until(_SECONDS, batch, lambda: _seconds(predict, rows), _BATCHES)
-            / X.shape[0],
+            "predict": min(batch) / X.shape[0],
             "single": float(np.median(alone)),
             "top": _filled(trained.labels(found)),
             "rankings": {
@@ -364,6 +365,8 @@ def main(systems: Mapping[str, System]) -> None:
     # What lies beside this script is not to be taken for somebody's module.
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
     reports = os.fdopen(descriptor, "w")
+    requests: SimpleQueue[str] = SimpleQueue()
+    Thread(target=_listen, args=(requests,), daemon=True).start()
 
     def send(report: dict[str, Any]) -> None:
         print(json.dumps(report), file=reports, flush=True)
@@ -377,7 +380,7 @@ def main(systems: Mapping[str, System]) -> None:
         )
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             trained = run(Assignment(X, Y, folder, Path(scratch), threads, seed))
-            for report in _report(trained, X_test, folder, sys.stdin):
+            for report in _report(trained, X_test, folder, requests):
                 installed = packages_distributions().get(module, [package])[0]
                 send(report | {"version": f"{installed} {version(installed)}"})
     except UnfitError as error:

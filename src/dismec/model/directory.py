@@ -132,7 +132,7 @@ def locked(directory: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ModelError(f"{directory}: another training is writing to it") from None
+                raise ModelError(f"{directory}: another run is writing to it") from None
             except OSError:
                 pass  # a file system without locks
         yield
