@@ -162,7 +162,7 @@ def _print_comparison(found: dict[str, Any]) -> None:
     heads, rows = accuracy_rows(found)
     print_table(heads, rows, f"{data['test rows']:,} test rows, %", left=0)
     if any(" ≈" in row[1] for row in rows):
-        print_paragraphs(["≈ not told apart from dismec by these rows (paired 95 % interval)"])
+        print_paragraphs(["≈ these rows cannot distinguish it from dismec (paired 95 % interval)"])
     heads, rows = cost_rows(found)
     caption = f"{data['threads']} threads to train, 1 to predict; best of {data['seeds']}"
     print_table(heads, rows, caption, left=0)

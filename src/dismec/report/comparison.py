@@ -93,13 +93,13 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
     yield (
         '<p class="note">Percent. ± is half the width of a 95 % bootstrap interval over test rows. '
-        "≈: the difference from dismec is inside its paired 95 % interval, so that these rows do "
-        "not tell the two apart.</p>"
+        "≈: these rows cannot distinguish it from dismec (the paired 95 % interval of the "
+        "difference contains 0).</p>"
     )
     yield "<h2>Cost</h2>" + table(*cost_rows(found))
     yield (
         '<p class="note">Times are the best of all runs; memory is that of the training process '
-        "with the data, sizes are those of files.</p>"
+        "with the data, until it is trained; sizes are those of files.</p>"
     )
     yield table(["system", "version"], notes(found).items())
     failed = failures(found)
@@ -119,8 +119,9 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     yield figure(_bars_of(shown), "nDCG@k of each system (the paper's Figure 3).")
     yield "<h2>By label frequency</h2>"
     caption = (
-        "Labels in ten groups by training frequency; the share of a group's true pairs that is "
-        "found in the first 5 places. Below, the part of P@k that each group adds."
+        "Labels in ten groups by training frequency, and a last one for those of test rows only; "
+        "the share of a group's true pairs that is found in the first 5 places. Below, the part of "
+        "P@k that each group adds."
     )
     yield figure(_by_frequency(shown), caption)
     yield _group_table(shown)
