@@ -431,6 +431,14 @@ def test_features_that_only_test_rows_have_are_kept_out_of_nobodys_way(pair, tmp
     assert found["systems"]["dismec"]["P@1"] > 0
 
 
+def test_labels_without_training_rows_are_told(pair, tmp_path):
+    more = sp.hstack([pair.test.Y, np.ones((200, 1), np.uint8)]).tocsr()
+    news = []
+    Comparison(tmp_path).run(Pair(pair.train, pair.test._replace(Y=more)), ["leml"], news.append)
+    share = 200 / more.nnz
+    assert any(line.startswith(f"{share:.1%} of the true labels") for line in news)
+
+
 def test_words_that_look_like_labels_do_not_become_some(tmp_path):
     texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
     source = Texts.of_lists([t for t, _ in texts], [labels for _, labels in texts])

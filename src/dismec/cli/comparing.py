@@ -114,9 +114,8 @@ def compare(
         if page.is_dir():
             raise click.UsageError(f"{page} is a directory; --html names a file")
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
-    if peers and not quiet and not peers.exists():
-        spoken(f"{peers}: installing the packages of other systems …")
-    python = peers_python(peers) if peers else None
+    news = _silence if quiet else spoken
+    python = peers_python(peers, news) if peers else None
     comparison = Comparison(
         folder,
         seeds=seeds,
@@ -125,7 +124,7 @@ def compare(
         memory=None if memory is None else int(memory * 1e9),
         python=python,
     )
-    found = comparison.run(pair, chosen, None if quiet else spoken)
+    found = comparison.run(pair, chosen, news)
     found["data"]["machine"] = f"{cpu_name()}, {available_cpus()} cores"
     if as_json:
         click.echo(json.dumps(found, indent=1))
@@ -135,6 +134,10 @@ def compare(
         from dismec.report.comparison import write_comparison
 
         write_comparison(page, data.name, found)
+
+
+def _silence(_: str) -> None:
+    pass
 
 
 def _read_pair(

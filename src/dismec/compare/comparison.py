@@ -126,6 +126,7 @@ class Comparison:
         train, test = aligned(pair)
         store = self.folder / self._digest(pair, train, test)
         store.mkdir(parents=True, exist_ok=True)
+        truth = _truth_of(train, test, news)
         reports: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         with locked(store), tempfile.TemporaryDirectory(dir=store, prefix=_ROWS) as scratch:
             for left in store.glob(f"{_ROWS}*"):  # by a run that was killed
@@ -135,8 +136,6 @@ class Comparison:
             for seed in range(self.seeds):
                 for name in systems:
                     reports[name].append(self._report(store, rows, name, seed, news))
-        truth = Truth.align(test.Y, np.bincount(train.Y.indices, minlength=train.Y.shape[1]),
-                            train.Y.shape[0])  # fmt: skip
         judged = _Judge(truth, train.Y.shape[1])
         found = {}
         for name in systems:
@@ -201,6 +200,19 @@ class Comparison:
             told = report.get("error") or f"trained in {report['train']:.1f} s"
             news(f"{name}: {told}")
         return report
+
+
+def _truth_of(train: Dataset, test: Dataset, news: News | None) -> Truth:
+    """The true labels of the test rows; says how many of them nobody can find."""
+    counts = np.bincount(train.Y.indices, minlength=train.Y.shape[1])
+    truth = Truth.align(test.Y, counts, train.Y.shape[0])
+    unknown = truth.label_counts[truth.Y.indices] == 0
+    if news and unknown.any():
+        news(
+            f"{unknown.mean():.1%} of the true labels of test rows have no training rows: all "
+            "systems miss them"
+        )
+    return truth
 
 
 def _is_whole(report: Mapping[str, Any], n_rows: int) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,11 @@ def _group_bytes(group: int) -> tuple[int, int]:
     return total, n_processes
 
 
-def peers_python(folder: Path) -> Path:
-    """The Python of an environment that has the peers; made and filled with pip if need be."""
+def peers_python(folder: Path, news: Callable[[str], None] = lambda _: None) -> Path:
+    """The Python of an environment that has the peers; made and filled with pip if need be.
+
+    `news` is told what is installed, and what pip could not install.
+    """
     folder = folder.resolve()
     python = folder / "bin" / "python"
     installed = folder / "installed"
@@ -166,11 +170,13 @@ def peers_python(folder: Path) -> Path:
         raise DismecError(f"{folder}: python -m venv could not make an environment there")
     missing = []
     for package in PACKAGES:
+        news(f"{folder}: installing {package}")
         # One by one: some have no wheel for some machines, and the others need not miss out.
         command = [str(python), "-m", "pip", "install", "--quiet", package]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             missing.append(package)
+            news(f"{folder}: pip could not install {package}")
     if len(missing) == len(PACKAGES):
         raise DismecError(f"pip could not install any of {', '.join(PACKAGES)} into {folder}")
     installed.touch()
