@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dismec.data import corpus, formats
+from dismec.data import text_lines, text_tables, unpacking
 from dismec.data.corpus import TextBatch, TextFormat, read_texts
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
@@ -129,19 +129,25 @@ def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine
         (b'\xef\xbb\xbf\n {"text": "a"}\n', "JSON"),
         (b"__label__a b\n", "fastText"),
         (b"what comes first __label__a b\n", "fastText"),
-        (b"it says x__label__a b\n__label__a\n", "XMC text"),
+        (b"it says x__label__a b\n__label__a\n", "fastText"),
+        (b"it says x__label__a b\n", "plain text"),
+        (b"Wheat rose.\n\n3 1:2\n", "plain text"),
+        (b"abc 1:2\n", "XMC text"),
+        (b"PAR1\x15", "Parquet"),
+        (b"ARROW1\0\0", "Arrow"),
         (b"2 3 3\n0 1:1\n1 2:1\n", "XMC text"),
         (b"0,2 1:1\n", "XMC text"),
         (b" 1:1\n", "XMC text"),
         (b"PK\x03\x04", "npz"),
         (b"\x80\0\0\0\0\0\0\0{", "xmc"),
-        (b"[1]\n", "XMC text"),
+        (b"[1]\n", "JSON array"),
         (b"", "XMC text"),
     ],
 )
 def test_a_kind_is_told_by_how_a_file_begins(write, start, kind):
     assert kind_of(write(start, "data")) == kind
-    packed = "XMC text" if kind in ("npz", "xmc") else kind  # of these nothing is gunzipped
+    whole = ("npz", "xmc", "Parquet", "Arrow")  # of these nothing is gunzipped
+    packed = "XMC text" if kind in whole else kind
     assert kind_of(write(gzip.compress(start), "data.gz")) == packed
 
 
@@ -182,7 +188,7 @@ def test_a_pipe_is_looked_into_and_loses_no_bytes(tmp_path, content, packed):
 
 def test_a_file_is_opened_once_to_be_looked_into_and_read(write):
     path = write(FILES["rows.jsonl"])
-    with mock.patch.object(formats, "_File", wraps=formats._File) as opened:
+    with mock.patch.object(unpacking, "_File", wraps=unpacking._File) as opened:
         with detect(path) as data:
             assert all_rows(data) == ROWS
         assert opened.call_count == 1
@@ -242,8 +248,9 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
         path.write_bytes(as_json(rows))
     else:
         path.write_bytes(as_csv(rows, "," if ending == ".csv" else "\t"))
-        rows = [(text, [name.strip() for name in names]) for text, names in rows]
-    assert all_rows(path, batch_chars=batch_chars) == rows
+    rows = [(text, [name.strip() for name in names]) for text, names in rows]
+    fmt = TextFormat(label_separator=",")  # which is what these names have between them
+    assert all_rows(path, fmt, batch_chars=batch_chars) == rows
 
 
 # What is refused
@@ -267,9 +274,9 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
         (b'{"text": ["a"], "labels": []}', "'text' is a list, which is not text"),
         (b'{"text": "a", "labels": {"b": 1}}', "the labels are an object; expected a list"),
         (b'{"text": "a", "labels": true}', "the labels are True"),
-        (b'{"text": "a", "labels": ["b", true]}', "the label True is not a name"),
-        (b'{"text": "a", "labels": ["b", null]}', "the label None is not a name"),
-        (b'{"text": "a", "labels": [["b"]]}', "the label a list is not a name"),
+        (b'{"text": "a", "labels": ["b", true]}', "a label must be text, not True"),
+        (b'{"text": "a", "labels": ["b", null]}', "a label must be text, not None"),
+        (b'{"text": "a", "labels": [["b"]]}', "a label must be text, not a list"),
         (b'{"text": "a", "labels": ["b", ""]}', "a label has an empty name"),
         (b'{"text": "a", "labels": " "}', "a label has an empty name"),
         (b'{"text": "a\\udc00", "labels": []}', "\\udc00 is half of a surrogate pair"),
@@ -320,9 +327,8 @@ def test_a_file_without_rows_is_refused(write, name, content):
 
 
 def test_entries_of_the_format_that_mean_nothing_are_refused(write):
-    refused(write(FILES["rows.jsonl"]), None, "label_separator", TextFormat(label_separator="|"))
     path = write(as_fasttext(ONE_LINE), "rows.txt")
-    for entry in ("text_column", "label_column", "label_separator"):
+    for entry in ("text_column", "label_column", "label_separator", "id_column"):
         refused(path, None, entry, TextFormat(**{entry: "x"}))
         with pytest.raises(DataError, match=entry):
             TextFormat(**{entry: ""})
@@ -331,13 +337,13 @@ def test_entries_of_the_format_that_mean_nothing_are_refused(write):
 
 
 def test_what_is_no_text_file_is_refused(tmp_path, write):
-    refused(write(b"2 3 3\n0 1:1\n", "a.txt"), None, "not JSON lines or fastText lines")
+    refused(write(b"2 3 3\n0 1:1\n", "a.txt"), None, "not texts; a CSV or TSV file needs")
     refused(tmp_path / "missing.jsonl", None, "No such file")
     refused(tmp_path, None, "directory")
 
 
 def test_a_line_without_end_is_refused(write, monkeypatch):
-    monkeypatch.setattr(corpus, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(text_lines, "_LONGEST_LINE", 1000)
     good = FILES["rows.jsonl"]
     refused(write(good + b"x" * 1001), 5, "longer than 1000 bytes")
     assert len(all_rows(write(good + b" " * 1000))) == len(ROWS)
@@ -345,7 +351,7 @@ def test_a_line_without_end_is_refused(write, monkeypatch):
 
 def test_a_csv_field_may_be_long_but_not_without_end(write, monkeypatch):
     before = csv.field_size_limit(1000)
-    monkeypatch.setattr(corpus, "_LONGEST_FIELD", 200_000)
+    monkeypatch.setattr(text_tables, "_LONGEST_FIELD", 200_000)
     long = b"x" * 200_000
     assert all_rows(write(b"text,labels\n" + long + b",a\n", "a.csv")) == [(long.decode(), ["a"])]
     endless = b'text,labels\na,b\n"' + b"x\n" * 100_001

@@ -383,14 +383,16 @@ def test_options_that_do_not_go_with_the_data_are_refused(data, tmp_path):
         "--min-df is for texts"
         in run("train", *out, "--min-df", 3, _numeric(tmp_path), code=2).stderr
     )
-    for options in (["--labels", "x.npz"], ["--label-names", "x"], ["--label-separator", ";"]):
+    for options in (["--labels", "x.npz"], ["--label-names", "x"]):
         run("train", data / "train.jsonl", *out, *options, code=2)
     for options in (["--word-ngrams", "2,1"], ["--word-ngrams", "x"], ["--max-df", "2"]):
         run("train", data / "train.jsonl", *out, *options, code=2)
     run("train", data / "train.jsonl", *out, "--quiet", "--word-ngrams", "1", "--max-features", 99)
     assert open_model(tmp_path / "model").n_features == 99
     said = run("predict", tmp_path / "model", _numeric(tmp_path), code=2).stderr
-    assert "features" in said
+    assert "holds numeric rows, and the model was trained on texts; give --numeric" in said
+    said = run("evaluate", tmp_path / "model", _numeric(tmp_path), code=2).stderr
+    assert "--numeric" in said
     run("train", _numeric(tmp_path), "-o", tmp_path / "numeric", "--quiet")
     said = run("predict", tmp_path / "numeric", data / "test.jsonl", code=2).stderr
     assert "numeric features" in said

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Features to show.",
 )
-@data_options()
+@data_options(model=True)
 @json_option
 def explain(
     model: Path,
@@ -99,7 +99,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
     found, seen = reading.look(data), 0
     if found.is_texts:
         vocabulary = vocabulary_of(model)
-        for batch in read_texts(found, reading.fmt, needs_labels=False):
+        for batch in read_texts(found, reading.fmt_for(model, found), needs_labels=False):
             seen = batch.first_row + len(batch.texts)
             if number <= seen:
                 text = batch.texts[number - 1 - batch.first_row]

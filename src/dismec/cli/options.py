@@ -6,9 +6,12 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+
+from dismec.cli.console import spoken
+from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -22,7 +25,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 MOST_PLACES = 2**31 - 1
-_COLUMNS = ("text_column", "label_column", "label_separator")
+_COLUMNS = ("text_column", "label_column", "label_separator", "id_column")
+
+
+class RowBatch(NamedTuple):
+    """Some rows of DATA, as a model takes them."""
+
+    X: csr_array
+    ids: list[str] | None  # what identifies each row, if that was asked for
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,21 @@ class Reading:
     labels: Path | None  # the file of the label matrix
     names: Path | None  # the file of label names
     columns: dict[str, str]  # those of _COLUMNS that were given
+    kind: str | None = None  # of file, if that was given
+    numeric: bool = False  # whether a model of texts takes numeric rows
 
     @property
     def fmt(self) -> TextFormat:
-        """How to read text."""
+        """How to read texts that no model has been trained on yet."""
         from dismec.data.corpus import TextFormat
 
         return TextFormat(**self.columns)
+
+    def fmt_for(self, model: TopkModel, data: DataFile) -> TextFormat:
+        """How to read texts for a model: as those that it was trained on, unless told otherwise."""
+        from dismec.data.corpus import TextFormat
+
+        return TextFormat.of_model(model.manifest.columns, data.kind, **self.columns)
 
     def look(self, data: Path) -> DataFile:
         """DATA and what it holds; options that do not go with that are refused.
@@ -47,38 +65,50 @@ class Reading:
         """
         from dismec.data.formats import detect
 
-        found = click.get_current_context().with_resource(detect(data))
+        found = click.get_current_context().with_resource(detect(data, self.kind))
         if found.is_texts and (self.labels or self.names):
             raise click.UsageError(
-                f"{data} holds texts and the names of their labels: --labels and --label-names "
+                f"{found} holds texts and the names of their labels: --labels and --label-names "
                 "are for numeric data"
             )
         if self.columns and not found.is_texts:
             option = min(self.columns).replace("_", "-")
-            raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+            raise click.UsageError(f"--{option} is for texts, and {found} holds none")
+        if found.found:
+            spoken(f"{found}: {found.found}")
         return found
 
     def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:
         """DATA as rows of the model's features and labels, in memory."""
         if not data.is_texts:
+            self._check_numeric(model, data)
             return self.load(data, threads)
         from dismec.training.texts import text_dataset
 
-        return text_dataset(model, data, fmt=self.fmt, threads=threads)
+        return text_dataset(model, data, fmt=self.fmt_for(model, data), threads=threads)
 
-    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[csr_array]:
-        """The rows of DATA: of texts a batch at a time, of other data all at once."""
+    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[RowBatch]:
+        """The rows of DATA, a batch at a time."""
         if not data.is_texts:
-            from dismec.data.dataset import load_features
+            from dismec.data.dataset import feature_batches
 
-            yield load_features(data, threads=threads)
+            self._check_numeric(model, data)
+            for rows in feature_batches(data, threads=threads):
+                yield RowBatch(rows, None)
             return
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
 
         vocabulary = vocabulary_of(model)
-        for batch in read_texts(data, self.fmt, needs_labels=False):
-            yield vocabulary.rows(batch.texts, threads=threads)
+        for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
+            yield RowBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+
+    def _check_numeric(self, model: TopkModel, data: DataFile) -> None:
+        if model.vocabulary is not None and not self.numeric:
+            raise DismecError(
+                f"{data} holds numeric rows, and the model was trained on texts; give --numeric if "
+                "the features are the terms of its vocabulary"
+            )
 
     def load(self, data: DataFile, threads: int | None) -> Dataset:
         """Numeric data with label names, if there are some."""
@@ -91,28 +121,63 @@ class Reading:
         return dataset if names is None else dataset._replace(names=names)
 
 
-def data_options(matrix: str = "--labels") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options for reading DATA, given to the command as one `Reading`."""
-    labels = "The label matrix that goes with DATA if that is an .npz file."
-    names = "Names of the labels of numeric DATA, one a line."
-    texts = "Where texts are in CSV, TSV or JSON lines [default: text]."
-    separator = "What is between labels in CSV and TSV [default: a comma]."
-    options = (
-        click.option(matrix, "label_matrix", type=PATH, help=labels),
-        click.option("--label-names", type=PATH, help=names),
+def data_options(
+    matrix: str = "--labels", *, model: bool = False, ids: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options for reading DATA, given to the command as one `Reading`.
+
+    `model` is for commands that read it for a model, `ids` for those that repeat ids of rows.
+    """
+    texts = "Column or key of the texts; several joined by commas [default: text]."
+    of_model = "as in training" if model else ""
+    separator = f"Separator of labels given as one text [default: {of_model or 'a comma'}]."
+    kinds = ["jsonl", "json", "csv", "tsv", "fasttext", "lines", "parquet", "arrow", "xmc"]
+    options = [
+        click.option(
+            matrix,
+            "label_matrix",
+            type=PATH,
+            help="The label matrix that goes with DATA if that is an .npz file.",
+        ),
+        click.option(
+            "--label-names", type=PATH, help="Names of the labels of numeric DATA, one per line."
+        ),
         click.option("--text-column", metavar="NAME", help=texts),
-        click.option("--label-column", metavar="NAME", help="Where labels are [default: labels]."),
+        click.option(
+            "--label-column", metavar="NAME", help="Column or key of labels [default: labels]."
+        ),
         click.option("--label-separator", metavar="TEXT", help=separator),
-    )
+        click.option(
+            "--data-format",
+            type=click.Choice(kinds),
+            help="Format of DATA, where neither its name nor its beginning shows it.",
+        ),
+    ]
+    if ids:
+        options.append(
+            click.option(
+                "--id-column", metavar="NAME", help="Column or key of row ids, for the output."
+            )
+        )
+    if model:
+        options.append(
+            click.option(
+                "--numeric",
+                is_flag=True,
+                help="Take numeric DATA for a model of texts: its features are the model's terms.",
+            )
+        )
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def gathered(
             *args: Any, label_matrix: Path | None, label_names: Path | None, **others: Any
         ) -> Any:
-            given = {key: others.pop(key) for key in _COLUMNS}
+            given = {key: others.pop(key, None) for key in _COLUMNS}
             columns = {key: value for key, value in given.items() if value is not None}
-            return command(*args, reading=Reading(label_matrix, label_names, columns), **others)
+            how = others.pop("data_format"), others.pop("numeric", False)
+            reading = Reading(label_matrix, label_names, columns, *how)
+            return command(*args, reading=reading, **others)
 
         for option in reversed(options):
             gathered = option(gathered)

@@ -99,7 +99,7 @@ _rank_option = click.option(
 )
 @_rerank_option
 @propensity_options
-@data_options()
+@data_options(model=True, ids=True)
 @cluster_option
 @threads_option
 def predict(
@@ -149,12 +149,12 @@ def predict(
         view: Any = opened
         if threshold is not None:
             how = {"probabilities": probabilities, "most": places, "threads": threads}
-            found = [ranked(view.assign(rows, threshold, **how)) for rows in batches]
+            found = [ranked(view.assign(rows, threshold, **how)) for rows, _ in batches]
         else:
             by: dict[str, Any] = {}
             if probabilities or opened.capabilities.probabilities:
                 by["rank"] = "probability" if probabilities else "score"
-            found = [view.predict_topk(rows, places, threads=threads, **by) for rows in batches]
+            found = [view.predict_topk(rows, places, threads=threads, **by) for rows, _ in batches]
     width = max((top.shape[1] for top, _ in found), default=0)
     top = np.concatenate([_widened(top, width, -1) for top, _ in found])
     scores = np.concatenate([_widened(values, width, -np.inf) for _, values in found])
@@ -192,7 +192,7 @@ def _widened(array: Any, width: int, empty: float) -> Any:
 @_rank_option
 @_rerank_option
 @propensity_options
-@data_options()
+@data_options(model=True)
 @cluster_option
 @threads_option
 @json_option

@@ -108,7 +108,7 @@ def prune(
 @click.command("add-labels")
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
-@data_options()
+@data_options(model=True)
 @cluster_option
 @threads_option
 @quiet_option
@@ -131,9 +131,9 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     "listed",
     type=PATH,
     required=True,
-    help="The labels to train anew: names, or numbers if they have none, one a line.",
+    help="The labels to train anew: names, or numbers if they have none, one per line.",
 )
-@data_options("--label-matrix")
+@data_options("--label-matrix", model=True)
 @cluster_option
 @threads_option
 @quiet_option
@@ -203,7 +203,7 @@ def _say_changed(model: Model, done: str) -> None:
 @click.argument("model", type=PATH)
 @click.argument("labels", nargs=-1)
 @click.option(
-    "--labels", "listed", type=PATH, help="More labels to remove: names or numbers, one a line."
+    "--labels", "listed", type=PATH, help="More labels to remove: names or numbers, one per line."
 )
 @quiet_option
 def remove_labels(model: Path, labels: tuple[str, ...], listed: Path | None, quiet: bool) -> None:

@@ -62,6 +62,8 @@ class Order:
         from dismec.training.texts import TextRequest
 
         found = self.reading.look(data)
+        if found.is_texts:
+            found.read_twice()
         text = self._text_params(found)
         params = self._training_params(found.is_texts, fixed)
         with (

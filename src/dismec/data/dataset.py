@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import zipfile
 import zlib
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -31,10 +32,19 @@ from dismec.data.matrices import (
     sealed,
 )
 from dismec.data.names import check_names
-from dismec.data.xmc_text import read_xmc_text, write_xmc_text
+from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
 from dismec.errors import DataError
 
-__all__ = ["Dataset", "fingerprint", "load_data", "load_features", "save_data"]
+__all__ = [
+    "Dataset",
+    "feature_batches",
+    "fingerprint",
+    "load_data",
+    "load_features",
+    "save_data",
+]
+
+_BATCH_ROWS = 1 << 14
 
 
 class Dataset(NamedTuple):
@@ -83,6 +93,24 @@ def load_data(
 def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
     """X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
     return _loaded(path, None, (None, None), threads, needs_labels=False).X
+
+
+def feature_batches(
+    path: StrPath, *, threads: int | None = None
+) -> Iterator[csr_array[np.float32]]:
+    """X of a data file, a batch of rows at a time: text is not in memory as a whole.
+
+    A batch of text without a header has as many columns as its largest feature asks for.
+    """
+    with detect(path) as data:
+        if data.kind != "XMC text":
+            X = load_features(data, threads=threads)
+            for begin in range(0, X.shape[0], _BATCH_ROWS):
+                yield X[begin : begin + _BATCH_ROWS]
+            return
+        with data.open() as file:
+            for x, n_columns in xmc_text_batches(data.path, file, threads):
+                yield csr_on(x.data, x.indices, x.indptr, (x.n_rows, n_columns), canonical=True)
 
 
 def _loaded(

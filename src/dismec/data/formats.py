@@ -1,4 +1,4 @@
-"""A path → what kind of data file is there, and its bytes from the first one on, gunzipped.
+"""A path → what kind of data file is there, and its bytes from the first one on, decompressed.
 
 The only place that looks at how a file begins: whoever asked passes the answer on to the reader.
 """
@@ -8,124 +8,92 @@ from __future__ import annotations
 import io
 import os
 import re
-import zlib
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dismec.data.files import StrPath
+from dismec.data.unpacking import STDIN, UnreadableError, open_unpacked, spooled
 from dismec.errors import DataError
 
-__all__ = ["BOM", "FASTTEXT_LABEL", "DataFile", "Kind", "UnreadableError", "detect"]
+__all__ = ["BOM", "FASTTEXT_LABEL", "KINDS", "DataFile", "Kind", "UnreadableError", "detect"]
 
-Kind: TypeAlias = Literal["JSON", "CSV", "TSV", "fastText", "XMC text", "npz", "xmc"]
+Kind: TypeAlias = Literal[
+    "JSON",
+    "JSON array",
+    "CSV",
+    "TSV",
+    "fastText",
+    "plain text",
+    "Parquet",
+    "Arrow",
+    "XMC text",
+    "npz",
+    "xmc",
+]
+
+# What a caller may call the kinds of files that need not be told by how they begin.
+KINDS: dict[str, Kind] = {
+    "jsonl": "JSON",
+    "json": "JSON array",
+    "csv": "CSV",
+    "tsv": "TSV",
+    "fasttext": "fastText",
+    "lines": "plain text",
+    "parquet": "Parquet",
+    "arrow": "Arrow",
+    "xmc": "XMC text",
+}
 
 BOM = b"\xef\xbb\xbf"
 _BUFFER = 1 << 20
-_PACKED = 1 << 18  # bytes of a gzip file that are read at a time
-_ENDINGS: dict[str, Kind] = {".jsonl": "JSON", ".ndjson": "JSON", ".csv": "CSV", ".tsv": "TSV"}
+_TABLES = ("CSV", "TSV", "Parquet", "Arrow")
+_TEXTS = ("JSON", "JSON array", "fastText", "plain text", *_TABLES)
+_ENDINGS: dict[str, Kind] = {
+    ".jsonl": "JSON",
+    ".ndjson": "JSON",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".parquet": "Parquet",
+    ".pq": "Parquet",
+    ".arrow": "Arrow",
+    ".feather": "Arrow",
+}
+_MAGIC: dict[bytes, Kind] = {b"PK\x03\x04": "npz", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
 _BLANKS = r" \t\n\v\f\r"  # what fastText splits at: no-break spaces are part of a word
 FASTTEXT_LABEL = re.compile(rf"__label__(?<![^{_BLANKS}]__label__)([^{_BLANKS}]*)[{_BLANKS}]*")
-
-
-class UnreadableError(Exception):
-    """The bytes of a file are no longer text: why."""
-
-
-class _File(io.FileIO):
-    """Fills a buffer even from a pipe, so that one look shows the first line."""
-
-    def readinto(self, buffer: Any) -> int:
-        view, size = memoryview(buffer).cast("B"), 0
-        while size < len(view) and (n := super().readinto(view[size:])):
-            size += n
-        return size
-
-
-class _Gunzip(io.RawIOBase):
-    """The text of an open gzip file, of one member or several; closes the file with itself.
-
-    Where the data are damaged or cut off it raises `UnreadableError`, after everything before that
-    place has been read.
-    """
-
-    def __init__(self, file: io.BufferedReader[Any]) -> None:
-        self._file = file
-        self._packed = b""
-        self._member = zlib.decompressobj(wbits=31)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """As many bytes as are at hand, at least one before the end."""
-        text = self._next(len(buffer))
-        buffer[: len(text)] = text
-        return len(text)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def _next(self, most: int) -> bytes:
-        while True:
-            self._packed = self._packed or self._file.read(_PACKED)
-            at_end = not self._packed
-            if self._member.eof:
-                self._packed = self._packed.lstrip(b"\0")  # padding after a member
-                if at_end:
-                    return b""
-                if self._packed:
-                    self._member = zlib.decompressobj(wbits=31)
-                continue
-            text = self._inflated(most)
-            if text:
-                return text
-            if at_end and not self._member.eof:
-                raise UnreadableError("the gzip data is cut off here")
-
-    def _inflated(self, most: int) -> bytes:
-        """Up to `most` bytes more; of damaged data those before the damage.
-
-        zlib keeps to itself what it has found before an error: less and less is tried.
-        """
-        size = len(self._packed)
-        while True:
-            before = self._member.copy()
-            try:
-                text = self._member.decompress(self._packed[:size], most)
-            except zlib.error as error:
-                self._member = before
-                if size <= 1:
-                    raise UnreadableError("the gzip data is damaged here or further on") from error
-                size //= 2
-            else:
-                left = self._member.unused_data or self._member.unconsumed_tail
-                self._packed = left + self._packed[size:]
-                return text
+_QUOTED = re.compile(r'"[^"]*"')
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}[.,;:!?]?(?!\S)")
+_FEATURE = re.compile(r"(?<!\S)-?\d+:")
 
 
 class DataFile(os.PathLike[str]):
     """A data file that has been looked into; stands for its path wherever that is expected.
 
-    Its `kind` is that of texts, "JSON" lines, "CSV", "TSV" or "fastText" lines; of rows as "XMC
-    text", with a header or without one (svmlight); of X as a scipy "npz" file; or of a binary
-    dataset, "xmc". Closed at the end of a ``with`` statement; a `DataError` if it cannot be opened.
+    Its `kind` is that of texts ("JSON" lines, a "JSON array", "CSV", "TSV", "fastText" lines,
+    "plain text", one per line, "Parquet" or "Arrow"); of rows as "XMC text", with a header or
+    without one (svmlight); of X as a scipy "npz" file; or of a binary dataset, "xmc". Closed at the
+    end of a ``with`` statement; a `DataError` if it cannot be opened.
     """
 
-    def __init__(self, path: StrPath) -> None:
-        self.path = Path(path)
+    def __init__(self, path: StrPath, kind: Kind | None = None) -> None:
+        self._place = Path(path)
+        self.path = Path("<stdin>") if self._place == STDIN else self._place
         self._file: io.BufferedReader[Any] | None = None
+        self._copy: int | None = None
         with self._errors():
-            file = self._opened()
+            file, packed = open_unpacked(self._place)
         try:
             start = file.peek(_BUFFER)
         except UnreadableError:  # the reader meets it again and says in which line
             start = b""
         begin = start.removeprefix(BOM).lstrip()
         self.is_blank = not begin  # so far as was seen
-        self.kind = self._kind(start, begin, packed=isinstance(file.raw, _Gunzip))
+        self.kind: Kind = kind or self._kind(start, begin, packed)
+        self.delimiter = _delimiter(begin) if self.kind == "CSV" else "\t"
         self._file = file
 
     def __fspath__(self) -> str:
@@ -143,17 +111,35 @@ class DataFile(os.PathLike[str]):
     @property
     def is_texts(self) -> bool:
         """Whether it holds texts with the names of their labels."""
-        return self.kind in ("JSON", "CSV", "TSV", "fastText")
+        return self.kind in _TEXTS
+
+    @property
+    def found(self) -> str | None:
+        """What a person may not expect of the file, or None."""
+        if self.kind == "CSV" and self.delimiter != ",":
+            return f"columns are separated by {_DELIMITERS[self.delimiter]}"
+        if self.kind == "plain text":
+            return "read as plain text, one text per line"
+        return None
+
+    def read_twice(self) -> DataFile:
+        """Make sure that it can be opened again: a pipe is copied to a temporary file."""
+        if self._copy is None and not self._place.is_file() and self._file is not None:
+            with self._errors(), self._file:
+                self._copy = spooled(self._file)
+            self._file = None
+            weakref.finalize(self, os.close, self._copy)
+        return self
 
     @contextmanager
     def open(self) -> Iterator[io.BufferedReader[Any]]:
-        """The bytes from the first one on, gunzipped. A pipe can be opened once."""
+        """The bytes from the first one on, decompressed. A pipe can be opened once."""
         with self._errors():
             file, self._file = self._file, None
             if file is None or file.closed:
-                if not self.path.is_file():
+                if self._copy is None and not self._place.is_file():
                     raise DataError(f"{self.path}: can be read only once; write it to a file first")
-                file = self._opened()
+                file = open_unpacked(self._place, self._copy)[0]
             with file:
                 yield file
 
@@ -162,33 +148,53 @@ class DataFile(os.PathLike[str]):
         try:
             yield
         except OSError as error:
-            raise DataError(f"{error.filename or self.path}: {error.strerror or error}") from error
-
-    def _opened(self) -> io.BufferedReader[Any]:
-        file: io.BufferedReader[Any] = io.BufferedReader(_File(str(self.path)), _BUFFER)
-        if file.peek(2)[:2] != b"\x1f\x8b":
-            return file
-        return io.BufferedReader(_Gunzip(file), _BUFFER // 4)
+            name = error.filename if isinstance(error.filename, str) else self.path
+            raise DataError(f"{name}: {error.strerror or error}") from error
 
     def _kind(self, start: bytes, begin: bytes, packed: bool) -> Kind:
-        name = Path(self.path.name.lower().removesuffix(".gz"))
+        name = Path(re.sub(r"\.(gz|zst)$", "", self._place.name.lower()))
         if kind := _ENDINGS.get(name.suffix):
             return kind
-        if not packed and start.startswith(b"PK\x03\x04"):
-            return "npz"
-        if self.path.suffix == ".xmc" or (not packed and start[4:9] == b"\0\0\0\0{"):
+        for magic, kind in _MAGIC.items():
+            if not packed and start.startswith(magic):
+                return kind
+        if self._place.suffix == ".xmc" or (not packed and start[4:9] == b"\0\0\0\0{"):
             return "xmc"
-        if begin.startswith(b"{"):
-            return "JSON"
-        if FASTTEXT_LABEL.search(begin.partition(b"\n")[0].decode("latin-1")):
+        if begin.startswith((b"{", b"[")):
+            return "JSON" if begin.startswith(b"{") else "JSON array"
+        line = begin.partition(b"\n")[0]
+        if FASTTEXT_LABEL.search(line.decode("latin-1")):
             return "fastText"
-        return "XMC text"
+        if name.suffix in (".svm", ".svmlight") or not _is_prose(line):
+            return "XMC text"
+        return "fastText" if FASTTEXT_LABEL.search(begin.decode("latin-1")) else "plain text"
 
 
-def detect(path: StrPath) -> DataFile:
-    """Look into a data file, unless that has been done already.
+def _is_prose(line: bytes) -> bool:
+    """Whether a line has words of letters, and nothing that looks like a feature."""
+    try:
+        text = line[:4096].decode(errors="ignore" if len(line) > 4096 else "strict")
+    except UnicodeDecodeError:
+        return False
+    return bool(_WORD.search(text)) and not _FEATURE.search(text) and "\0" not in text
 
-    CSV, TSV and JSON lines are known by their endings (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``,
-    with or without ``.gz``), other kinds by how the file begins.
+
+def _delimiter(begin: bytes) -> str:
+    """What the header of a CSV file has between columns; a comma if nothing is more frequent."""
+    header = _QUOTED.sub("", begin.partition(b"\n")[0].decode(errors="replace"))
+    return max(_DELIMITERS, key=header.count)
+
+
+def detect(path: StrPath, kind: str | None = None) -> DataFile:
+    """Look into a data file, unless that has been done already; ``-`` is standard input.
+
+    CSV, TSV, JSON lines, Parquet and Arrow files are known by their endings (``.csv``, ``.tsv``,
+    ``.jsonl``, ``.ndjson``, ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, the first four with or
+    without ``.gz`` or ``.zst``), other kinds by how the file begins. `kind` is one of `KINDS`, for
+    files of which neither is true.
     """
-    return path if isinstance(path, DataFile) else DataFile(path)
+    if isinstance(path, DataFile):
+        return path
+    if kind is not None and kind not in KINDS:
+        raise DataError(f"{kind!r} is not a kind of file; expected {', '.join(KINDS)}")
+    return DataFile(path, None if kind is None else KINDS[kind])

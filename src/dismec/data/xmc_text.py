@@ -23,7 +23,7 @@ from dismec.data.formats import UnreadableError
 from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
 from dismec.errors import DataError
 
-__all__ = ["read_xmc_text", "write_xmc_text"]
+__all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
 
 _BLOCK = 1 << 20  # bytes of text that one thread parses at a time
 _LONGEST_LINE = 1 << 28
@@ -46,6 +46,42 @@ def read_xmc_text(
     are sorted and unique within a row; values are finite. The first line that is wrong is a
     `DataError`, whatever the number of threads.
     """
+    header, blocks = _parsed_blocks(path, file, wanted, threads)
+    parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
+    for arrays in blocks:
+        for part, array in zip(parts, arrays, strict=True):
+            part.append(array)
+    y_indptr, labels = row_pointers(parts[0]), _join(parts[1])
+    x_indptr, features, values = row_pointers(parts[2]), _join(parts[3]), _join(parts[4])
+    if header:
+        n_features, n_labels = header[1:]
+    else:
+        n_features, n_labels = (
+            int(ids.max(initial=-1)) + 1 if size is None else size
+            for ids, size in zip((features, labels), wanted, strict=True)
+        )
+    return Rows(x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
+
+
+def xmc_text_batches(
+    path: Path, file: BufferedReader, threads: int | None
+) -> Iterator[tuple[Rows, int]]:
+    """X of text, a batch of rows at a time, and the number of its columns.
+
+    Without a header it is the largest feature of the batch that counts. Errors as `read_xmc_text`
+    raises them, after the rows before them.
+    """
+    header, blocks = _parsed_blocks(path, file, (None, None), threads)
+    for arrays in blocks:
+        lengths, features, values = arrays[2:]
+        n_columns = header[1] if header else int(features.max(initial=-1)) + 1
+        yield Rows(row_pointers([lengths]), features, values), n_columns
+
+
+def _parsed_blocks(
+    path: Path, file: BufferedReader, wanted: _Wanted, threads: int | None
+) -> tuple[tuple[int, int, int] | None, Iterator[_Parsed]]:
+    """The header, if there is one, and the blocks of the text in their order."""
     header: tuple[int, int, int] | None = None
 
     def refuse(row: int, reason: str) -> NoReturn:
@@ -74,39 +110,28 @@ def read_xmc_text(
     def parse(block: bytes) -> _Parsed:
         return kernels.parse_rows(np.frombuffer(block, np.uint8), *limits)
 
-    threads = thread_count(threads)
-    n_rows = 0
-    parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
-    with ThreadPoolExecutor(threads) as pool:
-        parsed = _parsed_in_order(pool, parse, first, blocks, ahead=threads)
-        while True:
-            try:
-                arrays = next(parsed, None)
-            except UnreadableError as error:
-                refuse(n_rows, str(error))
-            except ValueError as error:
-                row, reason = error.args
-                refuse_row(n_rows + row, reason)
-            if arrays is None:
-                break
-            n_rows += len(arrays[0])
-            if header and n_rows > header[0]:
-                refuse_row(n_rows, "")
-            for part, array in zip(parts, arrays, strict=True):
-                part.append(array)
-    if header and n_rows < header[0]:
-        refuse(n_rows - 1, f"the file ends here, but the header says {header[0]} rows")
+    def checked() -> Iterator[_Parsed]:
+        n_rows, n_threads = 0, thread_count(threads)
+        with ThreadPoolExecutor(n_threads) as pool:
+            parsed = _parsed_in_order(pool, parse, first, blocks, ahead=n_threads)
+            while True:
+                try:
+                    arrays = next(parsed, None)
+                except UnreadableError as error:
+                    refuse(n_rows, str(error))
+                except ValueError as error:
+                    row, reason = error.args
+                    refuse_row(n_rows + row, reason)
+                if arrays is None:
+                    break
+                n_rows += len(arrays[0])
+                if header and n_rows > header[0]:
+                    refuse_row(n_rows, "")
+                yield arrays
+        if header and n_rows < header[0]:
+            refuse(n_rows - 1, f"the file ends here, but the header says {header[0]} rows")
 
-    y_indptr, labels = row_pointers(parts[0]), _join(parts[1])
-    x_indptr, features, values = row_pointers(parts[2]), _join(parts[3]), _join(parts[4])
-    if header:
-        n_features, n_labels = header[1:]
-    else:
-        n_features, n_labels = (
-            int(ids.max(initial=-1)) + 1 if size is None else size
-            for ids, size in zip((features, labels), wanted, strict=True)
-        )
-    return Rows(x_indptr, features, values), (y_indptr, labels), (n_features, n_labels)
+    return header, checked()
 
 
 def write_xmc_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:

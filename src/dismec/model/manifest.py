@@ -77,6 +77,7 @@ class Manifest:
     dismec: str  # version of the package that began the training
     parts: dict[str, PartReceipt] = field(default_factory=dict)  # files besides the weights
     text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
+    columns: dict[str, Any] | None = None  # of files of texts, as given (`TextFormat`)
     estimator: dict[str, Any] | None = None  # what `DiSMECClassifier` needs to be itself again
     history: tuple[dict[str, Any], ...] = ()  # what was done to labels later, oldest first
     isa: str = ""
@@ -144,7 +145,8 @@ class Manifest:
         """The text of the file."""
         content = {"format": FORMAT, "version": self.version, "complete": self.complete}
         lists = ("blocks", "shards", *(["first"] if self.refined else []))
-        left_out = (*lists, "version", "first", *([] if self.refined else ["refined"]))
+        left_out = [*lists, "version", "first", *([] if self.refined else ["refined"])]
+        left_out += [] if self.columns else ["columns"]
         content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
@@ -209,7 +211,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
-    kinds |= {"journal": str, "refined": dict, "first": list}
+    kinds |= {"journal": str, "refined": dict, "first": list, "columns": dict}
     for key, kind in kinds.items():
         value = content.get(key)
         if not isinstance(value, kind | None):

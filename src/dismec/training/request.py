@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -54,6 +54,7 @@ class Request:
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
     vocabulary: Vocabulary | None = None
+    columns: Mapping[str, str] | None = None  # of files of texts, for later commands to use
     source: StrPath | None = None
     threads: int | None = None
     overwrite: bool = False

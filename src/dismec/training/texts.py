@@ -14,9 +14,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from dismec.data.binary import XmcWriter
-from dismec.data.corpus import TextBatch, TextFormat, read_texts
+from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read_texts
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
+from dismec.data.formats import detect
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
@@ -64,6 +65,23 @@ class Texts:
         return cls(lambda: read_texts(path, chosen, needs_labels=needs_labels), str(path))
 
     @classmethod
+    def of_frame(
+        cls, frame: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True
+    ) -> Texts:
+        """Those of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
+        chosen = fmt or TextFormat()
+        name = f"the {type(frame).__name__}"
+        return cls(lambda: read_frame(frame, chosen, needs_labels=needs_labels), name)
+
+    @classmethod
+    def of(cls, source: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True) -> Texts:
+        """Those of a file or a frame; `Texts` as they are."""
+        if isinstance(source, Texts):
+            return source
+        of = cls.of_frame if is_frame(source) else cls.of_file
+        return of(source, fmt, needs_labels=needs_labels)
+
+    @classmethod
     def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
         """Those that are in memory, with the names of the labels of each."""
         if len(texts) != len(labels):
@@ -76,12 +94,12 @@ class Texts:
 class TextRequest:
     """A training of texts, as `Request` is one of rows; the fields are those of `train_text`."""
 
-    source: StrPath | Texts
+    source: Any
     params: TrainingParams | None = None
     path: StrPath | None = None
     text: TextParams | None = None
     fmt: TextFormat | None = None
-    validation: StrPath | Texts | None = None
+    validation: Any = None
     threads: int | None = None
     overwrite: bool = False
     progress: Progress | None = None
@@ -116,6 +134,7 @@ class TextRequest:
             names=names,
             validation=judge and (judge.X, judge.Y),
             vocabulary=vocabulary,
+            columns=None if self.fmt is None else self.fmt.kept,
             threads=self.threads,
             overwrite=self.overwrite,
             progress=self.progress,
@@ -129,18 +148,18 @@ class TextRequest:
         with _in_file(directory, texts, request, self.news) as (dataset, file):
             yield replace(request, X=dataset.X, Y=dataset.Y, source=file)
 
-    def _texts(self, source: StrPath | Texts) -> Texts:
-        return source if isinstance(source, Texts) else Texts.of_file(source, self.fmt)
+    def _texts(self, source: Any) -> Texts:
+        return Texts.of(source, self.fmt)
 
 
 def train_text(
-    source: StrPath | Texts,
+    source: Any,
     path: StrPath,
     params: TrainingParams | None = None,
     text: TextParams | None = None,
     *,
     fmt: TextFormat | None = None,
-    validation: StrPath | Texts | None = None,
+    validation: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -153,8 +172,8 @@ def train_text(
     Parameters
     ----------
     source
-        A file of JSON lines, CSV, TSV or fastText lines (`read_texts`), which may be larger
-        than memory, or `Texts`.
+        A file of texts with labels (`read_texts`), which may be larger than memory; a frame of
+        pandas, polars, pyarrow or Hugging Face datasets; or `Texts`.
     path
         The model directory.
     params
@@ -162,7 +181,8 @@ def train_text(
     text
         Which terms of a text are features.
     fmt
-        Names of the columns of a file.
+        Names of the columns of a file or frame. The model keeps them, and they hold for whatever
+        is read for it later.
     validation
         Other texts to choose delta and to calibrate on.
     threads, overwrite, progress, cluster, client
@@ -227,7 +247,7 @@ def learn(
 
 def text_dataset(
     model: Any,
-    source: StrPath | Texts,
+    source: Any,
     *,
     fmt: TextFormat | None = None,
     needs_labels: bool = True,
@@ -235,11 +255,17 @@ def text_dataset(
 ) -> Dataset:
     """Texts as rows of a model's features, their labels as its labels; in memory.
 
-    Names that the model does not know become labels after its own.
+    `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
+    the model does not know become labels after its own.
     """
-    if not isinstance(source, Texts):
-        source = Texts.of_file(source, fmt, needs_labels=needs_labels)
-    return vectorised(source, vocabulary_of(model), model.label_numbers, threads=threads)
+    vocabulary = vocabulary_of(model)
+    if isinstance(source, Texts) or is_frame(source):
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
+    else:
+        source = detect(source)
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
+    texts = Texts.of(source, fmt, needs_labels=needs_labels)
+    return vectorised(texts, vocabulary, model.label_numbers, threads=threads)
 
 
 def vocabulary_of(model: Any) -> Vocabulary:

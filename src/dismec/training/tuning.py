@@ -22,7 +22,7 @@ from dismec.training.recipe import Settle, carry_out
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
 from dismec.training.running import Workplace
-from dismec.training.texts import News, TextRequest, Texts
+from dismec.training.texts import News, TextRequest
 from dismec.training.trial import Validation
 
 __all__ = ["GRID", "METRIC", "ChoiceOfC", "Tuned", "pick", "tune", "tune_text"]
@@ -129,7 +129,7 @@ def tune(
 
 
 def tune_text(
-    source: StrPath | Texts,
+    source: Any,
     path: StrPath,
     grid: Sequence[float] = GRID,
     params: TrainingParams | None = None,
@@ -137,7 +137,7 @@ def tune_text(
     *,
     metric: str = METRIC,
     fmt: TextFormat | None = None,
-    validation: StrPath | Texts | None = None,
+    validation: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,

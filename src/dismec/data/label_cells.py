@@ -1,0 +1,153 @@
+"""A cell of a table → the names of labels in it.
+
+A cell is names with a separator between them, or a list as pandas or JSON writes it. While cells
+are read with the separator that nobody has chosen, the comma, it is watched whether another one
+would fit them: names that were not separated would train a model of garbage.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from dismec.data.text_format import RefusedError, checked_names, quoted
+
+__all__ = ["LabelCells"]
+
+_WATCHED = 2000  # cells, after which a separator that was forgotten would have shown
+_FEWEST = 5  # cells with a separator, for it to be one
+_CANDIDATES = ("|", ";", "\t", ",", " ")
+_ENTRY = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++"""
+_LIST = re.compile(rf"\s*+(?:(?:{_ENTRY})(?:\s*+,\s*+|\s++|\s*+$))*+", re.DOTALL)
+_ENTRIES = re.compile(_ENTRY, re.DOTALL)
+_BRACKETS = {"[": "]", "(": ")", "{": "}"}
+
+
+class LabelCells:
+    """Reads the cells of one column.
+
+    `separator` is None if nobody has chosen one: then it is `default`, and if that is None, too, a
+    text is one name.
+    """
+
+    def __init__(self, separator: str | None = None, default: str | None = ",") -> None:
+        self._separator = separator or default
+        self._watch = _Watch(default) if separator is None else None
+
+    def names(self, value: Any) -> list[str]:
+        """The names in a cell, each once; `RefusedError` for what is neither names nor nothing."""
+        if value is None or (isinstance(value, float) and value != value):
+            return []  # NaN is what pandas has where nothing was written
+        if isinstance(value, str):
+            listed = _listed(value.strip(), self._separator)
+            if listed is not None:
+                return checked_names(listed)
+            if self._watch is not None:
+                self._watch.see(value)
+            if self._separator is None:
+                return checked_names([value])
+            return list(dict.fromkeys(filter(None, map(str.strip, value.split(self._separator)))))
+        if isinstance(value, bool | dict | bytes):
+            raise RefusedError(f"the labels are {quoted(value)}; expected names")
+        if hasattr(value, "tolist"):  # of numpy
+            value = value.tolist()
+        if isinstance(value, int):
+            return [str(value)]
+        if not isinstance(value, Iterable):
+            raise RefusedError(f"the labels are {quoted(value)}; expected names")
+        entries = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return checked_names(str(v) if type(v) is int else v for v in entries)
+
+    def doubt(self) -> str | None:
+        """Why the separator seems to be another one, or None."""
+        return None if self._watch is None else self._watch.doubt()
+
+
+class _Watch:
+    """What separators other than the default would make of the first cells."""
+
+    def __init__(self, default: str | None) -> None:
+        self._default = default
+        self._cells: set[str] = set()
+        self._seen = self._separated = 0
+        others = [separator for separator in _CANDIDATES if separator != default]
+        self._with = dict.fromkeys(others, 0)
+        self._parts: dict[str, set[str]] = {separator: set() for separator in others}
+
+    def see(self, cell: str) -> None:
+        if self._seen == _WATCHED or not cell.strip():
+            return
+        self._seen += 1
+        self._cells.add(cell)
+        self._separated += self._default is not None and self._default in cell
+        for separator in self._with:
+            parts = [part for part in map(str.strip, cell.split(separator)) if part]
+            self._with[separator] += len(parts) > 1
+            self._parts[separator].update(parts)
+
+    def doubt(self) -> str | None:
+        for separator in self._with:
+            n_with, n_parts = self._with[separator], len(self._parts[separator])
+            # Names of several words share words, too: only where few make up most cells.
+            fewer = 0.5 if separator == " " else 1.0
+            often = self._seen * (0.5 if separator == " " else 0.05)
+            if (
+                n_with >= max(_FEWEST, often)
+                and n_parts < fewer * len(self._cells)
+                and self._separated < 0.1 * n_with
+            ):
+                other = "\n" if self._default is None else self._default
+                return (
+                    f"{n_with:,} of {self._seen:,} label cells contain {separator!r}: give "
+                    f"label_separator={separator!r} if it separates labels, or "
+                    f"label_separator={other!r} if it is part of their names"
+                )
+        return None
+
+
+def _listed(cell: str, separator: str | None) -> list[Any] | None:
+    """The entries of a cell that is a list, a tuple or a set as Python, numpy or JSON writes it."""
+    if cell == "set()":
+        return []
+    if len(cell) < 2 or _BRACKETS.get(cell[0]) != cell[-1]:
+        return None
+    if cell[0] == "[":
+        try:
+            found = json.loads(cell, parse_int=str, parse_float=str)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return list(found)
+    inner = cell[1:-1]
+    has_quotes = "'" in inner or '"' in inner
+    if not has_quotes and (cell[0] != "[" or (separator or ",") not in inner):
+        return [] if cell == "[]" else _numbers(cell, inner)
+    if _LIST.fullmatch(inner) is None:
+        raise _unreadable(cell)
+    entries = _ENTRIES.findall(inner)
+    if any(entry[0] not in "'\"" and not _is_number(entry) for entry in entries):
+        raise _unreadable(cell)
+    return [ast.literal_eval(entry) if entry[0] in "'\"" else entry for entry in entries]
+
+
+def _numbers(cell: str, inner: str) -> list[str] | None:
+    """Numbers as numpy writes them, ``[1 2]``; otherwise the cell is a name in brackets."""
+    words = inner.split()
+    return words if cell[0] == "[" and words and all(map(_is_number, words)) else None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return word.lower().lstrip("+-") not in ("nan", "inf", "infinity")
+
+
+def _unreadable(cell: str) -> RefusedError:
+    return RefusedError(
+        f"the labels {quoted(cell)} look like a list but cannot be read as one; write it as JSON"
+    )

@@ -1,0 +1,159 @@
+"""Which columns of a file are what, and what all readers of texts check in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from dismec.data.formats import Kind
+from dismec.errors import DataError
+
+__all__ = [
+    "RefusedError",
+    "TextFormat",
+    "TextRow",
+    "check_unicode",
+    "checked_names",
+    "column_place",
+    "names_there",
+    "one_text",
+    "quoted",
+    "unused_entries",
+]
+
+# Entries of a `TextFormat` that a kind of file has no use for.
+_UNUSED: dict[Kind, tuple[str, ...]] = {
+    "fastText": ("text_column", "label_column", "label_separator", "id_column"),
+    "plain text": ("text_column", "label_column", "label_separator", "id_column"),
+}
+
+
+class RefusedError(Exception):
+    """What is wrong with a row."""
+
+
+class TextRow(NamedTuple):
+    """A row of a file of texts."""
+
+    text: str
+    labels: list[str]
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """Where texts and labels are in a file; None stands for the default.
+
+    Attributes
+    ----------
+    text_column
+        Column of a table (CSV, TSV, Parquet, Arrow) or key of JSON: ``text`` by default. Several,
+        joined by commas, give one text with a blank line between those that are not empty.
+    label_column
+        The same for the labels: ``labels`` by default.
+    label_separator
+        What stands between labels that are given as one text: ``,`` by default. A text that is a
+        list as Python or JSON writes it (``['a', 'b']``) is read as a list whatever this is.
+    id_column
+        Column or key that identifies rows, for predictions to repeat. None for none.
+    """
+
+    text_column: str | None = None
+    label_column: str | None = None
+    label_separator: str | None = None
+    id_column: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) == "":
+                raise DataError(f"{field.name} is empty")
+        if "" in self.text_keys:
+            raise DataError(f"text_column is {self.text_column!r}; a name is missing in it")
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """What a model keeps of it: the entries that were given, but for the ids."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in given.items() if value and key != "id_column"}
+
+    @classmethod
+    def of_model(cls, columns: Mapping[str, Any] | None, kind: Kind, **given: Any) -> TextFormat:
+        """What a model keeps, as far as this kind of file has a use for it, and what is given."""
+        known = {field.name for field in fields(cls)} - set(unused_entries(kind))
+        kept = {
+            key: value
+            for key, value in (columns or {}).items()
+            if key in known and isinstance(value, str) and value
+        }
+        return cls(**kept | given)
+
+    @property
+    def text_keys(self) -> list[str]:
+        """Names of the columns that make up the text."""
+        return [name.strip() for name in (self.text_column or "text").split(",")]
+
+    @property
+    def label_key(self) -> str:
+        """Name of the column of the labels."""
+        return self.label_column or "labels"
+
+
+def unused_entries(kind: Kind) -> tuple[str, ...]:
+    """Entries of a `TextFormat` that a kind of file has no use for."""
+    return _UNUSED.get(kind, ())
+
+
+def column_place(header: list[str], name: str, option: str) -> int:
+    """Where a column is; refused if it is not there or twice."""
+    if header.count(name) > 1:
+        raise RefusedError(f"there are {header.count(name)} columns {quoted(name)}")
+    if name not in header:
+        what = f"no column {quoted(name)} ({option})"
+        raise RefusedError(f"{what}; {names_there('columns', header)}")
+    return header.index(name)
+
+
+def checked_names(labels: Iterable[Any]) -> list[str]:
+    """Names of labels without the white space around them, each once."""
+    names = []
+    for label in labels:
+        if type(label) is not str:
+            raise RefusedError(f"a label must be text, not {quoted(label)}")
+        name = label.strip()
+        if not name:
+            raise RefusedError("a label has an empty name")
+        names.append(name)
+    check_unicode("\n".join(names))
+    return list(dict.fromkeys(names))
+
+
+def check_unicode(text: str) -> None:
+    """Refuse half a surrogate pair, which JSON can spell and no file can hold."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise RefusedError(f"{half} is half of a surrogate pair, not a character") from None
+
+
+def one_text(texts: list[str]) -> str:
+    """The texts of several columns as one."""
+    return texts[0] if len(texts) == 1 else "\n\n".join(filter(None, texts))
+
+
+def names_there(what: str, names: Iterable[str]) -> str:
+    """The names that are there, as a part of a message."""
+    shown = [quoted(name) for name in names]
+    more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
+    return f"the {what} are {', '.join(shown[:20])}{more}" if shown else f"there are no {what}"
+
+
+def quoted(value: object) -> str:
+    """A value from the file, short and on one line."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    shown = repr(value[:61] if isinstance(value, str) else value)
+    return shown if len(shown) <= 64 else f"{shown[:60]}...'"

@@ -1,0 +1,237 @@
+"""Lines, or the values of a JSON array → rows of texts with the names of their labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dismec.data.formats import BOM, FASTTEXT_LABEL, UnreadableError
+from dismec.data.label_cells import LabelCells
+from dismec.data.text_format import (
+    RefusedError,
+    TextFormat,
+    TextRow,
+    check_unicode,
+    checked_names,
+    names_there,
+    one_text,
+    quoted,
+)
+from dismec.errors import DataError
+
+__all__ = ["fasttext_rows", "json_array_rows", "json_rows", "lines_of", "plain_rows"]
+
+_LONGEST_LINE = 1 << 28
+_CHUNK = 1 << 20  # characters of a JSON array that are read at a time
+
+
+def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
+    """All lines, the blank ones too, with their line breaks."""
+    number = 1
+    line = b""
+    try:
+        while line := file.readline(_LONGEST_LINE + 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+            if len(line) > _LONGEST_LINE:
+                raise DataError(f"{path}:{number}: the line is longer than {_LONGEST_LINE} bytes")
+            if b"\0" in line:
+                raise DataError(f"{path}:{number}: a NUL byte: this is not UTF-8 text")
+            yield line.decode()
+            number += 1
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{line[error.start]:02x} at place {error.start + 1} of the line"
+        raise DataError(f"{path}:{number}: not UTF-8: {byte}") from None
+    except UnreadableError as error:
+        raise DataError(f"{path}:{number}: {error}") from error
+
+
+def _line_rows(
+    path: Path, lines: Iterator[str], parse: Callable[[str], TextRow]
+) -> Iterator[TextRow]:
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line:
+            continue
+        try:
+            row = parse(line)
+        except RefusedError as error:
+            raise DataError(f"{path}:{number}: {error}") from None
+        yield row
+
+
+# Lines of words
+
+
+def fasttext_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
+    """Lines in which words that begin with ``__label__`` are labels."""
+    return _line_rows(path, lines, _fasttext_row)
+
+
+def _fasttext_row(line: str) -> TextRow:
+    labels = FASTTEXT_LABEL.findall(line)
+    if "" in labels:
+        raise RefusedError("a label has an empty name: nothing follows __label__")
+    return TextRow(FASTTEXT_LABEL.sub("", line).rstrip(), list(dict.fromkeys(labels)))
+
+
+def plain_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
+    """Texts without labels, one per line; a blank line is an empty text."""
+    return (TextRow(line.strip(), []) for line in lines)
+
+
+# JSON
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise RefusedError(f"the key {quoted(twice)} occurs {keys.count(twice)} times in an object")
+    return found
+
+
+# Numbers stay as they are written: the label 1.50 is named "1.50".
+_decode = json.JSONDecoder(
+    parse_int=str, parse_float=str, parse_constant=_no_constant, object_pairs_hook=_object
+).raw_decode
+
+
+def json_rows(
+    path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
+) -> Iterator[TextRow]:
+    """A JSON object per line."""
+
+    def parse(line: str) -> TextRow:
+        value, end = _decoded(line, 0)
+        if end < len(line):
+            raise _not_json("Extra data", end)
+        return _json_row(value, fmt, cells, needs_labels)
+
+    return _line_rows(path, lines, parse)
+
+
+def json_array_rows(
+    path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
+) -> Iterator[TextRow]:
+    """The objects of one JSON array, which may be on one line or on many.
+
+    It is read a piece at a time: only one object, and what was read with it, is in memory.
+    """
+    text, number, last = "", 1, False
+
+    def more() -> bool:
+        nonlocal text, last
+        pieces = [text]
+        size = 0
+        while size < max(_CHUNK, len(text)) and not last:
+            piece = next(lines, None)
+            last = piece is None
+            pieces.append(piece or "")
+            size += len(piece or "")
+        text = "".join(pieces)
+        return size > 0
+
+    def skip() -> None:
+        nonlocal text, number
+        while True:
+            rest = text.lstrip()
+            number += text.count("\n", 0, len(text) - len(rest))
+            text = rest
+            if text or not more():
+                return
+
+    def refuse(reason: str) -> NoReturn:
+        raise DataError(f"{path}:{number}: {reason}") from None
+
+    skip()
+    text = text.removeprefix("[")
+    skip()
+    first = True
+    while not text.startswith("]"):
+        if not first:
+            if not text.startswith(","):
+                refuse("expected ',' or ']' after a row of the array; is the file cut off?")
+            text = text[1:]
+            skip()
+        first = False
+        while True:
+            try:
+                value, end = _decoded(text, 0)
+                row = _json_row(value, fmt, cells, needs_labels)
+                break
+            except RefusedError as error:
+                if len(text) > _LONGEST_LINE or not (isinstance(error, _NotJSONError) and more()):
+                    refuse(str(error))
+        yield row
+        number += text.count("\n", 0, end)
+        text = text[end:]
+        skip()
+    text = text[1:]
+    skip()
+    if text:
+        refuse("text after the end of the array")
+
+
+class _NotJSONError(RefusedError):
+    """What may be JSON when more of it is there."""
+
+
+def _not_json(reason: str, place: int) -> _NotJSONError:
+    at = f"{reason.removesuffix(' at')} at character {place + 1}"
+    return _NotJSONError(f"not a row as JSON on a line of its own: {at}")
+
+
+def _decoded(text: str, begin: int) -> tuple[Any, int]:
+    try:
+        return _decode(text, begin)
+    except json.JSONDecodeError as error:
+        raise _not_json(error.msg, error.pos) from None
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"not JSON that can be read: {error}") from None
+
+
+def _json_row(row: Any, fmt: TextFormat, cells: LabelCells, needs_labels: bool) -> TextRow:
+    if type(row) is not dict:
+        raise RefusedError(f'expected {{"text": …, "labels": […]}}, not {quoted(row)}')
+    texts = []
+    for key in fmt.text_keys:
+        text = row.get(key)
+        if type(text) is not str:
+            if key in row:
+                raise RefusedError(f"{quoted(key)} is {quoted(text)}, which is not text")
+            raise RefusedError(f"no key {quoted(key)} (text_column); {names_there('keys', row)}")
+        texts.append(text)
+    text = one_text(texts)
+    check_unicode(text)
+    name = None
+    if fmt.id_column is not None:
+        name = row.get(fmt.id_column)
+        if type(name) is not str:
+            what = f"no text or number under the key {quoted(fmt.id_column)} (id_column)"
+            raise RefusedError(f"{what}; {names_there('keys', row)}")
+    return TextRow(text, _json_labels(row, fmt.label_key, cells, needs_labels), name)
+
+
+def _json_labels(
+    row: dict[str, Any], label_key: str, cells: LabelCells, needs_labels: bool
+) -> list[str]:
+    labels = row.get(label_key)
+    if labels is None:
+        if needs_labels:
+            what = f"no labels under the key {quoted(label_key)} (label_column)"
+            raise RefusedError(f"{what}; {names_there('keys', row)}")
+        return []
+    if type(labels) is str:
+        return cells.names(labels)
+    if type(labels) is not list:
+        raise RefusedError(f"the labels are {quoted(labels)}; expected a list of names")
+    return checked_names(labels)

@@ -1,0 +1,158 @@
+"""A path → the bytes of a file as they were before it was compressed."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from dismec.errors import DataError
+
+__all__ = ["STDIN", "UnreadableError", "open_unpacked", "spooled"]
+
+STDIN = Path("-")  # stands for standard input
+_BUFFER = 1 << 20
+_PACKED = 1 << 18  # bytes of a compressed file that are read at a time
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class UnreadableError(Exception):
+    """The bytes of a file are no longer text: why."""
+
+
+class _File(io.FileIO):
+    """Fills a buffer even from a pipe, so that one look shows the first line."""
+
+    def readinto(self, buffer: Any) -> int:
+        view, size = memoryview(buffer).cast("B"), 0
+        while size < len(view) and (n := super().readinto(view[size:])):
+            size += n
+        return size
+
+
+class _Gunzip(io.RawIOBase):
+    """The text of an open gzip file, of one member or several; closes the file with itself.
+
+    Where the data are damaged or cut off it raises `UnreadableError`, after everything before that
+    place has been read.
+    """
+
+    def __init__(self, file: io.BufferedReader[Any]) -> None:
+        self._file = file
+        self._packed = b""
+        self._member = zlib.decompressobj(wbits=31)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As many bytes as are at hand, at least one before the end."""
+        text = self._next(len(buffer))
+        buffer[: len(text)] = text
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _next(self, most: int) -> bytes:
+        while True:
+            self._packed = self._packed or self._file.read(_PACKED)
+            at_end = not self._packed
+            if self._member.eof:
+                self._packed = self._packed.lstrip(b"\0")  # padding after a member
+                if at_end:
+                    return b""
+                if self._packed:
+                    self._member = zlib.decompressobj(wbits=31)
+                continue
+            text = self._inflated(most)
+            if text:
+                return text
+            if at_end and not self._member.eof:
+                raise UnreadableError("the gzip data is cut off here")
+
+    def _inflated(self, most: int) -> bytes:
+        """Up to `most` bytes more; of damaged data those before the damage.
+
+        zlib keeps to itself what it has found before an error: less and less is tried.
+        """
+        size = len(self._packed)
+        while True:
+            before = self._member.copy()
+            try:
+                text = self._member.decompress(self._packed[:size], most)
+            except zlib.error as error:
+                self._member = before
+                if size <= 1:
+                    raise UnreadableError("the gzip data is damaged here or further on") from error
+                size //= 2
+            else:
+                left = self._member.unused_data or self._member.unconsumed_tail
+                self._packed = left + self._packed[size:]
+                return text
+
+
+class _Unzstd(io.RawIOBase):
+    """The text of an open Zstandard file; closes the file with itself."""
+
+    def __init__(self, file: io.BufferedReader[Any], path: Path) -> None:
+        self._file = file
+        try:
+            from dismec.data.arrow import zstd_stream
+
+            self._text = zstd_stream(file)
+        except ModuleNotFoundError:
+            file.close()
+            raise DataError(
+                f"{path}: Zstandard files are read with pyarrow: pip install 'dismec[arrow]'"
+            ) from None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            text: bytes = self._text.read(len(buffer))
+        except OSError as error:
+            raise UnreadableError("the Zstandard data is damaged or cut off here") from error
+        buffer[: len(text)] = text
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_unpacked(path: Path, copy: int | None = None) -> Any:
+    """The bytes of a file, decompressed if they begin like gzip or Zstandard data.
+
+    Returns a ``BufferedReader``, and whether the file was compressed. `copy` is the descriptor of a
+    file that is read in its place (`spooled`).
+    """
+    file: io.BufferedReader[Any]
+    if copy is not None:
+        os.lseek(copy, 0, os.SEEK_SET)
+        file = io.BufferedReader(_File(copy, closefd=False), _BUFFER)
+    elif path == STDIN:
+        file = io.BufferedReader(_File(0, closefd=False), _BUFFER)
+    else:
+        file = io.BufferedReader(_File(str(path)), _BUFFER)
+    start = file.peek(4)
+    if start[:2] == _GZIP:
+        return io.BufferedReader(_Gunzip(file), _BUFFER // 4), True
+    if start[:4] == _ZSTD:
+        return io.BufferedReader(_Unzstd(file, path), _BUFFER // 4), True
+    return file, False
+
+
+def spooled(file: io.BufferedReader[Any]) -> int:
+    """The descriptor of an unlinked temporary file with what is left to read of a pipe."""
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(file, copy, _BUFFER)
+        copy.flush()
+        return os.dup(copy.fileno())
