@@ -353,3 +353,78 @@ def test_a_frame_with_sets_nan_and_single_names_is_read():
     assert all_rows(frame, fmt) == [("a", ["x", "y"]), ("b", []), ("c", ["z"])]
     frame.loc[1, "body"] = None
     refused(frame, "row 2: the text is", fmt=fmt)
+
+
+# Commands
+
+
+def command(*args, stdin=None, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "dismec", *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A CSV file whose columns and separator are not the default ones."""
+    rng = np.random.default_rng(0)
+    words = {"grain": "wheat rye barley", "metal": "iron zinc copper", "oil & gas": "crude pipe"}
+    rows = []
+    for i in range(120):
+        names = list(rng.choice(list(words), rng.integers(1, 3), replace=False))
+        text = " ".join(rng.choice(words[name].split()) for name in names for _ in range(3))
+        rows.append({"key": f"n{i}", "title": text, "tags": "|".join(names)})
+    path = tmp_path_factory.mktemp("table") / "news.csv"
+    pd.DataFrame(rows).to_csv(path, index=False, sep=";")
+    return path
+
+
+COLUMNS = ("--text-column", "title", "--label-column", "tags", "--label-separator", "|")
+
+
+def test_columns_given_at_training_hold_for_every_later_command(table, tmp_path):
+    model = tmp_path / "model"
+    said = command("train", table, "-o", model, *COLUMNS).stderr
+    assert f"{table}: columns are separated by semicolons" in said
+    found = json.loads(command("evaluate", model, table, "--json").stdout)
+    assert found["P@1"] > 90
+    first = command("predict", model, table, "-k", 1).stdout.splitlines()[0]
+    rest = pd.read_csv(table, sep=";")
+    as_json = tmp_path / "rows.jsonl"
+    rest.to_json(as_json, orient="records", lines=True)
+    assert command("predict", model, as_json, "-k", 1).stdout.splitlines()[0] == first
+    assert command("explain", model, table, "--row", 1).stdout
+    # What is given now wins, and plain text has no columns.
+    assert "'body'" in command("predict", model, table, "--text-column", "body", code=2).stderr
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(rest["title"]))
+    assert command("predict", model, lines, "-k", 1).stdout.splitlines()[0] == first
+
+
+def test_texts_come_from_standard_input(table, tmp_path):
+    content = table.read_text()
+    train = ("train", "-", "--data-format", "csv", *COLUMNS, "-o")
+    command(*train, tmp_path / "a", stdin=content)
+    command("train", table, *COLUMNS, "-o", tmp_path / "b")
+    texts = "iron and zinc\nrye\n"
+    first, second = (
+        command("predict", tmp_path / name, "-", "-k", 1, stdin=texts).stdout for name in "ab"
+    )
+    assert first == second
+    assert first.startswith("metal:")
+    assert first.splitlines()[1].startswith("grain:")
+
+
+def test_numeric_rows_come_from_standard_input(tmp_path):
+    rows = "4 3 2\n0 0:1\n1 1:1\n0 0:1 2:1\n1 1:1\n"
+    command("train", "-", "-o", tmp_path / "model", stdin=rows)
+    (tmp_path / "rows.txt").write_text(rows)
+    expected = command("predict", tmp_path / "model", tmp_path / "rows.txt").stdout
+    assert command("predict", tmp_path / "model", "-", stdin=rows).stdout == expected
+    said = command("predict", tmp_path / "model", "-", stdin="2 3 2\n0 9:1\n", code=2).stderr
+    assert said.startswith("dismec: <stdin>:2: ")

@@ -164,14 +164,17 @@ def load_names(path: StrPath) -> list[str]:
 
 
 def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
-    """Label names as a list, if there is one text for each label that a file can hold."""
+    """Label names as a list, if there is one text for each label that a file can hold.
+
+    White space around a name is not part of it.
+    """
     if names is None:
         return None
     if len(names) != n_labels:
         raise DataError(f"there are {len(names)} label names for {n_labels} labels")
     found = list(names)
     if _is_sound(found):
-        return found
+        return list(map(str.strip, found))
     for label, name in enumerate(names):
         if not isinstance(name, str):
             raise DataError(f"label {label}: its name is {name!r}, which is not text")
@@ -179,7 +182,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
             name.encode()
         except UnicodeEncodeError:
             raise DataError(f"label {label}: its name {name!r} is not sound Unicode") from None
-    return [str(name) for name in names]
+    return [str(name).strip() for name in names]
 
 
 def _is_sound(names: list[str]) -> bool:

@@ -18,6 +18,7 @@ from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.formats import detect
+from dismec.data.text_format import RefusedError, checked_names
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
@@ -86,7 +87,13 @@ class Texts:
         """Those that are in memory, with the names of the labels of each."""
         if len(texts) != len(labels):
             raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
-        batch = TextBatch(list(texts), [list(dict.fromkeys(row)) for row in labels], 0)
+        names = []
+        for number, row in enumerate(labels):
+            try:
+                names.append(checked_names(row))
+            except RefusedError as error:
+                raise DataError(f"labels[{number}]: {error}") from None
+        batch = TextBatch(list(texts), names, 0)
         return cls(lambda: [batch])
 
 
