@@ -19,12 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dismec import open_model, train_text
 from dismec.data import text_lines
 from dismec.data.corpus import TextFormat, is_frame, read_frame, read_texts
 from dismec.data.formats import detect
 from dismec.data.label_cells import LabelCells
 from dismec.data.text_format import RefusedError
 from dismec.errors import DataError
+from dismec.training.texts import Texts, text_dataset
 
 DEFAULT = TextFormat()
 ROWS = [("Wheat rose.", ["grain", "wheat, winter"]), ("Ça coûte 3 €", []), ("So", ["a|b", "c"])]
@@ -428,3 +430,26 @@ def test_numeric_rows_come_from_standard_input(tmp_path):
     assert command("predict", tmp_path / "model", "-", stdin=rows).stdout == expected
     said = command("predict", tmp_path / "model", "-", stdin="2 3 2\n0 9:1\n", code=2).stderr
     assert said.startswith("dismec: <stdin>:2: ")
+
+
+def test_a_model_is_trained_on_a_frame_and_knows_its_columns(table, tmp_path):
+    frame = pd.read_csv(table, sep=";")
+    fmt = TextFormat("title", "tags", "|")
+    model = train_text(frame, tmp_path / "frame", fmt=fmt)
+    train_text(pl.from_pandas(frame), tmp_path / "polars", fmt=fmt)
+    assert model.manifest.columns == {
+        "text_column": "title",
+        "label_column": "tags",
+        "label_separator": "|",
+    }
+    assert open_model(tmp_path / "polars").manifest.data == model.manifest.data
+    for source in (frame, table):
+        dataset = text_dataset(model, source)
+        assert model.evaluate(dataset.X, dataset.Y)["P@1"] > 90
+
+
+def test_rows_in_memory_with_labels_that_are_not_names_are_refused():
+    with pytest.raises(DataError, match=r"labels\[1\]: a label must be text, not None"):
+        Texts.of_lists(["a", "b"], [["x"], ["y", None]])
+    (batch,) = Texts.of_lists(["a"], [[" x y ", "x y"]]).read()
+    assert batch.labels == [["x y"]]
