@@ -27,21 +27,36 @@ using solve::SolvedLabel;
 using solve::Solver;
 using solve::Team;
 
+void check_weights(const solve::Transformed& X) {
+  if (X.weights.empty()) return;
+  if (std::ssize(X.weights) != X.size()) {
+    throw std::invalid_argument("weights: one number per row expected");
+  }
+  for (const float weight : X.weights) {
+    if (!(weight > 0 && std::isfinite(weight))) {
+      throw std::invalid_argument("weights: numbers above 0 expected");
+    }
+  }
+}
+
 /// X with its transform and the rows of every label, checked once.
 class Problem {
  public:
   Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
           Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
-          float bias, Vector<std::int64_t> label_indptr, Vector<std::int32_t> label_rows)
+          float bias, std::optional<Vector<float>> weights, Vector<std::int64_t> label_indptr,
+          Vector<std::int32_t> label_rows)
       : indptr_(std::move(indptr)),
         indices_(std::move(indices)),
         values_(std::move(values)),
         scale_(std::move(scale)),
         idf_(std::move(idf)),
+        weights_(std::move(weights)),
         label_indptr_(std::move(label_indptr)),
         label_rows_(std::move(label_rows)) {
     X = {view(indptr_, indices_, values_, n_features), view(scale_), {}, bias};
     if (idf_) X.idf = view(*idf_);
+    if (weights_) X.weights = view(*weights_);
     positives = {view(label_indptr_), view(label_rows_), {}, X.size()};
     const nb::gil_scoped_release release;
     check_rows(X.x);
@@ -50,6 +65,7 @@ class Problem {
       throw std::invalid_argument("X: array sizes do not fit each other");
     }
     check_entries(positives);
+    check_weights(X);
     summary = solve::summarise(X);
     tiers.emplace(X, summary);
   }
@@ -66,6 +82,7 @@ class Problem {
   Vector<float> values_;
   Vector<float> scale_;
   std::optional<Vector<float>> idf_;
+  std::optional<Vector<float>> weights_;
   Vector<std::int64_t> label_indptr_;
   Vector<std::int32_t> label_rows_;
 };
@@ -196,10 +213,10 @@ void solver(nb::module_& m) {
   m.attr("features_per_non_zero") = solve::Tiers::kFeaturesPerNonZero;
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
-                    std::optional<Vector<float>>, std::int64_t, float, Vector<std::int64_t>,
-                    Vector<std::int32_t>>(),
+                    std::optional<Vector<float>>, std::int64_t, float, std::optional<Vector<float>>,
+                    Vector<std::int64_t>, Vector<std::int32_t>>(),
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
-           "label_indptr"_a, "label_rows"_a);
+           "weights"_a.none(), "label_indptr"_a, "label_rows"_a);
   nb::class_<Team>(m, "Team")
       .def(nb::init<>())
       .def_prop_ro("calls", &Team::calls)

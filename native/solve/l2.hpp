@@ -76,15 +76,14 @@ class L2 {
     double loss = 0;
     for (const Violator& v : violators) {
       const double slack = std::max(0.0, 1.0 + v.score);
-      violation += slack;
-      loss += slack * slack;
+      violation += X_.weight(v.row) * slack;
+      loss += X_.weight(v.row) * slack * slack;
     }
     violation *= set.cost.negative;
     loss *= set.cost.negative;
     // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
     // their stand-in, which counts in the other only.
-    const double stand_in =
-        minimum.mean_slack * static_cast<double>(set.n_outside) * set.cost.negative;
+    const double stand_in = minimum.mean_slack * weight_outside(set, summary_) * set.cost.negative;
     const double bound =
         minimum.gradient_norm + 2.0 * C * summary_.longest * (violation + stand_in);
     const double stand_in_loss = minimum.mean_slack * stand_in;
@@ -149,22 +148,24 @@ class L2 {
     const float far = -kFar * set.negative_root;
     for (std::int64_t i = 0; i < set.size(); ++i) {
       state.n_active += scratch_.slack[i] > 0;
-      if (i < set.n_positive || scratch_.slack[i] > far) {
+      if (i < set.n_positive || scratch_.slack[i] > far * set.weight_root(i)) {
         state.kept.push_back(static_cast<std::int32_t>(i));
       }
     }
   }
 
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-  /// ∇f(0) = 2C·(b·Σ_all x − (a + b)·Σ_pos x), and a gap of at most a tenth of ε. `set` holds the
-  /// positives.
+  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. `set` holds
+  /// the positives.
   Goal goal_of(const WorkingSet& set, float C) {
     const auto factor = set.factor(X_);
     const auto pos = static_cast<double>(set.size());
     const auto neg = static_cast<double>(set.n_outside);
     std::vector<float>& sums = scratch_.gathered;
     sums.assign(set.w.size(), 0.0F);
-    for (std::int64_t i = 0; i < set.size(); ++i) add_scaled(1, set.row(X_, i), sums.data());
+    for (std::int64_t i = 0; i < set.size(); ++i) {
+      add_scaled(X_.weight(set.rows[i]), set.row(X_, i), sums.data());
+    }
     const double b = set.cost.negative;
     const double both = set.cost.positive + b;
     double squared = b * b * summary_.sums_squared;
@@ -174,7 +175,7 @@ class L2 {
     for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
       count(summary_.sums[set.feature(f)], sums[f] * (factor.empty() ? 1.0 : factor[f]));
     }
-    count(summary_.sums.back(), pos * X_.bias);
+    count(summary_.sums.back(), set.weight_inside * X_.bias);
     const double at_zero = 2 * C * std::sqrt(std::max(squared, 0.0));
     const double rarer = std::max(std::min(pos, neg), 1.0);
     return {tolerance_ * rarer / (pos + neg) * at_zero, 0.1 * tolerance_};

@@ -39,7 +39,7 @@ double each_score_of_large(const WorkingSet& set, const Transformed& X, const st
     for (std::int64_t i = pieces.begin(piece); i < pieces.end(piece); ++i) {
       if (!set.compact && i + kRowsAhead < set.size()) prefetch(set.row(X, i + kRowsAhead));
       const float score = dot(set.row(X, i), along) + shift;
-      sum += score;
+      sum += weighed(set, i, score);
       take(i, score);
     }
     sums[piece] = sum;

@@ -24,9 +24,11 @@ struct Transformed {
   std::span<const float> scale;
   std::span<const float> idf;  // empty: all ones
   float bias = 1.0F;
+  std::span<const float> weights = {};  // what each row's loss is multiplied by; empty: all ones
 
   std::int64_t size() const { return x.n_rows(); }
   std::int64_t n_features() const { return x.n_columns; }
+  float weight(std::int64_t i) const { return weights.empty() ? 1.0F : weights[i]; }
 };
 
 /// One row without the bias: scale · value[k] at place index[k], or narrow[k] if there is that.
@@ -193,12 +195,13 @@ template <typename Index>
            : add_scaled(t, x.value, x.index, x.size, w);
 }
 
-/// What the solver needs to know of all rows together.
+/// What the solver needs to know of all rows together; v_i is the weight of a row.
 struct Summary {
-  std::vector<double> sums;        // Σ_i x_i, bias last
+  std::vector<double> sums;        // Σ_i v_i·x_i, bias last
   HugeArray<float> sums_float{0};  // the same in single precision
   std::vector<float> magnitudes;   // Σ_i |x_i|, no bias
-  double sums_squared = 0;         // ‖Σ_i x_i‖²
+  double sums_squared = 0;         // ‖Σ_i v_i·x_i‖²
+  double weight = 0;               // Σ_i v_i
   double longest = 0;              // max ‖x_i‖
   double longest_features = 0;     // max ‖x_i‖ without the bias
   double mean_length = 0;          // of the rows without the bias
@@ -212,11 +215,13 @@ inline Summary summarise(const Transformed& X) {
   double longest_squared = 0;
   for (std::int64_t i = 0; i < X.size(); ++i) {
     const Row x = row_of(X, i);
+    const double weight = X.weight(i);
+    summary.weight += weight;
     double squared = 0;
     for (std::int64_t k = 0; k < x.size; ++k) {
       const double idf = X.idf.empty() ? 1.0 : X.idf[x.index[k]];
       const double v = static_cast<double>(x.scale) * x.value[k] * idf;
-      summary.sums[x.index[k]] += v;
+      summary.sums[x.index[k]] += weight * v;
       summary.magnitudes[x.index[k]] += static_cast<float>(std::abs(v));
       squared += v * v;
       if (v < 0) summary.nonnegative = false;
@@ -225,7 +230,7 @@ inline Summary summarise(const Transformed& X) {
     summary.mean_length += std::sqrt(squared) / static_cast<double>(X.size());
   }
   const double bias = X.bias;
-  summary.sums[X.n_features()] = bias * static_cast<double>(X.size());
+  summary.sums[X.n_features()] = bias * summary.weight;
   summary.sums_float = HugeArray<float>(X.n_features() + 1);
   std::copy(summary.sums.begin(), summary.sums.end(), summary.sums_float.data());
   for (const double s : summary.sums) summary.sums_squared += s * s;

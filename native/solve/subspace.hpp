@@ -45,19 +45,20 @@ inline constexpr double kStalled = 1e-9;
 /// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
 /// for the stand-in, and are filled up to whole vectors of lanes with rows that are never active.
 struct SubspaceScratch {
-  std::vector<float> slack;  // √cost_i·(1 − s_i·w·x_i), in step with w
+  std::vector<float> slack;  // √(cost_i·v_i)·(1 − s_i·w·x_i), in step with w
   std::array<Direction, kDirections> directions;
   std::vector<float> gathered, scaled;
   std::vector<float> factors;        // of rows in a gradient
   std::vector<std::int32_t> active;  // rows with a factor other than 0
 };
 
-/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·max(0, 1 − s_i·w·x_i)²
-///                   + C·b·n_out·max(0, 1 + w·mean)²
-/// from set.w, where `mean` is that of the n_out rows outside and b the cost of negatives.
+/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
+///                   + C·b·V·max(0, 1 + w·mean)²
+/// from set.w, where v_i is the weight of a row, b the cost of negatives, V the weight of all rows
+/// outside and `mean` their weighted mean.
 ///
-/// Times √cost_i a row has cost 1. The mean is never formed, because mean = (Σ_all x − Σ_W
-/// x)/n_out. Times √(b·n_out) it is a row like the others, of slack √(b·n_out)·(1 + w·mean).
+/// Times √(cost_i·v_i) a row has cost 1. The mean is never formed, because mean = (Σ_all v·x −
+/// Σ_W v·x)/V. Times √(b·V) it is a row like the others, of slack √(b·V)·(1 + w·mean).
 class SubspaceSolver {
  public:
   struct Minimum {
@@ -72,9 +73,9 @@ class SubspaceSolver {
                  SubspaceScratch& scratch, Team& team)
       : set_(set), X_(X), C_(C), factor_(set.factor(X)), s_(scratch), team_(team) {
     const double root_b = std::sqrt(set.cost.negative);
-    const double root_n = std::sqrt(static_cast<double>(set.n_outside));
-    root_ = root_b * root_n;
-    share_ = set.n_outside > 0 ? root_b / root_n : 0.0;
+    const double root_V = std::sqrt(weight_outside(set, summary));
+    root_ = root_b * root_V;
+    share_ = root_V > 0 ? root_b / root_V : 0.0;
     find_sums(set, summary);
   }
 
@@ -129,7 +130,7 @@ class SubspaceSolver {
     bias[m] = static_cast<float>(root_ * X_.bias);
   }
 
-  /// Step 2. How the slacks change along d: −√cost_i·s_i·d·x_i.
+  /// Step 2. How the slacks change along d: −√(cost_i·v_i)·s_i·d·x_i.
   void find_change(const std::vector<float>& d, double with_sums, std::vector<float>& change) {
     const std::int64_t m = set_.size();
     change.assign(n_rows_, 0.0F);
@@ -141,7 +142,7 @@ class SubspaceSolver {
     change[m] = static_cast<float>(share_ * (with_sums - sum));
   }
 
-  /// Step 1. w + 2C·Σ_I cost_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
+  /// Step 1. w + 2C·Σ_I cost_i·v_i·(w·x_i − s_i)·x_i over the active rows I; returns Σ_I slack².
   double find_gradient(std::vector<float>& out) {
     const std::size_t n = set_.w.size();
     const std::int64_t m = set_.size();
@@ -168,8 +169,18 @@ class SubspaceSolver {
         factors[i] = factor * std::max(0.0F, slack[i]) - of_outside;
       }
     };
-    weigh(0, set_.n_positive, set_.positive_root);
-    weigh(set_.n_positive, m, -set_.negative_root);
+    if (set_.weighted()) {
+      for (std::int64_t i = 0; i < m; ++i) {
+        const float active = std::max(0.0F, slack[i]);
+        const float root = set_.weight_root(i);
+        factors[i] = -twoC * set_.signed_root(i) * active - of_outside * root * root;
+        loss += static_cast<double>(active) * active;
+        total += factors[i];
+      }
+    } else {
+      weigh(0, set_.n_positive, set_.positive_root);
+      weigh(set_.n_positive, m, -set_.negative_root);
+    }
     // Which rows are active cannot be guessed: they are listed first, without a branch.
     s_.active.resize(m);
     std::int32_t* active = s_.active.data();
@@ -317,8 +328,8 @@ class SubspaceSolver {
   RowSums sums_;  // for a large set
   std::int64_t n_rows_ = 0;
   int n_history_ = 0;  // earlier steps that there are
-  double root_ = 0;    // √(b·n_out)
-  double share_ = 0;   // √(b/n_out)
+  double root_ = 0;    // √(b·V)
+  double share_ = 0;   // √(b/V)
 };
 
 }  // namespace dismec::solve

@@ -177,9 +177,11 @@ struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
   std::int64_t n_outside = 0;  // the other rows, all of them negatives
+  double weight_inside = 0;    // Σ of the weights of its rows
   Cost cost;
   float positive_root = 1;  // √cost
   float negative_root = 1;
+  std::vector<float> weight_roots;  // √weight of each row; empty: all ones
   std::vector<float> w;
   std::vector<float> sums;  // Σ of all rows of X, per entry of w; `find_sums` brings it up to date
   std::vector<std::uint16_t> codes;  // see `Tiers::code`, per feature; passes bring it up to date
@@ -189,17 +191,22 @@ struct WorkingSet {
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
   /// What it takes of memory: vectors have room for a quarter more than they hold.
   std::int64_t bytes() const {
-    constexpr std::int64_t kPerRow = 5 * (sizeof(Row) + 2 * sizeof(std::int32_t)) / 4;
+    constexpr std::int64_t kPerRow =
+        5 * (sizeof(Row) + 2 * sizeof(std::int32_t) + sizeof(float)) / 4;
     constexpr std::int64_t kPerFeature =
         5 * (2 * sizeof(float) + sizeof(std::int32_t) + sizeof(std::uint16_t)) / 4;
     return copies.bytes + kPerRow * size() + kPerFeature * std::ssize(w);
   }
   std::int64_t n_features() const { return std::ssize(w) - 1; }
-  /// √cost of a row: times this, its slack counts with cost 1.
-  float root(std::int64_t i) const { return i < n_positive ? positive_root : negative_root; }
-  /// s_i·√cost.
+  bool weighted() const { return !weight_roots.empty(); }
+  float weight_root(std::int64_t i) const { return weighted() ? weight_roots[i] : 1.0F; }
+  /// √(cost·weight) of a row: times this, its slack counts with cost 1.
+  float root(std::int64_t i) const {
+    return (i < n_positive ? positive_root : negative_root) * weight_root(i);
+  }
+  /// s_i·√(cost·weight).
   float signed_root(std::int64_t i) const {
-    return i < n_positive ? positive_root : -negative_root;
+    return (i < n_positive ? positive_root : -negative_root) * weight_root(i);
   }
   Row row(const Transformed& X, std::int64_t i) const {
     return compact ? copies.rows[i] : row_of(X, rows[i]);
@@ -219,6 +226,12 @@ template <typename T, typename Change>
 void each_feature(const WorkingSet& set, T* x, const Change& change) {
   if (set.compact) return each_entry(set.copies.features, x, change);
   for (std::int64_t j = 0; j < set.n_features(); ++j) change(j, x[j]);
+}
+
+/// Σ of the weights of the rows outside of a set.
+inline double weight_outside(const WorkingSet& set, const Summary& summary) {
+  // What rounding leaves of nothing is nothing.
+  return set.n_outside > 0 ? std::max(0.0, summary.weight - set.weight_inside) : 0.0;
 }
 
 /// Looks up what is missing in set.sums.
@@ -247,8 +260,19 @@ const float* along_rows(const Set& set, const Transformed& X, const std::vector<
   return scaled.data();
 }
 
-/// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores. `scaled` is
-/// memory.
+/// A number times the weight of a row, if the set knows weights.
+template <typename Set>
+double weighed(const Set& set, std::int64_t i, float x) {
+  if constexpr (requires { set.weight_roots; }) {
+    const double root = set.weight_root(i);
+    return root * root * x;
+  } else {
+    return x;
+  }
+}
+
+/// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores, each times the
+/// row's weight. `scaled` is memory.
 template <typename Set, typename Take>
 double each_score(const Set& set, const Transformed& X, const std::vector<float>& d,
                   std::vector<float>& scaled, const Take& take) {
@@ -257,7 +281,7 @@ double each_score(const Set& set, const Transformed& X, const std::vector<float>
   double sum = 0;
   for (std::int64_t i = 0; i < set.size(); ++i) {
     const float score = dot(set.row(X, i), along) + shift;
-    sum += score;
+    sum += weighed(set, i, score);
     take(i, score);
   }
   return sum;
@@ -282,6 +306,14 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
                    SetMemory& memory) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
   set.n_outside = X.size() - set.size();
+  if (X.weights.empty()) {
+    set.weight_inside = static_cast<double>(set.size());
+  } else {
+    for (const auto r : added) {
+      set.weight_inside += X.weights[r];
+      set.weight_roots.push_back(std::sqrt(X.weights[r]));
+    }
+  }
   if (!set.compact) return;
   std::int64_t nnz = 0;
   std::int64_t longest = 0;
@@ -358,6 +390,8 @@ inline void replace_rows(WorkingSet& set, const Transformed& X,
   const float bias = set.w.back();
   set.copies.clear(memory);
   set.rows.clear();
+  set.weight_roots.clear();
+  set.weight_inside = 0;
   set.w.assign(1, bias);
   set.sums.clear();
   set.codes.clear();
@@ -377,6 +411,8 @@ inline void end(WorkingSet& set, SetMemory& memory) {
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
                   const Cost& cost, SetMemory& memory) {
   set.rows.clear();
+  set.weight_roots.clear();
+  set.weight_inside = 0;
   set.n_positive = std::ssize(positives);
   set.cost = cost;
   set.positive_root = static_cast<float>(std::sqrt(cost.positive));

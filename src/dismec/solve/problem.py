@@ -141,10 +141,17 @@ class Problem:
     """Rows and labels to solve, checked once; `solve` may then be called from any thread.
 
     X (n_rows, n_features), sparse or dense, is used in place if it is CSR float32: the transform is
-    applied inside the loops, so that no second copy is made. Y is a sparse indicator.
+    applied inside the loops, so that no second copy is made. Y is a sparse indicator. `weights`,
+    one number above 0 per row, are factors of the losses of rows.
     """
 
-    def __init__(self, X: Any, Y: Any, transform: Transform) -> None:
+    def __init__(
+        self,
+        X: Any,
+        Y: Any,
+        transform: Transform,
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> None:
         X = check_X(X, transform.n_features)
         if Y.shape[0] != X.shape[0]:
             raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
@@ -162,6 +169,7 @@ class Problem:
             transform.idf,
             self.n_features,
             transform.bias,
+            weights,
             self._indptr,
             self._rows,
         )
