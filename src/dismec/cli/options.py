@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -23,6 +23,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 MOST_PLACES = 2**31 - 1
 _COLUMNS = ("text_column", "label_column", "label_separator")
+
+
+class DataBatch(NamedTuple):
+    """Some rows of DATA, in its order."""
+
+    X: csr_array
+    ids: list[str] | None = None  # what DATA calls them
 
 
 @dataclass(frozen=True)
@@ -66,19 +73,19 @@ class Reading:
 
         return text_dataset(model, data, fmt=self.fmt, threads=threads)
 
-    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[csr_array]:
+    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """The rows of DATA: of texts a batch at a time, of other data all at once."""
         if not data.is_texts:
             from dismec.data.dataset import load_features
 
-            yield load_features(data, threads=threads)
+            yield DataBatch(load_features(data, threads=threads))
             return
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
 
         vocabulary = vocabulary_of(model)
         for batch in read_texts(data, self.fmt, needs_labels=False):
-            yield vocabulary.rows(batch.texts, threads=threads)
+            yield DataBatch(vocabulary.rows(batch.texts, threads=threads))
 
     def load(self, data: DataFile, threads: int | None) -> Dataset:
         """Numeric data with label names, if there are some."""
