@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -20,13 +22,14 @@ from hypothesis import strategies as st
 from conftest import random_problem
 from dismec import Dataset, load_data, open_model, save_data
 from dismec.cli import main
+from dismec.cli.options import Reading
 from dismec.data.prediction_formats import ENDINGS, FORMATS, format_of, spell_name
 from dismec.data.predictions import Columns, prediction_file, prediction_writer
 from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import DataError, DismecError
 from dismec.model.thresholds import ranked
 
-# As docs/text-files.md has it.
+# As docs/predictions.md has it.
 PAIR = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s:"\\]+):(\S+)')
 
 NAMES = ["plain", "emoji 😀", "a:b", '"quoted"', "back\\slash", "2024", "tab\tand\nbreak", "x,y"]
@@ -128,6 +131,13 @@ def test_a_name_is_quoted_only_where_it_must_be():
     assert spell_name("emoji 😀") == '"emoji 😀"'
     assert spell_name("étude", "ascii") == '"\\u00e9tude"'
     assert spell_name("a\x9bb") == '"a\\u009bb"'
+
+
+def test_the_documentation_has_all_formats_and_how_text_is_parsed():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "predictions.md").read_text()
+    assert f"re.compile(r'{PAIR.pattern}')" in page
+    for name in (*FORMATS, *ENDINGS):
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -374,6 +384,33 @@ def test_standard_input_is_no_file_to_compare_with(folder, tmp_path):
     assert "exists" in refused("predict", folder / "texts", "-", "-o", tmp_path / "out.csv")
 
 
+def test_ids_of_rows_travel_to_the_output(folder, monkeypatch):
+    ids = [f"row {i}" for i in range(300)]
+    batches = Reading.batches
+
+    def with_ids(*arguments):
+        for batch in batches(*arguments):
+            yield batch._replace(ids=ids)
+
+    monkeypatch.setattr(Reading, "batches", with_ids)
+    monkeypatch.setattr("dismec.cli.prediction._ROWS_AT_ONCE", 7)
+    for form in ("text", "csv", "jsonl", "json", "parquet"):
+        rows = read_back(
+            form, ok("predict", folder / "rows", folder / "data.xmc", "--format", form)
+        )
+        assert [row[0] for row in rows] == ids
+
+
+def test_binary_forms_are_not_for_a_terminal(folder):
+    ours, theirs = pty.openpty()
+    for form in ("parquet", "npz"):
+        command = [sys.executable, "-m", "dismec", "predict", "no", "no", "--format", form]
+        out = subprocess.run(command, cwd=folder, stdout=theirs, stderr=subprocess.PIPE, text=True)
+        assert f"{form} is not for a terminal: name a file with -o" in out.stderr
+    os.close(theirs)
+    os.close(ours)
+
+
 def test_results_do_not_depend_on_how_rows_are_cut(folder, monkeypatch):
     command = ("predict", folder / "rows", folder / "data.xmc", "--format", "jsonl")
     whole = [ok(*command, *more) for more in ((), ("--threshold", 0))]
@@ -384,6 +421,7 @@ def test_results_do_not_depend_on_how_rows_are_cut(folder, monkeypatch):
 PEAK = """
 import sys
 from dismec.cli import main
+from dismec.cli.options import Reading
 
 main(["predict", *sys.argv[1:], "--threads", "1"], standalone_mode=False)
 for line in open("/proc/self/status"):

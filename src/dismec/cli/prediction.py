@@ -21,9 +21,9 @@ from dismec.cli.console import (
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
+    DataBatch,
     F,
     Reading,
-    DataBatch,
     cluster_option,
     data_options,
     json_option,
