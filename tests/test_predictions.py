@@ -11,6 +11,7 @@ import pty
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_problem
-from dismec import Dataset, load_data, open_model, save_data
+from dismec import Dataset, Model, load_data, open_model, save_data
 from dismec.cli import main
 from dismec.cli.options import Reading
 from dismec.data.prediction_formats import ENDINGS, FORMATS, format_of, spell_name
@@ -418,29 +419,23 @@ def test_results_do_not_depend_on_how_rows_are_cut(folder, monkeypatch):
     assert [ok(*command, *more) for more in ((), ("--threshold", 0))] == whole
 
 
-PEAK = """
-import sys
-from dismec.cli import main
-from dismec.cli.options import Reading
+def test_predictions_are_forgotten_once_they_are_written(folder, tmp_path, monkeypatch):
+    """Memory itself is measured by benchmarks/predict_memory.py."""
+    made, most = [], 0
+    predict_topk = Model.predict_topk
 
-main(["predict", *sys.argv[1:], "--threads", "1"], standalone_mode=False)
-for line in open("/proc/self/status"):
-    if line.startswith("VmHWM"):
-        print(int(line.split()[1]), file=sys.stderr)
-"""
+    def watched(*arguments, **options):
+        nonlocal most
+        found = predict_topk(*arguments, **options)
+        made.extend(weakref.ref(array) for array in found)
+        most = max(most, sum(array() is not None for array in made))
+        return found
 
-
-@pytest.mark.unhurried
-def test_memory_does_not_grow_with_the_number_of_rows(folder, tmp_path):
-    line = (folder / "test.jsonl").read_text().splitlines()[0]
-    text = " ".join(json.loads(line)["text"].split()[:5])
-    peaks = []
-    for n_rows in (60_000, 180_000):  # a batch of texts has fewer
-        data = tmp_path / f"{n_rows}.jsonl"
-        data.write_text((json.dumps({"text": text}) + "\n") * n_rows)
-        out = tmp_path / f"{n_rows}.csv"
-        command = [sys.executable, "-c", PEAK, folder / "texts", data, "-k", "20", "-o", out]
-        peaks.append(int(subprocess.run(command, check=True, stderr=subprocess.PIPE).stderr))
-        assert out.read_bytes().count(b"\n") == n_rows + 1
-    held = 120_000 * 20 * 8 / 1024  # KB that the further rows' labels and scores would take
-    assert peaks[1] - peaks[0] < held / 2
+    monkeypatch.setattr(Model, "predict_topk", watched)
+    monkeypatch.setattr("dismec.cli.prediction._ROWS_AT_ONCE", 7)
+    command = ("predict", folder / "rows", folder / "data.xmc", "-o")
+    for form in FORMATS:
+        made, most = [], 0
+        ok(*command, tmp_path / form, "--format", form)
+        assert len(made) == 2 * 43
+        assert most == (len(made) if form == "npz" else 2), form
