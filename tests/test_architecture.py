@@ -55,6 +55,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "rich": "cli.console",
     "distributed": "cluster.connection",
     "matplotlib": "report.figures",
+    "pyarrow": "data.arrow",
     "starlette": "serve.application",
     "uvicorn": "serve.application",
 }

@@ -64,7 +64,7 @@ def test_predict_writes_text_json_lines_and_arrays(files, tmp_path):
     assert len(text) == 300
     assert [int(pair.split(":")[0]) for pair in text[7].split()] == labels[7].tolist()
     named = ok("predict", files / "named", files / "data.txt", "-k", "1").splitlines()
-    assert named[7].startswith(f"tag_{labels[7, 0]}:")
+    assert named[7].startswith(f'"tag {labels[7, 0]}":')
     for ending in ("txt", "jsonl", "npz"):
         ok(
             "predict",
@@ -180,6 +180,20 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["train", "data.txt", "-o", "new", "--threads", "1000000"], "--threads"),
         (["convert", "data.txt", "new.npz"], "--labels-to"),
         (["predict", "model", "data.txt", "-o", "no/such/place.txt"], "No such file"),
+        (["predict", "nowhere", "nothing", "-o", "data.txt"], "data.txt exists"),
+        (["predict", "nowhere", "nothing", "-o", "model"], "is a directory"),
+        (
+            ["predict", "model", "data.txt", "-o", "new.xls"],
+            "new.xls: unknown ending; use .txt, .csv",
+        ),
+        (["predict", "model", "data.txt", "-o", "new"], "or --format"),
+        (["predict", "model", "data.txt", "-o", "new.npz.gz"], "unknown ending"),
+        (["predict", "model", "data.txt", "--format", "npz", "-o", "x.gz"], "leave out .gz"),
+        (["predict", "model", "data.txt", "--json", "--format", "csv"], "--json contradicts"),
+        (["predict", "model"], "either DATA or --text"),
+        (["predict", "model", "data.txt", "--text", "words"], "either DATA or --text"),
+        (["predict", "model", "--text", "words"], "numeric features: give DATA"),
+        (["predict", "model", "--text", "a", "--text-column", "b"], "do not go with --text"),
         (["evaluate", "model", "data.txt", "-k", "1,x"], "1,x"),
         (["evaluate", "model", "data.txt", "-k", "0"], "from 1"),
         (["inspect", "nothing"], "nothing"),
@@ -286,7 +300,7 @@ def test_letters_that_the_terminal_lacks_are_escaped(tmp_path):
     save_data(Dataset(X, Y, ["é", "✓"]), tmp_path / "data.xmc")
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert dismec("train", "data.xmc", "-o", "Σ", cwd=tmp_path, env=env).returncode == 0
-    assert "\\u2713:" in dismec("predict", "Σ", "data.xmc", cwd=tmp_path, env=env).stdout
+    assert '"\\u2713":' in dismec("predict", "Σ", "data.xmc", cwd=tmp_path, env=env).stdout
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(files, tmp_path):

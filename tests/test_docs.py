@@ -55,7 +55,15 @@ def test_readme_commands_and_python_run(tmp_path):
     "page",
     [
         f"docs/{name}.md"
-        for name in ("comparing", "guide", "inspecting", "probabilities", "tail", "tuning")
+        for name in (
+            "comparing",
+            "guide",
+            "inspecting",
+            "predictions",
+            "probabilities",
+            "tail",
+            "tuning",
+        )
     ],
 )
 def test_commands_of_a_page_run(tmp_path, page):

@@ -244,9 +244,9 @@ def test_names_for_numeric_data(tmp_path):
     option = ("--label-names", tmp_path / "names.txt")
     run("train", tmp_path / "train.txt", "-o", tmp_path / "model", "--quiet", *option)
     assert list(open_model(tmp_path / "model").names) == names
-    assert "Straße_" in run("predict", tmp_path / "model", tmp_path / "test.txt").stdout
+    assert '"Straße ' in run("predict", tmp_path / "model", tmp_path / "test.txt").stdout
     run("train", tmp_path / "train.txt", "-o", tmp_path / "bare", "--quiet")
-    assert "Straße_" in run("predict", tmp_path / "bare", tmp_path / "test.txt", *option).stdout
+    assert '"Straße ' in run("predict", tmp_path / "bare", tmp_path / "test.txt", *option).stdout
     (tmp_path / "names.txt").write_text("one\n")
     said = run("train", tmp_path / "train.txt", "-o", tmp_path / "x", *option, code=2).stderr
     assert "20 labels, but 1 are wanted" in said

@@ -78,6 +78,7 @@ class Problem:
         idf: NDArray[np.float32] | None,
         n_features: int,
         bias: float,
+        weights: NDArray[np.float32] | None,
         label_indptr: NDArray[np.int64],
         label_rows: NDArray[np.int32],
     ) -> None: ...

@@ -28,11 +28,11 @@ MOST_PLACES = 2**31 - 1
 _COLUMNS = ("text_column", "label_column", "label_separator", "id_column")
 
 
-class RowBatch(NamedTuple):
-    """Some rows of DATA, as a model takes them."""
+class DataBatch(NamedTuple):
+    """Some rows of DATA, in its order."""
 
     X: csr_array
-    ids: list[str] | None  # what identifies each row, if that was asked for
+    ids: list[str] | None = None  # what DATA calls them
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,21 @@ class Reading:
 
         return text_dataset(model, data, fmt=self.fmt_for(model, data), threads=threads)
 
-    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[RowBatch]:
+    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """The rows of DATA, a batch at a time."""
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
             self._check_numeric(model, data)
             for rows in feature_batches(data, threads=threads):
-                yield RowBatch(rows, None)
+                yield DataBatch(rows)
             return
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
 
         vocabulary = vocabulary_of(model)
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
-            yield RowBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+            yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
 
     def _check_numeric(self, model: TopkModel, data: DataFile) -> None:
         if model.vocabulary is not None and not self.numeric:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +21,7 @@ from dismec.cli.console import (
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
+    DataBatch,
     F,
     Reading,
     cluster_option,
@@ -31,11 +31,15 @@ from dismec.cli.options import (
     propensity_options,
     threads_option,
 )
+from dismec.cli.output import Output, output_options
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from dismec.model.model import Model
     from dismec.model.topk_model import TopkModel
+
+_ROWS_AT_ONCE = 1 << 14
+_PLACES_AT_ONCE = 1 << 22  # of labels and scores: 8 bytes each
 
 
 def _parse_threshold(
@@ -47,6 +51,15 @@ def _parse_threshold(
         return float(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is neither a number, micro-f1 nor macro-f1") from None
+
+
+def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    for number, text in enumerate(texts, 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"text {number} is not UTF-8") from None
+    return texts
 
 
 def _number_option(
@@ -73,11 +86,18 @@ _rank_option = click.option(
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.argument("data", type=PATH)
+@click.argument("data", type=PATH, required=False)
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    callback=_check_texts,
+    help="A text to predict, instead of DATA; may be repeated.",
+)
 @click.option(
     "-k",
     type=click.IntRange(1, MOST_PLACES),
-    help="Labels a row [default: 5, or all that reach the threshold].",
+    help="Labels per row [default: 5, or all that reach the threshold].",
 )
 @click.option(
     "--probabilities",
@@ -91,12 +111,7 @@ _rank_option = click.option(
     metavar="NUMBER|micro-f1|macro-f1",
     help="Only labels that reach this score, or probability; or as was best for F1.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=PATH,
-    help='File to write [default: print]. By its ending: .jsonl, .npz, or text "label:score …".',
-)
+@output_options
 @_rerank_option
 @propensity_options
 @data_options(model=True, ids=True)
@@ -104,12 +119,13 @@ _rank_option = click.option(
 @threads_option
 def predict(
     model: Path,
-    data: Path,
+    data: Path | None,
+    texts: tuple[str, ...],
     k: int | None,
     probabilities: bool,
     rank: str | None,
     threshold: float | str | None,
-    output: Path | None,
+    output: Output,
     rerank: float | None,
     A: float,
     B: float,
@@ -117,53 +133,90 @@ def predict(
     cluster: str | None,
     threads: int | None,
 ) -> None:
-    """Print the best labels of every row of DATA with their scores, or probabilities."""
-    import numpy as np
+    """Print the best labels of every row of DATA with their scores, or probabilities.
 
+    DATA may be - for standard input. The text format has one line per row, best label first:
+    label:score label:score. A name that is a number, or that contains spaces, colons, quotes or
+    backslashes, is written as a JSON string: "cast iron":0.53. If rows have ids, a line starts with
+    the id and a tab.
+    """
     from dismec.data.names import load_names
-    from dismec.data.predictions import print_text, write_predictions
-    from dismec.model.thresholds import ranked
+    from dismec.data.predictions import Columns
 
     if rank == "score" and (probabilities or isinstance(threshold, str)):
         raise click.UsageError("--rank score contradicts --probabilities and F1 thresholds")
     if rank is not None and rerank is not None:
         raise click.UsageError("--rank cannot be combined with --rerank")
     probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
-    if output is not None and output.exists() and data.exists() and output.samefile(data):
-        raise click.UsageError(f"{output} is DATA itself: choose another file")
     if rerank is not None and (probabilities or threshold is not None):
         raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
+    if (data is None) == (not texts):
+        raise click.UsageError("give either DATA or --text")
+    if texts and (reading.columns or reading.labels or reading.names):
+        raise click.UsageError("options on how to read DATA do not go with --text")
+    if output.form == "xmc" and reading.columns.get("id_column"):
+        raise click.UsageError("--format xmc has no place for ids: leave out --id-column")
     names = load_names(reading.names) if reading.names else None
     with _model_at(model, cluster) as opened:
         opened = _reranked(opened, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
         if probabilities and cluster is not None:
-            raise DismecError("probabilities are not to be had on a cluster: leave out --cluster")
+            raise DismecError("--probabilities is not supported with --cluster")
         if rank is None and rerank is None:
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
-        if output is None or output.suffix != ".npz":
-            places = min(places, max(opened.n_labels, 1))  # empty places are not written
-        batches = reading.batches(opened, reading.look(data), threads)
-        view: Any = opened
-        if threshold is not None:
-            how = {"probabilities": probabilities, "most": places, "threads": threads}
-            found = [ranked(view.assign(rows, threshold, **how)) for rows, _ in batches]
+        places = min(places, max(opened.n_labels, 1))  # the others would be empty
+        rank_rows = _ranking(opened, places, threshold, probabilities, threads)
+        if data is None:
+            batches = _rows_of_texts(opened, texts, threads)
         else:
-            by: dict[str, Any] = {}
-            if probabilities or opened.capabilities.probabilities:
-                by["rank"] = "probability" if probabilities else "score"
-            found = [view.predict_topk(rows, places, threads=threads, **by) for rows, _ in batches]
-    width = max((top.shape[1] for top, _ in found), default=0)
-    top = np.concatenate([_widened(top, width, -1) for top, _ in found])
-    scores = np.concatenate([_widened(values, width, -np.inf) for _, values in found])
-    if output is None:
-        print_text(top, scores, names or opened.names, sys.stdout)
-        sys.stdout.flush()
-    else:
+            batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
-        write_predictions(top, scores, names or opened.names, output, what=what)
+        with output.writer(Columns(opened.n_labels, names or opened.names, what)) as writer:
+            for X, ids in _slices(batches, 1 if threshold is not None else places):
+                writer.write(*rank_rows(X), ids)
+
+
+def _ranking(
+    model: TopkModel,
+    places: int,
+    threshold: float | str | None,
+    probabilities: bool,
+    threads: int | None,
+) -> Callable[[Any], tuple[Any, Any]]:
+    """What gives rows their labels and scores."""
+    from dismec.model.thresholds import ranked
+
+    view: Any = model
+    if threshold is not None:
+        how = {"probabilities": probabilities, "most": places, "threads": threads}
+        return lambda X: ranked(view.assign(X, threshold, **how))
+    by: dict[str, Any] = {}
+    if probabilities or model.capabilities.probabilities:
+        by["rank"] = "probability" if probabilities else "score"
+    return lambda X: view.predict_topk(X, places, threads=threads, **by)
+
+
+def _rows_of_texts(
+    model: TopkModel, texts: tuple[str, ...], threads: int | None
+) -> Iterator[DataBatch]:
+    if model.vocabulary is None:
+        raise click.UsageError("the model was trained on numeric features: give DATA, not --text")
+    yield DataBatch(model.vocabulary.rows(texts, threads=threads))
+
+
+def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
+    """The same rows in batches whose predictions take little memory; at least one batch."""
+    most = max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // places))
+    for X, ids in batches:
+        n_rows: int = X.shape[0]
+        if n_rows <= most:
+            yield DataBatch(X, ids)
+            continue
+        for begin in range(0, n_rows, most):
+            part = slice(begin, begin + most)
+            yield DataBatch(X[part], None if ids is None else ids[part])
 
 
 def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
@@ -171,16 +224,9 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
     if alpha is None:
         return model
     if not model.capabilities.rankings:
-        raise DismecError("rare labels are not ranked higher on a cluster: leave out --cluster")
+        raise DismecError("--rerank is not supported with --cluster")
     calibrated = model.capabilities.probabilities
     return cast("Model", model).reranked(alpha, A, B, probabilities=calibrated)
-
-
-def _widened(array: Any, width: int, empty: float) -> Any:
-    import numpy as np
-
-    missing = width - array.shape[1]
-    return np.pad(array, ((0, 0), (0, missing)), constant_values=empty) if missing else array
 
 
 @click.command()

@@ -1,14 +1,19 @@
-"""Parquet, Arrow and Zstandard: the only importer of pyarrow, which is an extra."""
+"""Parquet, Arrow and Zstandard ⇄ our rows: the only importer of pyarrow, the extra ``arrow``.
+
+Whoever imports this module does so where it is needed, and says what to install if it fails.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["ARROW_ERRORS", "ArrowTable", "zstd_stream"]
+__all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
 ARROW_ERRORS = (pa.ArrowException, OSError)
 _ROWS = 4096  # read at a time
@@ -54,3 +59,43 @@ class ArrowTable:
         else:
             for batch in self._arrow:
                 yield batch.select(list(columns))
+
+
+class ParquetLists:
+    """Rows that hold lists, written to a Parquet file a row group at a time.
+
+    Parameters
+    ----------
+    file
+        A binary file that is only written to, from its beginning to its end.
+    items
+        The lists' columns and the type of an item in each: "string", "int32" or "float32".
+    with_ids
+        Whether there is a column ``id`` of text before them.
+    """
+
+    def __init__(self, file: BinaryIO, items: dict[str, str], *, with_ids: bool) -> None:
+        self._types = {name: getattr(pa, kind)() for name, kind in items.items()}
+        fields = [pa.field("id", pa.string())] if with_ids else []
+        fields += [pa.field(name, pa.list_(kind)) for name, kind in self._types.items()]
+        self._schema = pa.schema(fields)
+        self._writer = pq.ParquetWriter(file, self._schema)
+
+    def write(
+        self,
+        lengths: npt.NDArray[np.integer[Any]],
+        items: dict[str, Sequence[str] | npt.NDArray[Any]],
+        ids: Sequence[str] | None = None,
+    ) -> None:
+        """Write rows: the length of each one's lists, and the items of all of them end to end."""
+        bounds = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        columns = [pa.array(ids, pa.string())] if ids is not None else []
+        columns += [
+            pa.ListArray.from_arrays(bounds, pa.array(items[name], kind))
+            for name, kind in self._types.items()
+        ]
+        self._writer.write_table(pa.table(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Write the end of the file, without which it cannot be read."""
+        self._writer.close()

@@ -95,7 +95,7 @@ def read_frame(
     name = f"the {type(frame).__name__}"
     try:
         columns = [
-            _values(frame[column]) if column in header else None
+            _column_values(frame[column]) if column in header else None
             for column in wanted
             if column is not None
         ]
@@ -112,7 +112,7 @@ def read_frame(
         raise DataError(f"{name}: {error}") from None
 
 
-def _values(column: Any) -> Iterable[Any]:
+def _column_values(column: Any) -> Iterable[Any]:
     for convert in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, convert):
             return list(getattr(column, convert)())

@@ -42,7 +42,7 @@ class LabelCells:
         if value is None or (isinstance(value, float) and value != value):
             return []  # NaN is what pandas has where nothing was written
         if isinstance(value, str):
-            listed = _listed(value.strip(), self._separator)
+            listed = _list_entries(value.strip(), self._separator)
             if listed is not None:
                 return checked_names(listed)
             if self._watch is not None:
@@ -108,7 +108,7 @@ class _Watch:
         return None
 
 
-def _listed(cell: str, separator: str | None) -> list[Any] | None:
+def _list_entries(cell: str, separator: str | None) -> list[Any] | None:
     """The entries of a cell that is a list, a tuple or a set as Python, numpy or JSON writes it."""
     if cell == "set()":
         return []

@@ -1,73 +1,355 @@
-"""Top k → files."""
+"""Predictions → files, a batch of rows at a time.
+
+A row is written and forgotten, so that memory does not grow with the number of rows; ``npz`` is the
+one form that is held until the end. No label's name is altered in any form.
+"""
 
 from __future__ import annotations
 
-import json
+import gzip
+import re
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from io import TextIOWrapper
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.data.files import whole_file
+from dismec.data.prediction_formats import BINARY_FORMATS, json_text, spell_name
+from dismec.errors import DataError
 
-__all__ = ["print_text", "write_predictions"]
+__all__ = ["Columns", "PredictionWriter", "prediction_file", "prediction_writer"]
 
-Labels = npt.NDArray[np.int32]
-Scores = npt.NDArray[np.float32]
+_Labels = npt.NDArray[np.int32]
+_Scores = npt.NDArray[np.float32]
+
+_VALUES_AT_ONCE = 1 << 14  # spelled: numpy's text of a number takes 128 bytes
+_QUOTED_CELL = re.compile(r'[",\s]')
+# JSON has no word for these; a number beyond its range is read as infinite.
+_NOT_FINITE = {"inf": "1e999", "-inf": "-1e999", "nan": "null"}
 
 
-def print_text(top: Labels, scores: Scores, names: Sequence[str] | None, out: TextIO) -> None:
-    """One line per row: ``label:score label:score``, best first.
+class Columns(NamedTuple):
+    """What the columns of predictions hold."""
 
-    A name takes the place of the label's number; blanks in it become underscores, so that a line
-    can be split at blanks and an entry at its last colon.
+    n_labels: int
+    names: Sequence[str] | None = None
+    """One per label; None: labels are written as numbers."""
+    values: str = "scores"
+    """What the scores are called."""
+
+
+class PredictionWriter(ABC):
+    """Predictions on their way into an open binary file.
+
+    Parameters
+    ----------
+    file
+        Written to from its beginning to its end, and left open.
+    columns
+        What is written.
+    encoding
+        That of the form ``text``; all others are UTF-8.
     """
-    clean = None if names is None else ["_".join(name.split()) for name in names]
-    for row in _rows(top, scores, clean):
-        out.write(" ".join(f"{label}:{score:.6g}" for label, score in row) + "\n")
+
+    def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
+        self.file, self.columns, self.encoding = file, columns, encoding
+
+    @abstractmethod
+    def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
+        """Write the next rows.
+
+        Parameters
+        ----------
+        top, scores
+            (n_rows, places): labels, best first, and their scores. Label −1 is an empty place.
+        ids
+            What the rows are called: for all batches, or for none.
+        """
+
+    def finish(self) -> None:  # noqa: B027  most have nothing left to write
+        """Write what comes after the last row. There must have been a batch, if only an empty one.
+
+        `file` is whole then, but neither flushed nor closed.
+        """
+
+    def release(self) -> None:  # noqa: B027  most hold nothing
+        """Give up what it holds, finished or not."""
 
 
-def write_predictions(
-    top: Labels,
-    scores: Scores,
-    names: Sequence[str] | None,
-    path: str | Path,
-    *,
-    what: str = "scores",
-) -> None:
-    """Write predictions in the format of the file's ending, atomically.
+@contextmanager
+def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[PredictionWriter]:
+    """A writer for a file that appears under its name only when all rows are in it.
 
-    ``.jsonl``: a line ``{"labels": [...], "scores": [...]}`` per row. ``.npz``: arrays ``labels``
-    and ``scores`` (n_rows, k), −1 and −inf for places beyond the number of labels. Else text.
-    `what` names the scores there.
+    Parameters
+    ----------
+    path
+        The file; if its name ends in ``.gz`` it is gzipped. A device or a pipe is written to as it
+        is.
+    form
+        One of `dismec.data.prediction_formats.FORMATS`.
+    columns
+        What is written.
+
+    Raises
+    ------
+    DataError
+        If a binary form is to be gzipped.
     """
     path = Path(path)
-    with whole_file(path) as file:
-        if path.suffix == ".npz":
-            arrays: dict[str, Any] = {"labels": top, what: scores}
-            np.savez_compressed(file, **arrays)
-            return
-        text = TextIOWrapper(file, encoding="utf-8", newline="\n")
-        if path.suffix == ".jsonl":
-            for row in _rows(top, scores, names):
-                entry = {"labels": [label for label, _ in row], what: [s for _, s in row]}
-                text.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        else:
-            print_text(top, scores, names, text)
-        text.flush()
-        text.detach()
+    is_packed = path.suffix.lower() == ".gz"
+    if is_packed and form in BINARY_FORMATS:
+        raise DataError(f"{path}: {form} is compressed in itself; leave out .gz")
+    with ExitStack() as opened:
+        file: Any = opened.enter_context(whole_file(path))
+        if is_packed:
+            file = opened.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+        yield opened.enter_context(prediction_writer(file, form, columns))
 
 
-def _rows(
-    top: Labels, scores: Scores, names: Sequence[str] | None
-) -> Iterator[list[tuple[Any, float]]]:
-    for labels, values in zip(top, scores, strict=True):
-        shortest = (float(np.format_float_positional(v)) if np.isfinite(v) else v for v in values)
-        yield [
-            (names[label] if names is not None else label, score)
-            for label, score in zip(labels.tolist(), shortest, strict=True)
-            if label >= 0
-        ]
+@contextmanager
+def prediction_writer(
+    file: BinaryIO, form: str, columns: Columns, encoding: str = "utf-8"
+) -> Iterator[PredictionWriter]:
+    """A writer for an open file; arguments as for `PredictionWriter` and `prediction_file`."""
+    writer = _WRITERS[form](file, columns, encoding if form == "text" else "utf-8")
+    try:
+        yield writer
+        writer.finish()
+    finally:
+        writer.release()
+
+
+class _SpelledRow(NamedTuple):
+    """A row as it is spelled."""
+
+    id: str | None
+    labels: list[str]
+    values: list[str]
+
+
+class _LineWriter(PredictionWriter):
+    """A line per row."""
+
+    _n_rows, _begun = 0, False
+
+    def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
+        if not self._begun:
+            self._put(self._head(ids is not None))
+            self._begun = True
+        rows = max(1, _VALUES_AT_ONCE // max(1, top.shape[1]))
+        for begin in range(0, len(top), rows):
+            part = slice(begin, begin + rows)
+            some = self._rows(top[part], scores[part], None if ids is None else ids[part])
+            self._put("".join(map(self._line, some)))
+        self._n_rows += len(top)
+
+    def _put(self, text: str) -> None:
+        self.file.write(text.encode(self.encoding))
+
+    def _head(self, with_ids: bool) -> str:
+        return ""
+
+    @abstractmethod
+    def _line(self, row: _SpelledRow) -> str: ...
+
+    def _spell(self, label: int) -> str:
+        names = self.columns.names
+        return str(label) if names is None else json_text(names[label])
+
+    def _spelled_values(self, scores: _Scores) -> list[list[str]]:
+        words: list[list[str]] = scores.astype("U").tolist()  # the shortest that read back
+        if np.isfinite(scores).all():
+            return words
+        return [[_NOT_FINITE.get(word, word) for word in row] for row in words]
+
+    def _rows(
+        self, top: _Labels, scores: _Scores, ids: Sequence[str] | None
+    ) -> Iterator[_SpelledRow]:
+        spelled = {label: self._spell(label) for label in np.unique(top).tolist() if label >= 0}
+        rows = zip(top.tolist(), self._spelled_values(scores), strict=True)
+        for number, (labels, values) in enumerate(rows):
+            kept = [value for label, value in zip(labels, values, strict=True) if label >= 0]
+            named = [spelled[label] for label in labels if label >= 0]
+            yield _SpelledRow(None if ids is None else ids[number], named, kept)
+
+
+class _TextWriter(_LineWriter):
+    """``label:score label:score``, after the id and a tab if there are ids."""
+
+    def _spell(self, label: int) -> str:
+        names = self.columns.names
+        return str(label) if names is None else spell_name(names[label], self.encoding)
+
+    def _spelled_values(self, scores: _Scores) -> list[list[str]]:
+        words: list[list[str]] = scores.astype("U").tolist()
+        return words
+
+    def _line(self, row: _SpelledRow) -> str:
+        pairs = " ".join(map(":".join, zip(row.labels, row.values, strict=True)))
+        if row.id is None:
+            return f"{pairs}\n"
+        bare = row.id.isdecimal() and row.id.isascii()
+        return f"{row.id if bare else spell_name(row.id, self.encoding)}\t{pairs}\n"
+
+
+class _XmcWriter(_TextWriter):
+    """XMC text: ``rows labels``, then labels by number.
+
+    Rows wait in an unlinked temporary file until they have been counted.
+    """
+
+    def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
+        self._rows_file = tempfile.TemporaryFile()  # noqa: SIM115  closed by `release`
+        super().__init__(self._rows_file, columns._replace(names=None), encoding)
+        self._whole = file
+
+    def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
+        if ids is not None:
+            raise DataError("XMC text has no place for ids: write another form, or leave them out")
+        super().write(top, scores)
+
+    def finish(self) -> None:
+        self._whole.write(f"{self._n_rows} {self.columns.n_labels}\n".encode())
+        self._rows_file.seek(0)
+        shutil.copyfileobj(self._rows_file, self._whole, 1 << 20)
+
+    def release(self) -> None:
+        self._rows_file.close()
+
+
+class _JsonLinesWriter(_LineWriter):
+    """``{"labels": […], "scores": […]}`` with ``"id"`` first if there are ids."""
+
+    def _line(self, row: _SpelledRow) -> str:
+        return f"{self._object(row)}\n"
+
+    def _object(self, row: _SpelledRow) -> str:
+        first = "" if row.id is None else f'"id": {json_text(row.id)}, '
+        labels, values = ", ".join(row.labels), ", ".join(row.values)
+        return f'{{{first}"labels": [{labels}], "{self.columns.values}": [{values}]}}'
+
+
+class _JsonWriter(_JsonLinesWriter):
+    """One array of these objects."""
+
+    _before = "[\n"
+
+    def _line(self, row: _SpelledRow) -> str:
+        line = f"{self._before}{self._object(row)}"
+        self._before = ",\n"
+        return line
+
+    def finish(self) -> None:
+        self.file.write(b"\n]\n" if self._n_rows else b"[]\n")
+
+
+class _CsvWriter(_LineWriter):
+    """A table with a header, whose cells of labels and of scores are JSON lists."""
+
+    _delimiter: ClassVar = ","
+
+    def _head(self, with_ids: bool) -> str:
+        return self._cells([*(["id"] if with_ids else []), "labels", self.columns.values])
+
+    def _line(self, row: _SpelledRow) -> str:
+        lists = [f"[{', '.join(row.labels)}]", f"[{', '.join(row.values)}]"]
+        return self._cells([*([] if row.id is None else [row.id]), *lists])
+
+    def _cells(self, cells: list[str]) -> str:
+        return self._delimiter.join(map(_csv_cell, cells)) + "\n"
+
+
+class _TsvWriter(_CsvWriter):
+    _delimiter = "\t"
+
+
+def _csv_cell(cell: str) -> str:
+    """A cell that every reader of CSV or TSV takes for this text."""
+    return '"' + cell.replace('"', '""') + '"' if _QUOTED_CELL.search(cell) else cell
+
+
+class _ParquetWriter(PredictionWriter):
+    """Columns ``labels`` and ``scores`` of lists, and ``id`` if there are ids."""
+
+    _lists: Any = None  # ParquetLists, from the first rows on
+
+    def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
+        names, what = self.columns.names, self.columns.values
+        if self._lists is None:
+            items = {"labels": "int32" if names is None else "string", what: "float32"}
+            self._lists = _parquet_lists(self.file, items, ids is not None)
+        kept = top >= 0
+        labels: Any = top[kept]
+        if names is not None:
+            used, places = np.unique(labels, return_inverse=True)
+            labels = np.array([names[label] for label in used.tolist()], object)[places]
+        self._lists.write(kept.sum(axis=1), {"labels": labels, what: scores[kept]}, ids)
+
+    def finish(self) -> None:
+        if self._lists is not None:
+            self._lists.close()
+
+    def release(self) -> None:
+        if self._lists is not None:
+            with suppress(Exception):  # of a file that could not be written to either
+                self._lists.close()
+
+
+class _NpzWriter(PredictionWriter):
+    """Arrays ``labels`` (numbers) and ``scores`` (n_rows, places), and ``ids`` if there are ids."""
+
+    def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
+        super().__init__(file, columns, encoding)
+        self._found: list[tuple[_Labels, _Scores]] = []
+        self._ids: list[str] | None = None
+
+    def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
+        self._found.append((top, scores))
+        if ids is not None:
+            self._ids = self._ids or []
+            self._ids += ids
+
+    def finish(self) -> None:
+        width = max((top.shape[1] for top, _ in self._found), default=0)
+        arrays: dict[str, Any] = {
+            "labels": np.concatenate([_widened(top, width, -1) for top, _ in self._found]),
+            self.columns.values: np.concatenate(
+                [_widened(scores, width, -np.inf) for _, scores in self._found]
+            ),
+        }
+        if self._ids is not None:
+            arrays["ids"] = np.array(self._ids, dtype=np.str_)
+        np.savez_compressed(self.file, **arrays)
+
+
+def _widened(array: npt.NDArray[Any], width: int, empty: float) -> npt.NDArray[Any]:
+    missing = width - array.shape[1]
+    return np.pad(array, ((0, 0), (0, missing)), constant_values=empty) if missing else array
+
+
+_WRITERS: dict[str, type[PredictionWriter]] = {
+    "text": _TextWriter,
+    "csv": _CsvWriter,
+    "tsv": _TsvWriter,
+    "jsonl": _JsonLinesWriter,
+    "json": _JsonWriter,
+    "parquet": _ParquetWriter,
+    "npz": _NpzWriter,
+    "xmc": _XmcWriter,
+}
+
+
+def _parquet_lists(file: BinaryIO, items: dict[str, str], with_ids: bool) -> Any:
+    try:
+        from dismec.data.arrow import ParquetLists
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise DataError("Parquet is written with pyarrow: pip install 'dismec[arrow]'") from None
+    return ParquetLists(file, items, with_ids=with_ids)

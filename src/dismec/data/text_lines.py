@@ -90,7 +90,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -101,7 +101,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # Numbers stay as they are written: the label 1.50 is named "1.50".
 _decode = json.JSONDecoder(
-    parse_int=str, parse_float=str, parse_constant=_no_constant, object_pairs_hook=_object
+    parse_int=str, parse_float=str, parse_constant=_no_constant, object_pairs_hook=_json_object
 ).raw_decode
 
 

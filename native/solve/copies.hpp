@@ -1,0 +1,162 @@
+// Rows of X → copies one after the other, whose features are renumbered by first use.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "solve/huge_array.hpp"
+#include "solve/rows.hpp"
+
+namespace dismec::solve {
+
+/// Memory for the copies of one thread's sets, in chunks that go from set to set: nothing is
+/// zeroed, moved or given back in between.
+class ChunkPool {
+ public:
+  static constexpr std::int64_t kChunk = std::int64_t{1} << 16;
+
+  std::byte* take() {
+    if (free_.empty()) {
+      constexpr std::int64_t kAtATime = 16;
+      slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(kAtATime * kChunk));
+      for (std::int64_t i = 0; i < kAtATime; ++i) free_.push_back(slabs_.back().get() + i * kChunk);
+    }
+    std::byte* chunk = free_.back();
+    free_.pop_back();
+    return chunk;
+  }
+  void give_back(std::vector<std::byte*>& chunks) {
+    free_.insert(free_.end(), chunks.begin(), chunks.end());
+    chunks.clear();
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  std::vector<std::byte*> free_;
+};
+
+/// What one thread's sets share.
+struct SetMemory {
+  ChunkPool pool;
+  HugeArray<std::int32_t> local_of;  // global feature → local one; all −1 between uses
+
+  explicit SetMemory(std::int64_t n_features) : local_of(n_features) {
+    std::fill_n(local_of.data(), n_features, -1);
+  }
+};
+
+/// Calls change(f, x[features[f]]) for each feature. Where a table is larger than the cache, its
+/// entries have to be asked for before.
+template <typename T, typename Change>
+void each_entry(std::span<const std::int32_t> features, T* x, const Change& change) {
+  constexpr std::size_t kAhead = 32;
+  for (std::size_t f = 0; f < features.size(); ++f) {
+    if (f + kAhead < features.size()) __builtin_prefetch(x + features[f + kAhead], 1);
+    change(static_cast<std::int32_t>(f), x[features[f]]);
+  }
+}
+
+/// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
+inline std::int64_t copy_bytes(bool narrow) {
+  return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
+}
+
+/// Rows copied one after the other, with their features renumbered by first use.
+struct Copies {
+  std::vector<Row> rows;               // they look into chunks
+  std::vector<std::int32_t> features;  // new number → old one
+  std::int64_t bytes = 0;              // of all rows
+
+  /// Copies `n` rows of `nnz` non-zeros together and at most `longest` each. Old numbers are below
+  /// `n_features`, and rows are multiplied by `factor`, one number per feature, unless it is empty.
+  template <typename RowAt>
+  void append(std::int64_t n, std::int64_t nnz, std::int64_t n_features,
+              std::span<const float> factor, SetMemory& memory, const RowAt& row_at) {
+    auto n_local = static_cast<std::int32_t>(features.size());
+    const std::int64_t most = std::min(n_local + nnz, n_features);
+    const bool narrow = most <= kNarrow;
+    const std::int64_t chunk = ChunkPool::kChunk / copy_bytes(narrow);  // non-zeros
+    bytes += nnz * copy_bytes(narrow);
+    features.resize(most + 1);
+    std::int32_t* local = memory.local_of.data();
+    each_entry(std::span(features).first(n_local), local,
+               [](std::int32_t f, std::int32_t& place) { place = f; });
+    for (std::int64_t i = 0; i < n; ++i) {
+      const Row x = row_at(i);
+      if (chunks_.empty() || x.size > left_ || narrow != narrow_) {
+        chunks_.push_back(memory.pool.take());
+        left_ = chunk;
+        narrow_ = narrow;
+      }
+      // All values first, then all places: whoever walks the rows reads both as streams.
+      auto* values = reinterpret_cast<float*>(chunks_.back());
+      void* places = values + chunk;
+      const std::int64_t used = chunk - left_;
+      left_ -= x.size;
+      Row copy{values + used, nullptr, nullptr, x.size, 1.0F};
+      const auto copy_to = [&](auto* index) {
+        x.narrow ? copy_row(x, x.narrow, factor, values + used, index, local, n_local)
+                 : copy_row(x, x.index, factor, values + used, index, local, n_local);
+      };
+      if (narrow) {
+        auto* index = static_cast<std::uint16_t*>(places) + used;
+        copy_to(index);
+        copy.narrow = index;
+      } else {
+        auto* index = static_cast<std::int32_t*>(places) + used;
+        copy_to(index);
+        copy.index = index;
+      }
+      rows.push_back(copy);
+    }
+    features.resize(n_local);
+    each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
+  }
+
+  /// A row that is longer cannot be copied.
+  static constexpr std::int64_t kLongest =
+      ChunkPool::kChunk / (sizeof(float) + sizeof(std::int32_t));
+
+  void clear(SetMemory& memory) {
+    memory.pool.give_back(chunks_);
+    rows.clear();
+    features.clear();
+    left_ = 0;
+    bytes = 0;
+  }
+
+ private:
+  static constexpr std::int64_t kNarrow =
+      std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
+
+  /// Copies a row to `value` and `index`; `local` maps old numbers to new ones.
+  template <typename From, typename To>
+  void copy_row(const Row& x, const From* old, std::span<const float> factor, float* value,
+                To* index, std::int32_t* local, std::int32_t& n_local) {
+    // Whether a feature is new cannot be guessed, so nothing branches on it.
+    for (std::int64_t k = 0; k < x.size; ++k) {
+      const auto j = old[k];
+      const std::int32_t known = local[j];
+      const std::int32_t place = known < 0 ? n_local : known;
+      local[j] = place;
+      features[n_local] = j;
+      n_local += known < 0;
+      index[k] = static_cast<To>(place);
+      value[k] = x.value[k] * x.scale;
+    }
+    if (!factor.empty()) {
+      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= factor[old[k]];
+    }
+  }
+
+  std::vector<std::byte*> chunks_;
+  std::int64_t left_ = 0;  // non-zeros that still fit into the last chunk
+  bool narrow_ = true;     // places are of sixteen bits there
+};
+
+}  // namespace dismec::solve

@@ -1,0 +1,137 @@
+"""Where a command writes: a file that is not there yet, or standard output."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dismec.cli.options import PATH, F
+from dismec.data.prediction_formats import BINARY_FORMATS, ENDINGS, FORMATS, format_of
+
+if TYPE_CHECKING:
+    from dismec.data.predictions import Columns, PredictionWriter
+
+STANDARD = Path("-")  # standard output, and as DATA standard input
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where predictions go, and in which form."""
+
+    path: Path  # STANDARD or a file
+    form: str  # one of FORMATS
+
+    @contextmanager
+    def writer(self, columns: Columns) -> Iterator[PredictionWriter]:
+        """What predictions are written with; a file appears when all of them are in it."""
+        from dismec.data.predictions import prediction_file, prediction_writer
+
+        if self.path != STANDARD:
+            with prediction_file(self.path, self.form, columns) as writer:
+                yield writer
+            return
+        sys.stdout.flush()
+        encoding = sys.stdout.encoding or "utf-8"
+        with prediction_writer(sys.stdout.buffer, self.form, columns, encoding) as writer:
+            yield writer
+        sys.stdout.flush()
+
+
+def check_new_file(path: Path, overwrite: bool, *sources: Path | None) -> None:
+    """Refuse a file that is there, unless it is to be overwritten, and any that is read itself.
+
+    A device or a pipe is never refused.
+    """
+    if path.is_dir():
+        raise click.UsageError(f"{path} is a directory: name a file")
+    if not path.is_file():
+        return
+    for source in sources:
+        if source is not None and source.exists() and path.samefile(source):
+            raise click.UsageError(f"{path} is read by this command: choose another file")
+    if not overwrite:
+        raise click.UsageError(f"{path} exists: choose another file, or give --overwrite")
+
+
+def output_options(command: F) -> Callable[..., Any]:
+    """``-o``, ``--format``, ``--json`` and ``--overwrite``, given to the command as one `Output`.
+
+    They are checked before the command begins: a file that is there is refused before anything is
+    read. Arguments of the command that are paths are never overwritten.
+    """
+    options = (
+        click.option(
+            "-o",
+            "--output",
+            type=PATH,
+            metavar="FILE",
+            help="File to write [default: -, standard output]. Its ending gives the format: "
+            f"{', '.join(ENDINGS)}; text formats may have .gz added.",
+        ),
+        click.option(
+            "--format",
+            "form",
+            type=click.Choice(FORMATS),
+            help="Output format, if not the one of the file's ending [default: text]. xmc is XMC "
+            "text of scores. npz is kept in memory until the end; other formats are written row "
+            "by row.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
+        click.option("--overwrite", is_flag=True, help="Overwrite FILE if it exists."),
+    )
+
+    @functools.wraps(command)
+    def gathered(
+        *args: Any,
+        output: Path | None,
+        form: str | None,
+        as_json: bool,
+        overwrite: bool,
+        **others: Any,
+    ) -> Any:
+        if as_json and form not in (None, "json"):
+            raise click.UsageError(f"--json contradicts --format {form}")
+        output = output or STANDARD
+        if output != STANDARD:
+            read = [value for value in others.values() if isinstance(value, Path)]
+            check_new_file(output, overwrite, *read)
+        found = _checked_output(output, "json" if as_json else form)
+        return command(*args, output=found, **others)
+
+    for option in reversed(options):
+        gathered = option(gathered)
+    return gathered
+
+
+def _checked_output(path: Path, form: str | None) -> Output:
+    if path != STANDARD:
+        form = form or format_of(path) or ("text" if _is_special(path) else None)
+        if form is None:
+            known = ", ".join(ENDINGS)
+            raise click.UsageError(
+                f"{path}: unknown ending; use {known}, a text format with .gz, or --format"
+            )
+        if form in BINARY_FORMATS and path.suffix.lower() == ".gz":
+            raise click.UsageError(f"{path}: {form} is compressed in itself: leave out .gz")
+    elif form in BINARY_FORMATS and sys.stdout.isatty():
+        raise click.UsageError(f"{form} is not for a terminal: name a file with -o")
+    if form == "parquet":
+        try:
+            import dismec.data.arrow  # noqa: F401  to find out whether it can be
+        except ModuleNotFoundError:
+            raise click.UsageError(
+                "Parquet files are written with pyarrow: pip install 'dismec[arrow]'"
+            ) from None
+    return Output(path, form or "text")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is a device or a pipe, whose name has no ending."""
+    return path.exists() and not path.is_file() and not path.is_dir()
