@@ -78,8 +78,10 @@ def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
         if found.get("groups"):
             times = "occurs" if found["groups"] == 1 else "occur"
             line = f"{counted(found['groups'], what)} {times} more than once"
-            if found["groups whose labels differ"]:
-                line += f", {found['groups whose labels differ']:,} of them with different labels"
+            differ = found["groups whose labels differ"]
+            if differ:
+                of_them = "" if differ == found["groups"] else f"{differ:,} of them "
+                line += f", {of_them}with different labels"
             lines.append(line)
     return lines
 

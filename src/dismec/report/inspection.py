@@ -48,7 +48,8 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
 
 def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if "rows" in facts:
-        yield paragraphs(tell_data(facts), "headline")
+        headline, *details = tell_data(facts)
+        yield paragraphs([headline], "headline") + paragraphs(details)
         yield from _oddities(facts)
     if "all labels" in facts:
         yield from _label_sections(facts)
@@ -241,7 +242,8 @@ def _weights(facts: Mapping[str, Any]) -> str:
 
 def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
     found, k = test["metrics"], max(KS)
-    yield paragraphs(tell_test(test), "headline")
+    headline, *details = tell_test(test)
+    yield paragraphs([headline], "headline") + paragraphs(details)
     yield table(
         ["P@k, %", *(f"@{k}" for k in KS)],
         [
@@ -249,15 +251,7 @@ def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
             for name, values in {"this model": found, **test["guesses"]}.items()
         ],
     )
-    yield f"<h2>All metrics, {counted(int(found['rows']), 'test row')}</h2>"
-    names = list(dict.fromkeys(key.split("@")[0] for key in found if "@" in key))
-    yield table(
-        ["%", *(f"@{k}" for k in KS)],
-        [[name, *(f"{found[f'{name}@{k}']:.2f}" for k in KS)] for name in names],
-    )
-    rest = {key: f"{v:.2f} %" for key, v in found.items() if "@" not in key and key != "rows"}
-    if rest:
-        yield "<p>" + escape(", ".join(f"{key} {value}" for key, value in rest.items())) + "</p>"
+    yield folded("All metrics", _metrics(found))
     if "reliability" in test:
         yield from _reliability(test["reliability"])
     yield from _group_sections(test["groups"])
@@ -280,6 +274,17 @@ def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+def _metrics(found: Mapping[str, float]) -> Iterator[str]:
+    names = list(dict.fromkeys(key.split("@")[0] for key in found if "@" in key))
+    yield table(
+        ["%", *(f"@{k}" for k in KS)],
+        [[name, *(f"{found[f'{name}@{k}']:.2f}" for k in KS)] for name in names],
+    )
+    rest = [f"{key} {v:.2f} %" for key, v in found.items() if "@" not in key and key != "rows"]
+    if rest:
+        yield paragraphs([", ".join(rest)])
+
+
 def _reliability(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "<h2>Reliability of the probabilities</h2>"
     text = f"Pairs of a row and one of its {max(KS)} best labels, in bins by their probability."
@@ -300,10 +305,10 @@ def _group_sections(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "Labels ranked by how many training rows have them, in ten groups of equally many labels. "
         "P@k, nDCG@k and PSP@k of a group are its part of the metrics of all labels: only hits "
         "whose label is in the group count, divided by the same as always (all rows, k places, the "
-        "best attainable with all labels), so that the parts add up to the table above. R@k is of "
-        "the group alone: the share of its pairs of row and true label that are found in the first "
-        "k places. Coverage@k: of its labels that are true somewhere, the share that is found "
-        "somewhere."
+        "best attainable with all labels), so that the parts add up to the metrics of all labels. "
+        "R@k is of the group alone: the share of its pairs of row and true label that are found in "
+        "the first k places. Coverage@k: of its labels that are true somewhere, the share that is "
+        "found somewhere."
     )
     if groups:
         yield figure(figures.draw_groups(groups, k), text)

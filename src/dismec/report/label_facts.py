@@ -19,7 +19,7 @@ from dismec.report.near_names import one_edit_apart, same_words, words_of
 __all__ = ["LISTED", "describe_labels"]
 
 LISTED = 20  # labels, groups or pairs that are named
-_LEAST_TOGETHER = 3  # rows of a pair of labels that is said to come together
+_LEAST_TOGETHER = 5  # rows of a pair of labels that is said to come together
 _MOST_LABELS = 2000  # whose pairs are counted
 _MOST_MEETINGS = 2 * 10**8  # of two labels in a row, over all rows
 _MOST_NAMES = 200_000  # in which single edits are looked for
@@ -83,7 +83,7 @@ class _Named:
 
 
 def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[str, Any]:
-    """Groups and pairs; first those whose second most frequent label has the most rows."""
+    """Groups, then pairs; first those whose second most frequent label has the most rows."""
     labels = ranked.tolist()
     words = [words_of(names[label]) for label in labels]
     looked = words[:_MOST_NAMES]
@@ -100,7 +100,7 @@ def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[s
         for kind, groups in found.items()
         for places in groups
     ]
-    entries.sort(key=lambda entry: -entry["rows"][1])
+    entries.sort(key=lambda entry: (entry["differ by"] == "one letter", -entry["rows"][1]))
     return {
         **{kind: len(groups) for kind, groups in found.items()},
         "of labels": len(looked),

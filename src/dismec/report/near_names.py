@@ -2,8 +2,9 @@
 
 Names are compared by their words: letters in lower case, without white space, punctuation and the
 s of a plural. Names with the same words are a *group*. Two names whose words differ by one edit (a
-letter more, less or other, or two neighbours swapped) within a word of some length are a *pair*.
-Digits never differ: "2018 in film" is not a spelling of "2019 in film".
+letter more, less or other, or two neighbours swapped) within a word of some length, after its first
+letter, are a *pair*: "toffee" is not a spelling of "coffee". Digits never differ: "2018 in film" is
+not a spelling of "2019 in film".
 
 Pairs are found without comparing all with all: each name is entered under all that remains of it
 when one letter is deleted, and two names that are one edit apart meet under one of these entries.
@@ -84,10 +85,10 @@ def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _deletions(text: str) -> Iterator[str]:
-    """The text, and what remains of it without one letter of a long word."""
+    """The text, and what remains of it without one letter of a long word but its first."""
     yield text
     for word in _LETTERS.finditer(text):
-        for place in range(word.start(), word.end()):
+        for place in range(word.start() + 1, word.end()):
             yield text[:place] + text[place + 1 :]
 
 

@@ -1,6 +1,7 @@
 "use strict";
 // Tables of labels: the first rows are in the page, all of them in the JSON beside it.
-const AT_ONCE = 100;
+const AT_ONCE = 50;
+const MORE = 500;
 const collator = new Intl.Collator(undefined, { numeric: true, sensitivity: "base" });
 
 for (const section of document.querySelectorAll(".labels")) {
@@ -31,7 +32,7 @@ for (const section of document.querySelectorAll(".labels")) {
     }));
     const left = found.length - Math.min(visible, found.length);
     more.hidden = left === 0;
-    more.textContent = `Show ${Math.min(left, 5 * AT_ONCE).toLocaleString("en-US")} more`;
+    more.textContent = `Show ${Math.min(left, MORE).toLocaleString("en-US")} more`;
     const of = found.length < names.length ? ` of ${names.length.toLocaleString("en-US")}` : "";
     count.textContent = `${found.length.toLocaleString("en-US")}${of} labels`;
   };
@@ -89,7 +90,7 @@ for (const section of document.querySelectorAll(".labels")) {
     head.replaceChildren(button);
   });
   filter.addEventListener("input", choose);
-  more.addEventListener("click", () => { visible += 5 * AT_ONCE; render(); });
+  more.addEventListener("click", () => { visible += MORE; render(); });
   section.querySelector(".csv").addEventListener("click", download);
   section.querySelector(".tools").hidden = false;
   render();

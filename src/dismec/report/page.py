@@ -20,7 +20,7 @@ from dismec.report.facts import shown
 __all__ = ["MOST_LABELS", "figure", "folded", "label_table", "page_of", "paragraphs", "table"]
 
 MOST_LABELS = 20_000  # that a page holds
-_AT_ONCE = 100  # that are seen before somebody asks for more; page.js has the same number
+_AT_ONCE = 50  # that are seen before somebody asks for more; page.js has the same number
 
 
 @cache
@@ -51,7 +51,12 @@ def page_of(title: str, sections: Iterable[str]) -> str:
 def paragraphs(lines: Iterable[str], kind: str = "") -> str:
     """Plain text, a paragraph per line, of the class `kind`."""
     start = f'<p class="{kind}">' if kind else "<p>"
-    return "\n".join(f"{start}{escape(line)}</p>" for line in lines)
+    return "\n".join(f"{start}{_unbroken(escape(line))}</p>" for line in lines)
+
+
+def _unbroken(text: str) -> str:
+    """The text, where no line begins with a percent sign."""
+    return text.replace(" %", "\u00a0%")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
@@ -129,6 +134,8 @@ _PERCENT = ("precision", "recall", "F1")
 
 
 def _head_of(key: str) -> str:
+    if key == "name":
+        return "label"
     return f"{key}, %" if key in _PERCENT else key
 
 

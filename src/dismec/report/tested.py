@@ -52,7 +52,7 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
         ),
         "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
         **_extremes(of_label, truth.label_counts, names),
-        "all labels": _columns(of_label, truth.label_counts, names),
+        "all labels": _label_columns(of_label, truth.label_counts, names),
     }
     if model.calibration is not None:
         there = top >= 0
@@ -71,7 +71,7 @@ def _name_of(names: Sequence[str] | None, label: int) -> str:
     return names[label] if names is not None and label < len(names) else str(label)
 
 
-def _columns(
+def _label_columns(
     of_label: dict[str, npt.NDArray[Any]],
     counts: npt.NDArray[np.int64],
     names: Sequence[str] | None,
