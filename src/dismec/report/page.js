@@ -93,6 +93,7 @@ for (const section of document.querySelectorAll(".labels")) {
   more.addEventListener("click", () => { visible += MORE; render(); });
   section.querySelector(".csv").addEventListener("click", download);
   section.querySelector(".tools").hidden = false;
+  section.querySelector(".rest")?.remove();
   render();
 }
 

@@ -125,7 +125,7 @@ def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
         '<span class="count" role="status"></span></div>\n'
         f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody>'
         f'</table></div>\n<p><button type="button" class="more" hidden>Show more</button></p>\n'
-        + (f"<noscript><p>… and {left:,} more.</p></noscript>\n" if left else "")
+        + (f'<p class="rest">… and {left:,} more.</p>\n' if left else "")
         + f'{note}<script type="application/json">{data}</script>\n</div>'
     )
 
