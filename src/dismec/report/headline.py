@@ -48,10 +48,11 @@ def tell_data(facts: Mapping[str, Any]) -> list[str]:
         first = facts["most frequent labels"][0]
         once = facts["rare labels"]["1 row"]
         share, rare = 100 * first["rows"] / facts["rows"], 100 * once / facts["labels"]
+        verb = "has" if once == 1 else "have"
         lines.append(
             f"The most frequent label, {_quoted_name(first['name'])}, has "
-            f"{counted(first['rows'], 'row')} ({percent(share)}); {counted(once, 'label')} "
-            f"({percent(rare)}) {'has' if once == 1 else 'have'} only one."
+            f"{counted(first['rows'], 'row')} ({percent(share)})"
+            + (f"; {counted(once, 'label')} ({percent(rare)}) {verb} only one." if once else ".")
         )
     return lines
 

@@ -93,11 +93,8 @@ def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     similar = facts.get("similar names", {})
     if similar.get("examples"):
         yield "<h2>Names that look alike</h2>" + table(
-            ["names", "rows", "differ by"],
-            [
-                ["\n".join(e["names"]), "\n".join(f"{n:,}" for n in e["rows"]), e["differ by"]]
-                for e in similar["examples"]
-            ],
+            ["labels (rows)", "differ by"],
+            [[_with_rows(e), e["differ by"]] for e in similar["examples"]],
             "names lines",
         )
         total = similar["same words"] + similar["one edit"]
@@ -117,24 +114,18 @@ def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["pairs"]:
         return
     yield "<h2>Labels that come together</h2>" + table(
-        ["labels", "rows", "together", "Jaccard", "lift"],
+        ["labels (rows)", "rows with both", "Jaccard", "lift"],
         [
-            [
-                "\n".join(e["names"]),
-                "\n".join(f"{n:,}" for n in e["rows"]),
-                e["together"],
-                f"{e['Jaccard']:.2f}",
-                f"{e['lift']:,.1f}",
-            ]
+            [_with_rows(e), e["together"], f"{e['Jaccard']:.2f}", f"{e['lift']:,.1f}"]
             for e in found["pairs"]
         ],
         "lines",
     )
     yield paragraphs(
         [
-            f"Among the {found['of labels']:,} most frequent labels. Jaccard: rows with both / "
-            "rows with at least one; 1 if they never occur apart. Lift: how many times as often as "
-            "if they had nothing to do with each other."
+            f"Among the {found['of labels']:,} most frequent labels: pairs that are together in "
+            "clearly more rows than by chance. Jaccard: rows with both / rows with at least one; 1 "
+            "if they never occur apart. Lift: how many times as often as by chance."
         ],
         "note",
     )
@@ -164,6 +155,12 @@ def _duplicates(found: Mapping[str, Any], what: str) -> str:
     )
     listed = _listed_of(len(rows), found["groups"], "the largest first")
     return paragraphs([said]) + table(heads, rows) + listed
+
+
+def _with_rows(entry: Mapping[str, Any]) -> str:
+    """The names of an entry, each on a line with its number of rows."""
+    pairs = zip(entry["names"], entry["rows"], strict=True)
+    return "\n".join(f"{name} ({rows:,})" for name, rows in pairs)
 
 
 def _some_names(names: Sequence[str], total: int) -> str:

@@ -138,7 +138,10 @@ def _same_rows(Y: sp.csr_array, named: _Named) -> dict[str, Any]:
 
 
 def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
-    """Pairs of frequent labels: each is in a row with the other more often than by chance."""
+    """Pairs of frequent labels that are in a row together clearly more often than by chance.
+
+    By chance there would be so many rows on average, with a deviation of its square root.
+    """
     counts, n_rows = named.counts, Y.shape[0]
     frequent = ranked[:_MOST_LABELS]
     frequent = np.sort(frequent[counts[frequent] >= _LEAST_TOGETHER])
@@ -153,10 +156,11 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
     enough = met.data >= _LEAST_TOGETHER
     one, other, both = frequent[met.row[enough]], frequent[met.col[enough]], met.data[enough]
     both = both.astype(np.int64)
-    lift = both * n_rows / (counts[one] * counts[other])
+    by_chance = counts[one] * counts[other] / n_rows
+    lift = both / by_chance
     jaccard = both / (counts[one] + counts[other] - both)
-    # The same rows are told elsewhere; and labels of nearly all rows meet by chance alone.
-    apart = np.flatnonzero((jaccard < 1) & (lift > 1))
+    # Labels with the same rows are told elsewhere.
+    apart = np.flatnonzero((jaccard < 1) & (both > by_chance + 3 * np.sqrt(by_chance)))
     best = apart[np.lexsort((other[apart], one[apart], -both[apart], -jaccard[apart]))]
     rarer = np.where(counts[one] <= counts[other], one, other)
     always = apart[both[apart] == counts[rarer[apart]]]
