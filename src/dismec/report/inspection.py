@@ -248,7 +248,7 @@ def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
             for name, values in {"this model": found, **test["guesses"]}.items()
         ],
     )
-    yield folded("All metrics", _metrics(found))
+    yield folded("All metrics", _metric_table(found))
     if "reliability" in test:
         yield from _reliability(test["reliability"])
     yield from _group_sections(test["groups"])
@@ -271,7 +271,7 @@ def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _metrics(found: Mapping[str, float]) -> Iterator[str]:
+def _metric_table(found: Mapping[str, float]) -> Iterator[str]:
     names = list(dict.fromkeys(key.split("@")[0] for key in found if "@" in key))
     yield table(
         ["%", *(f"@{k}" for k in KS)],
