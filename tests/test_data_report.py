@@ -69,11 +69,14 @@ def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
     X, Y = random_problem()
     test = describe_test(train(X, Y, tmp_path / "model"), Dataset(X, Y))
     first = tell_test(test)[0]
-    assert "Of 300 test rows" in first
+    assert first.startswith("Of 300 test rows, ")
     assert percent(test["metrics"]["P@1"]) in first
     assert percent(test["guesses"]["most frequent labels"]["P@1"]) in first
     assert percent(test["guesses"]["random labels"]["P@1"]) in first
-    assert invoke("inspect", tmp_path / "model").exit_code == 0
+    save_data(Dataset(X, Y), tmp_path / "data.txt")
+    result = invoke("inspect", tmp_path / "model", "--test", tmp_path / "data.txt")
+    said = "".join(result.stdout.split())  # wherever the lines are broken
+    assert said.startswith(f"Of300testrowsof{tmp_path}/data.txt,".replace(" ", ""))
 
 
 def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_path):
@@ -382,6 +385,16 @@ def test_an_existing_output_is_refused_before_data_are_read(tmp_path, monkeypatc
     result = invoke(*command, "--overwrite")
     assert "nothing.txt: No such file or directory" in result.stderr
     assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_data_are_read(tmp_path):
+    for target in (tmp_path, tmp_path / "no" / "x.html"):
+        result = invoke("inspect", "nothing.txt", "--html", target)
+        assert result.exit_code == 2
+        assert "directory" in result.stderr
+        assert "nothing.txt" not in result.stderr
+    twice = invoke("inspect", "nothing.txt", "--html", tmp_path / "x", "--csv", tmp_path / "x")
+    assert "is named twice" in twice.stderr
 
 
 def test_outputs_are_overwritten_on_request(odd, tmp_path):

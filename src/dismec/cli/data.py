@@ -61,8 +61,9 @@ def inspect(
     """
     _check_inspection(path, page, sheet, test, reading)
     _refuse_existing((page, sheet), overwrite)
-    facts = _facts_of_model(path, test, reading, threads) if path.is_dir() else None
-    if facts is None:
+    if path.is_dir():
+        facts = _facts_of_model(path, test, reading, threads)
+    else:
         facts = _facts_of_data(path, reading, threads)
     if page is not None:
         from dismec.report.inspection import write_page
@@ -112,7 +113,7 @@ def _facts_of_model(
         model = open_model(path, check=False)  # it has just been
         dataset = reading.rows_of(model, reading.look(test), threads)
         say_unknown(model, dataset)
-        facts["test"] = describe_test(model, dataset, threads)
+        facts["test"] = {"data": str(test), **describe_test(model, dataset, threads)}
     return facts
 
 
@@ -127,15 +128,21 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
     return describe_data(data, reading.labels, names=names, threads=threads)
 
 
-def _refuse_existing(targets: Iterable[Path | None], overwrite: bool) -> None:
-    """Refuse files that are there, unless they may be overwritten; before anything is read."""
-    for target in targets:
-        if target is None:
-            continue
+def _refuse_existing(
+    targets: Iterable[Path | None], overwrite: bool, *, makes_folder: bool = False
+) -> None:
+    """Refuse what cannot be written, or is there and may not be overwritten; before any reading."""
+    seen = set()
+    for target in filter(None, targets):
         if target.is_dir():
             raise click.UsageError(f"{target} is a directory; name a file")
         if target.is_file() and not overwrite:
             raise click.UsageError(f"{target} exists; --overwrite replaces it")
+        if not makes_folder and not target.parent.is_dir():
+            raise click.UsageError(f"{target.parent}: no such directory")
+        if target.resolve() in seen:
+            raise click.UsageError(f"{target} is named twice; name two files")
+        seen.add(target.resolve())
 
 
 @click.command()
@@ -219,7 +226,7 @@ def generate(
         raise click.UsageError("--format is for numeric data; --text makes JSON lines")
     ending = "jsonl" if as_text else ending or "txt"
     paths = [directory / f"{name}.{ending}" for name in ("train", "test")]
-    _refuse_existing(paths, overwrite)
+    _refuse_existing(paths, overwrite, makes_folder=True)
     if as_text:
         from dismec.data.synthetic_text import generate_text, write_text
 
@@ -261,7 +268,7 @@ def demo(
 
     if keep is not None:
         outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")
-        _refuse_existing(outputs, overwrite)
+        _refuse_existing(outputs, overwrite, makes_folder=True)
     say = spoken if as_json else click.echo
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)

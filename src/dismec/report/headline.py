@@ -11,11 +11,15 @@ __all__ = ["counted", "percent", "tell_data", "tell_oddities", "tell_test"]
 
 
 def tell_test(test: Mapping[str, Any]) -> list[str]:
-    """How good a model is, on what, and beside what could be had without one."""
+    """How good a model is, on what, and beside what could be had without one.
+
+    `test` is as of `describe_test`, and may name the "data".
+    """
     found, k = test["metrics"], max(KS)
+    place = f" of {test['data']}" if "data" in test else ""
     frequent, random = test["guesses"]["most frequent labels"], test["guesses"]["random labels"]
     lines = [
-        f"Of {counted(int(found['rows']), 'test row')}, the first label is right for "
+        f"Of {counted(int(found['rows']), 'test row')}{place}, the first label is right for "
         f"{percent(found['P@1'])} (P@1). Always naming the most frequent label would reach "
         f"{percent(frequent['P@1'])}, a label drawn at random {percent(random['P@1'])}.",
         f"Of the first {k} labels {percent(found[f'P@{k}'])} are right (P@{k}; the {k} most "

@@ -179,17 +179,20 @@ def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
             "are done. The same training, run again, goes on from there.</p>"
         )
     test = facts.get("test")
+    size = (
+        f"{counted(facts['labels'], 'label')}, {counted(facts['features'], 'feature')}, trained on "
+        f"{counted(facts['training rows'], 'row')}."
+    )
     if test is None:
+        yield paragraphs([size], "headline")
         yield paragraphs(
             [
-                f"{counted(facts['labels'], 'label')}, {counted(facts['features'], 'feature')}, "
-                f"trained on {counted(facts['training rows'], 'row')}. How good the model is has "
-                "not been measured here: dismec inspect MODEL --test DATA does that."
-            ],
-            "headline",
+                "How good the model is has not been measured here: dismec inspect MODEL "
+                "--test DATA does that."
+            ]
         )
     else:
-        yield from _test_sections(test)
+        yield from _test_sections(test, size)
     internals = [
         _frequencies(facts["label frequencies"], "Label frequencies in the training data"),
         "<h2>Weights before and after pruning</h2>" + _weights(facts),
@@ -237,10 +240,10 @@ def _weights(facts: Mapping[str, Any]) -> str:
     return figure(figures.draw_weights(counts, number), text)
 
 
-def _test_sections(test: Mapping[str, Any]) -> Iterator[str]:
+def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
     found, k = test["metrics"], max(KS)
     headline, *details = tell_test(test)
-    yield paragraphs([headline], "headline") + paragraphs(details)
+    yield paragraphs([headline], "headline") + paragraphs([*details, size])
     yield table(
         ["P@k, %", *(f"@{k}" for k in KS)],
         [
@@ -327,7 +330,7 @@ def _group_sections(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
     if not labels:
-        return "<p>No label has rows enough.</p>"
+        return "<p>No label has enough test rows.</p>"
     counts, scores = ["training rows", "test rows"], ["precision", "recall", "F1"]
     return table(
         ["label", *counts, *(f"{name}, %" for name in scores)],
