@@ -114,7 +114,8 @@ def _at_least_1(entries: list[dict[str, Any]], name: str) -> npt.NDArray[np.floa
 def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
     """Of each label "rows", where it is true, and "recall", "precision" and "F1" in `top`.
 
-    All places of `top` count. What would be 0/0 is 0.
+    All places of `top` count; "predicted" are the rows where the label is in one of them. What
+    would be 0/0 is 0.
     """
     n_labels = Y_true.shape[1]
     true = np.bincount(Y_true.indices, minlength=n_labels)
@@ -122,6 +123,7 @@ def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArr
     hits = np.bincount(top[metrics.hits(Y_true, top)], minlength=n_labels)
     return {
         "rows": true,
+        "predicted": given,
         "recall": hits / np.maximum(true, 1),
         "precision": hits / np.maximum(given, 1),
         "F1": 2 * hits / np.maximum(true + given, 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,42 +13,42 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.corpus import TextFormat, read_texts
-from dismec.data.dataset import Dataset, load_data
-from dismec.errors import DataError
-from dismec.measure.breakdown import by_group, by_label
+from dismec.data.dataset import load_data
 from dismec.measure.frequencies import describe_frequencies, histogram
-from dismec.measure.metrics import Truth, hits
-from dismec.measure.probabilities import reliability
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest
 from dismec.model.manifest import Manifest
-from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, read_parts
 from dismec.model.provenance import shown as shown_params
 from dismec.report.estimate import estimate_training
+from dismec.report.label_facts import describe_labels
 from dismec.report.pairs import strongest_pairs
+from dismec.report.repeats import Repeats, describe_repeats, row_hashes
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
 __all__ = [
-    "KS",
     "describe_data",
     "describe_model",
-    "describe_test",
     "describe_texts",
     "frequency_range",
     "plain_facts",
     "shown",
 ]
 
-KS = (1, 3, 5)
-_LISTED = 10  # labels that are named as the best, and as the worst
-_LEAST_TEST_ROWS = 5  # that such a label has in the test data
 _SECTIONS = (
     "label frequencies",
     "features of a row",
     "characters of a text",
+    "most frequent labels",
+    "rare labels",
+    "similar names",
+    "labels with the same rows",
+    "labels that come together",
+    "duplicate rows",
+    "duplicate texts",
+    "all labels",
     "training",
     "file sizes",
     "weight counts",
@@ -60,6 +60,7 @@ def describe_data(
     path: str | os.PathLike[str],
     labels: str | os.PathLike[str] | None = None,
     *,
+    names: Sequence[str] | None = None,
     estimate: bool = True,
     threads: int | None = None,
 ) -> dict[str, Any]:
@@ -69,6 +70,8 @@ def describe_data(
     ----------
     path, labels
         As for `dismec.load_data`.
+    names
+        Names of the labels, where the file has none.
     estimate
         Whether to find out what training would take (`estimate_training`), which takes seconds.
     threads
@@ -78,9 +81,12 @@ def describe_data(
     -------
     dict
         Numbers by what they are, "label frequencies" (`measure.frequencies`), "features of a row"
-        as a histogram, and "training", the estimate or None.
+        as a histogram, what `describe_labels` says of the labels, "duplicate rows"
+        (`describe_repeats`), and "training", the estimate or None.
     """
-    X, Y, names = load_data(path, labels=labels, threads=threads)
+    n_labels = None if names is None else len(names)
+    X, Y, of_file = load_data(path, labels=labels, n_labels=n_labels, threads=threads)
+    names = of_file if names is None else names
     counts = np.bincount(Y.indices, minlength=Y.shape[1])
     used = int(np.count_nonzero(counts))
     n_rows = X.shape[0]
@@ -99,6 +105,8 @@ def describe_data(
         "label names": names is not None,
         "label frequencies": describe_frequencies(counts),
         "features of a row": histogram(of_row),
+        **describe_labels(Y, names),
+        "duplicate rows": describe_repeats(row_hashes(X), Y),
         "training": estimate_training(X, Y, threads=threads) if estimate else None,
     }
 
@@ -106,32 +114,48 @@ def describe_data(
 def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) -> dict[str, Any]:
     """What a file of texts holds; it is read a batch at a time.
 
-    As `describe_data`, with "characters of a text" for the histogram and without an estimate.
+    As `describe_data`, with "characters of a text" for the histogram, "duplicate texts" and without
+    an estimate.
     """
-    counts: Counter[str] = Counter()
+    numbers: dict[str, int] = {}
+    labels: list[npt.NDArray[np.int32]] = []
+    of_row: list[npt.NDArray[np.int64]] = []
     lengths: list[npt.NDArray[np.int64]] = []
-    n_rows = empty = unlabelled = 0
+    repeats = Repeats()
+    empty = 0
     for batch in read_texts(path, fmt or TextFormat(), needs_labels=False):
-        counts.update(name for row in batch.labels for name in row)
-        n_rows += len(batch.texts)
+        found = [numbers.setdefault(name, len(numbers)) for row in batch.labels for name in row]
+        labels.append(np.array(found, np.int32))
+        of_row.append(np.fromiter(map(len, batch.labels), np.int64, len(batch.labels)))
         lengths.append(np.fromiter(map(len, batch.texts), np.int64, len(batch.texts)))
         empty += sum(not text.strip() for text in batch.texts)
-        unlabelled += sum(not row for row in batch.labels)
-    pairs = counts.total()
-    of_text = np.concatenate([np.empty(0, np.int64), *lengths])
+        repeats.add(batch.texts)
+    Y = _indicator_of(np.concatenate(labels), np.concatenate(of_row), len(numbers))
+    of_text = np.concatenate(lengths)
+    n_rows, n_labels = Y.shape
     characters = int(of_text.sum())
     return {
         "rows": n_rows,
         "characters": characters,
-        "labels": len(counts),
-        "characters a row": round(characters / max(n_rows, 1), 2),
-        "labels a row": round(pairs / max(n_rows, 1), 2),
-        "rows a label": round(pairs / max(len(counts), 1), 2),
-        "rows without labels": unlabelled,
+        "labels": n_labels,
+        "characters a row": round(characters / n_rows, 2),
+        "labels a row": round(Y.nnz / n_rows, 2),
+        "rows a label": round(Y.nnz / max(n_labels, 1), 2),
+        "rows without labels": int(np.count_nonzero(np.diff(Y.indptr) == 0)),
         "rows without text": empty,
-        "label frequencies": describe_frequencies(list(counts.values())),
+        "label frequencies": describe_frequencies(np.bincount(Y.indices, minlength=n_labels)),
         "characters of a text": histogram(of_text),
+        **describe_labels(Y, list(numbers)),
+        "duplicate texts": repeats.facts(Y),
     }
+
+
+def _indicator_of(
+    labels: npt.NDArray[np.int32], of_row: npt.NDArray[np.int64], n_labels: int
+) -> sp.csr_array:
+    """Y of the labels of all rows end to end, of which each row has so many."""
+    ends = np.append(0, np.cumsum(of_row))
+    return sp.csr_array((np.ones(len(labels), np.uint8), labels, ends), (len(of_row), n_labels))
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -201,39 +225,13 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
-def describe_test(model: Model, data: Dataset, threads: int | None = None) -> dict[str, Any]:
-    """How a model does on rows with known labels, and on which labels; in percent.
-
-    "metrics" as of `Model.evaluate`; "groups" by training frequency (`measure.breakdown`); "best
-    labels" and "worst labels" by their F1 in the first 5 places, of those with at least 5 test rows
-    ("labels judged" so many; ties: the one with more test rows first); and for a calibrated model
-    "reliability" of the probabilities of these places.
-    """
-    truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
-    if truth.Y.shape[0] == 0:
-        raise DataError("the test data have no rows: there is nothing to measure")
-    top, values = model.predict_topk(data.X, max(KS), threads=threads)
-    found = {
-        "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
-        "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
-        **_extremes(by_label(truth.Y, top), truth.label_counts, _all_names(model, data)),
-    }
-    if model.calibration is not None:
-        there = top >= 0
-        found["reliability"] = reliability(values[there], hits(truth.Y, top)[there])
-    return found
-
-
-def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
-    """Names of the labels of both; of texts the data have those that the model does not."""
-    if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
-        return data.names
-    return model.names
-
-
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """The facts that are one thing each, as a person reads them; a history in lines."""
-    return {key: shown(value) for key, value in facts.items() if key not in _SECTIONS}
+    return {
+        re.sub(r" a (?=\w+$)", " per ", key): shown(value)
+        for key, value in facts.items()
+        if key not in _SECTIONS
+    }
 
 
 def shown(value: Any) -> str:
@@ -253,31 +251,6 @@ def frequency_range(frequency: Sequence[int]) -> str:
     """The training rows of a group of labels as a person reads them."""
     most, least = frequency
     return f"{most:,}" if most == least else f"{least:,}–{most:,}"
-
-
-def _extremes(
-    of_label: dict[str, npt.NDArray[Any]], counts: npt.NDArray[np.int64], names: Any
-) -> dict[str, Any]:
-    f1, rows = of_label["F1"], of_label["rows"]
-    judged = np.flatnonzero(rows >= _LEAST_TEST_ROWS)
-
-    def listed(order: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-        return [
-            {
-                "label": label,
-                "name": names[label] if names is not None and label < len(names) else str(label),
-                "training rows": int(counts[label]),
-                "test rows": int(rows[label]),
-                **{key: 100 * float(of_label[key][label]) for key in ("precision", "recall", "F1")},
-            }
-            for label in judged[order][:_LISTED].tolist()
-        ]
-
-    return {
-        "labels judged": len(judged),
-        "best labels": listed(np.lexsort((-rows[judged], -f1[judged]))),
-        "worst labels": listed(np.lexsort((-rows[judged], f1[judged]))),
-    }
 
 
 def _stored_weights(

@@ -171,10 +171,12 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
     pairs = np.array([entry["pairs"] for entry in bins], dtype=np.float64)
 
     def draw(ax: Any) -> None:
-        ax.plot([0, 100], [0, 100], color=GREY, ls="--", lw=1, label="as promised")
+        ax.plot([0, 100], [0, 100], color=GREY, ls="--", lw=1, label="exact probabilities")
         ax.plot(p, found, color=BLUE, lw=1.5)
         size = 20 + 180 * pairs / max(pairs.max(initial=1), 1)
-        ax.scatter(p, found, s=size, color=BLUE, zorder=3, label="as found (size: number of pairs)")
+        ax.scatter(
+            p, found, s=size, color=BLUE, zorder=3, label="this model (size: number of pairs)"
+        )
         ax.set_xlim(-3, 103)
         ax.set_ylim(-3, 103)
         ax.set_xlabel("predicted probability, %")

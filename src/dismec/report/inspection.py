@@ -1,0 +1,357 @@
+"""Facts of `dismec.report.facts` → the page of data, or of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dismec.data.files import whole_file
+from dismec.report import figures
+from dismec.report.estimate import tell_estimate
+from dismec.report.facts import frequency_range, plain_facts
+from dismec.report.headline import counted, percent, tell_data, tell_oddities, tell_test
+from dismec.report.page import figure, folded, label_table, page_of, paragraphs, table
+from dismec.report.tested import KS
+
+__all__ = ["make_page", "write_page"]
+
+_TABLE_1 = {
+    "rows": "rows N",
+    "features": "features D",
+    "characters": "characters",
+    "labels": "labels L",
+    "rows a label": "rows per label (APpL)",
+    "labels a row": "labels per row (ALpP)",
+}
+
+
+def write_page(
+    target: str | os.PathLike[str], path: str | os.PathLike[str], facts: Mapping[str, Any]
+) -> None:
+    """Write the page of what `path` holds; it appears under its name when it is whole."""
+    content = make_page(os.fspath(path), facts).encode()
+    with whole_file(target) as file:
+        file.write(content)
+
+
+def make_page(path: str, facts: Mapping[str, Any]) -> str:
+    """The page of data or a model: what one of the `describe_…` functions has found of it.
+
+    A model's facts may have what `describe_test` has found under "test".
+    """
+    is_model = "weight counts" in facts
+    sections = _model_sections(facts) if is_model else _data_sections(facts)
+    return page_of(f"{'Model' if is_model else 'Data'} {path}", sections)
+
+
+def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
+    if "rows" in facts:
+        headline, *details = tell_data(facts)
+        yield paragraphs([headline], "headline") + paragraphs(details)
+        yield from _oddities(facts)
+    if "all labels" in facts:
+        yield from _label_sections(facts)
+    for what in ("text", "row"):
+        if facts.get(f"duplicate {what}s", {}).get("groups"):
+            yield f"<h2>Duplicate {what}s</h2>" + _duplicates(facts[f"duplicate {what}s"], what)
+    yield _frequencies(facts["label frequencies"], "Label frequencies")
+    if "all labels" in facts:
+        yield "<h2>All labels</h2>" + label_table(facts["all labels"], "labels.csv")
+    for key, what in (("features of a row", "features"), ("characters of a text", "characters")):
+        if facts.get(key, {}).get("rows"):
+            yield f"<h2>{key.capitalize()}</h2>"
+            drawing = figures.draw_histogram(facts[key], f"{what} per row")
+            yield figure(drawing, f"How many rows have how many {what}.")
+    if facts.get("training"):
+        yield "<h2>What training will take</h2>" + paragraphs(tell_estimate(facts["training"]))
+    table_1 = {name: facts[key] for key, name in _TABLE_1.items() if key in facts}
+    yield folded(
+        "All facts", [table(list(table_1), [list(table_1.values())]), "<p></p>", _facts(facts)]
+    )
+
+
+def _oddities(facts: Mapping[str, Any]) -> Iterator[str]:
+    lines = tell_oddities(facts)
+    if lines:
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        yield f"<h2>Worth a look before training</h2><ul>{items}</ul>"
+
+
+def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
+    frequent, rare = facts["most frequent labels"], facts["rare labels"]
+    if frequent:
+        yield "<h2>Most frequent labels</h2>" + table(
+            ["label", "rows", "of all rows"],
+            [[e["name"], e["rows"], percent(100 * e["rows"] / facts["rows"])] for e in frequent],
+        )
+    if rare["1 row"]:
+        more = ", …" if rare["1 row"] > len(rare["examples"]) else ""
+        said = f"{counted(rare['1 row'], 'label')} with one row: "
+        yield "<h2>Rare labels</h2>" + paragraphs([said + "; ".join(rare["examples"]) + more])
+    similar = facts.get("similar names", {})
+    if similar.get("examples"):
+        yield "<h2>Names that look alike</h2>" + table(
+            ["labels (rows)", "differ by"],
+            [[_with_rows(e), e["differ by"]] for e in similar["examples"]],
+            "names lines",
+        )
+        total = similar["same words"] + similar["one edit"]
+        yield _listed_of(len(similar["examples"]), total, "the most frequent first")
+    same = facts["labels with the same rows"]
+    if same["examples"]:
+        yield "<h2>Labels with the same rows</h2>" + table(
+            ["labels", "rows"],
+            [[_some_names(e["names"], e["labels"]), e["rows"]] for e in same["examples"]],
+            "lines",
+        )
+        yield _listed_of(len(same["examples"]), same["groups"], "those with the most rows first")
+    yield from _together_sections(facts["labels that come together"])
+
+
+def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found["pairs"]:
+        return
+    yield "<h2>Labels that come together</h2>" + table(
+        ["labels (rows)", "rows with both", "Jaccard", "lift"],
+        [
+            [_with_rows(e), e["together"], f"{e['Jaccard']:.2f}", f"{e['lift']:,.1f}"]
+            for e in found["pairs"]
+        ],
+        "lines",
+    )
+    yield paragraphs(
+        [
+            f"Among the {found['of labels']:,} most frequent labels: pairs that are together in "
+            "clearly more rows than by chance. Jaccard: rows with both / rows with at least one; 1 "
+            "if they never occur apart. Lift: how many times as often as by chance."
+        ],
+        "note",
+    )
+    if found["always"]:
+        yield "<h3>Never without another label</h3>" + table(
+            ["label", "always comes with", "rows"],
+            [[e["name"], e["with"], e["rows"]] for e in found["always"]],
+            "names",
+        )
+
+
+def _duplicates(found: Mapping[str, Any], what: str) -> str:
+    heads = [what, "times", "labels differ", "rows, from 1"]
+    rows = [
+        [
+            e.get("text", f"row {e['rows'][0]:,}"),
+            e["times"],
+            e["labels differ"],
+            ", ".join(f"{row:,}" for row in e["rows"]) + (", …" * (e["times"] > len(e["rows"]))),
+        ]
+        for e in found["examples"]
+    ]
+    white = " White space makes no difference." if what == "text" else ""
+    said = (
+        f"{counted(found['rows'], 'row')} in {counted(found['groups'], 'group')} of equal {what}s; "
+        f"in {found['groups whose labels differ']:,} of them the labels differ.{white}"
+    )
+    listed = _listed_of(len(rows), found["groups"], "the largest first")
+    return paragraphs([said]) + table(heads, rows) + listed
+
+
+def _with_rows(entry: Mapping[str, Any]) -> str:
+    """The names of an entry, each on a line with its number of rows."""
+    pairs = zip(entry["names"], entry["rows"], strict=True)
+    return "\n".join(f"{name} ({rows:,})" for name, rows in pairs)
+
+
+def _some_names(names: Sequence[str], total: int) -> str:
+    more = [f"… and {total - len(names):,} more"] if total > len(names) else []
+    return "\n".join([*names, *more])
+
+
+def _listed_of(n: int, total: int, order: str) -> str:
+    return paragraphs([f"{n:,} of {total:,}, {order}."], "note") if n < total else ""
+
+
+def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
+    if not facts["complete"]:
+        yield (
+            f"<p>Training is not finished: {facts['labels done']:,} of {facts['labels']:,} labels "
+            "are done. The same training, run again, goes on from there.</p>"
+        )
+    test = facts.get("test")
+    size = (
+        f"{counted(facts['labels'], 'label')}, {counted(facts['features'], 'feature')}, trained on "
+        f"{counted(facts['training rows'], 'row')}."
+    )
+    if test is None:
+        yield paragraphs([size], "headline")
+        yield paragraphs(
+            [
+                "How good the model is has not been measured here: dismec inspect MODEL "
+                "--test DATA does that."
+            ]
+        )
+    else:
+        yield from _test_sections(test, size)
+    internals = [
+        _frequencies(facts["label frequencies"], "Label frequencies in the training data"),
+        "<h2>Weights before and after pruning</h2>" + _weights(facts),
+        "<h2>All facts</h2>" + _facts(facts),
+        "<h2>Files</h2>" + _files(facts["file sizes"]),
+    ]
+    yield folded("Internals", internals, is_open=test is None)
+
+
+def _frequencies(found: Mapping[str, Any], title: str) -> str:
+    if not found["ranks"]:
+        return f"<h2>{title}</h2><p>No label has rows.</p>"
+    shares = ", ".join(
+        f"{100 * share:.1f} % have at most {most}" + (" row" if most == "1" else "")
+        for most, share in found["share with at most"].items()
+    )
+    text = f"Labels ranked by how many rows have them. Of the labels that have rows, {shares}."
+    if found["beta"] is not None:
+        text += (
+            f" The law is fitted by least squares on log axes over the ranks 1 to "
+            f"{found['fitted ranks'][1]:,}, rank r with weight 1/r, so that every stretch of the "
+            "axis has the same say; R² has the same weights."
+        )
+    return f"<h2>{title}</h2>" + figure(figures.draw_frequencies(found), text)
+
+
+def _weights(facts: Mapping[str, Any]) -> str:
+    counts, delta = facts["weight counts"], facts.get("delta")
+    if counts["before"] is None:
+        text = "What there was before pruning is not known: this version's training counts it."
+    else:
+        text = (
+            "Labels with the same rows share a classifier, which counts once. Before pruning there "
+            f"were {sum(counts['before']):,} weights, {sum(counts['after']):,} are stored."
+        )
+        if "share of ambiguous weights" in facts:
+            text += (
+                f" {100 * facts['share of ambiguous weights']:.2f} % of all weights are ambiguous "
+                f"(|w| < Δ), and {100 * facts['share of ambiguous weights other than 0']:.2f} % of "
+                "those that training has made other than 0."
+            )
+        if facts.get("history"):
+            text += " Labels that were replaced or removed later are counted before pruning too."
+    number = delta if isinstance(delta, int | float) else None
+    return figure(figures.draw_weights(counts, number), text)
+
+
+def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
+    found, k = test["metrics"], max(KS)
+    headline, *details = tell_test(test)
+    yield paragraphs([headline], "headline") + paragraphs([*details, size])
+    yield table(
+        ["P@k, %", *(f"@{k}" for k in KS)],
+        [
+            [name, *(f"{values[f'P@{k}']:.2f}" for k in KS)]
+            for name, values in {"this model": found, **test["guesses"]}.items()
+        ],
+    )
+    yield folded("All metrics", _metric_table(found))
+    if "reliability" in test:
+        yield from _reliability(test["reliability"])
+    yield from _group_sections(test["groups"])
+    for which in ("best", "worst"):
+        yield f"<h2>The {which} labels</h2>" + _labels(test[f"{which} labels"])
+    yield paragraphs(
+        [
+            f"By F1 in the first {k} places, of the {test['labels judged']:,} labels with at least "
+            "5 test rows; ties: the one with more test rows first."
+        ],
+        "note",
+    )
+    yield "<h2>All labels</h2>" + label_table(test["all labels"], "labels.csv")
+    yield paragraphs(
+        [
+            f"Recall is the share of a label's test rows that have it among their first {k}. "
+            "Precision is the share of the rows with it there (predicted rows) that are its own."
+        ],
+        "note",
+    )
+
+
+def _metric_table(found: Mapping[str, float]) -> Iterator[str]:
+    names = list(dict.fromkeys(key.split("@")[0] for key in found if "@" in key))
+    yield table(
+        ["%", *(f"@{k}" for k in KS)],
+        [[name, *(f"{found[f'{name}@{k}']:.2f}" for k in KS)] for name in names],
+    )
+    rest = [f"{key} {v:.2f} %" for key, v in found.items() if "@" not in key and key != "rows"]
+    if rest:
+        yield paragraphs([", ".join(rest)])
+
+
+def _reliability(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "<h2>Reliability of the probabilities</h2>"
+    text = f"Pairs of a row and one of its {max(KS)} best labels, in bins by their probability."
+    yield figure(figures.draw_reliability(bins), text)
+    yield table(
+        ["predicted probability, mean", "share that is true", "pairs"],
+        [
+            [f"{100 * e['probability']:.1f} %", f"{100 * e['share of hits']:.1f} %", e["pairs"]]
+            for e in bins
+        ],
+    )
+
+
+def _group_sections(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    k = max(KS)
+    yield "<h2>By training frequency of the labels</h2>"
+    text = (
+        "Labels ranked by how many training rows have them, in ten groups of equally many labels. "
+        "P@k, nDCG@k and PSP@k of a group are its part of the metrics of all labels: only hits "
+        "whose label is in the group count, divided by the same as always (all rows, k places, the "
+        "best attainable with all labels), so that the parts add up to the metrics of all labels. "
+        "R@k is of the group alone: the share of its pairs of row and true label that are found in "
+        "the first k places. Coverage@k: of its labels that are true somewhere, the share that is "
+        "found somewhere."
+    )
+    if groups:
+        yield figure(figures.draw_groups(groups, k), text)
+    metrics = [f"{name}@{k}" for name in ("P", "nDCG", "PSP") for k in KS]
+    metrics += [f"R@{k}", f"Coverage@{k}"]
+    yield table(
+        ["training rows", "labels", "true pairs", *metrics],
+        [
+            [
+                frequency_range(group["frequency"]),
+                group["labels"],
+                group["true pairs"],
+                *(f"{group[name]:.2f}" for name in metrics),
+            ]
+            for group in groups
+        ],
+    )
+
+
+def _labels(labels: Sequence[Mapping[str, Any]]) -> str:
+    if not labels:
+        return "<p>No label has enough test rows.</p>"
+    counts, scores = ["training rows", "test rows"], ["precision", "recall", "F1"]
+    return table(
+        ["label", *counts, *(f"{name}, %" for name in scores)],
+        [
+            [entry["name"], *(entry[c] for c in counts), *(f"{entry[s]:.1f}" for s in scores)]
+            for entry in labels
+        ],
+    )
+
+
+def _files(files: Sequence[Mapping[str, Any]], most: int = 50) -> str:
+    heads = ["file", "labels", "weights", "bytes"]
+    text = table(heads, [[entry[head] for head in heads] for entry in files[:most]])
+    if len(files) > most:
+        text += f'<p class="note">… and {len(files) - most:,} more.</p>'
+    return text
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td><td>{escape(value)}</td></tr>\n"
+        for key, value in plain_facts(facts).items()
+    )
+    return f'<div class="wide"><table class="facts">\n{rows}</table></div>'

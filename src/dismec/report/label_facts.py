@@ -1,0 +1,188 @@
+"""Labels of rows, and their names → which are frequent, rare, much alike, or come together.
+
+Lists are short, the counts beside them are of everything. Costs stay in bounds: names are compared
+through entries (`dismec.report.near_names`), rows of labels by sums of random numbers, and pairs
+that come together are counted among the most frequent labels only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.report.near_names import one_edit_apart, same_words, words_of
+
+__all__ = ["LISTED", "describe_labels"]
+
+LISTED = 20  # labels, groups or pairs that are named
+_LEAST_TOGETHER = 5  # rows of a pair of labels that is said to come together
+_MOST_LABELS = 2000  # whose pairs are counted
+_MOST_MEETINGS = 2 * 10**8  # of two labels in a row, over all rows
+_MOST_NAMES = 200_000  # in which single edits are looked for
+
+_Ints = npt.NDArray[np.int64]
+
+
+def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """What there is to know of the labels of rows, by name (without names, by number).
+
+    Parameters
+    ----------
+    Y
+        Indicator of the labels, n_rows × n_labels: every stored entry is 1.
+    names
+        One per label.
+
+    Returns
+    -------
+    dict
+        "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
+        "examples"; "similar names" (only with names), groups and pairs as `near_names` has them;
+        "labels with the same rows", of at least 2 rows; "labels that come together": "pairs" by
+        falling Jaccard index, and labels that "always" come with another one, among "of labels", so
+        many of the most frequent; and "all labels", a list per column, the most frequent first.
+    """
+    counts = np.bincount(Y.indices, minlength=Y.shape[1])
+    ranked = np.argsort(-counts, kind="stable")
+    once = np.flatnonzero(counts == 1)
+    named = _Named(names, counts)
+    return {
+        "most frequent labels": [
+            named.entry(label) for label in ranked[: min(LISTED, np.count_nonzero(counts))]
+        ],
+        "rare labels": {
+            "1 row": len(once),
+            "examples": [named.name(label) for label in once[:LISTED]],
+        },
+        **({} if names is None else {"similar names": _similar_names(names, counts, ranked)}),
+        "labels with the same rows": _same_rows(Y, named),
+        "labels that come together": _together(Y, named, ranked),
+        "all labels": {
+            "label": ranked.tolist(),
+            "name": [named.name(label) for label in ranked],
+            "rows": counts[ranked].tolist(),
+        },
+    }
+
+
+class _Named:
+    """Labels as they are told: by name, or by number where there are no names."""
+
+    def __init__(self, names: Sequence[str] | None, counts: _Ints) -> None:
+        self.names, self.counts = names, counts
+
+    def name(self, label: int) -> str:
+        return str(label) if self.names is None else self.names[int(label)]
+
+    def entry(self, label: int) -> dict[str, Any]:
+        return {"name": self.name(label), "rows": int(self.counts[label])}
+
+
+def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[str, Any]:
+    """Groups, then pairs; first those whose second most frequent label has the most rows."""
+    labels = ranked.tolist()
+    words = [words_of(names[label]) for label in labels]
+    looked = words[:_MOST_NAMES]
+    found: dict[str, Sequence[Sequence[int]]] = {
+        "same words": same_words(words),
+        "one edit": one_edit_apart(looked),
+    }
+    entries: list[dict[str, Any]] = [
+        {
+            "names": [names[labels[place]] for place in places],
+            "rows": [int(counts[labels[place]]) for place in places],
+            "differ by": "one letter" if kind == "one edit" else "case, spaces, signs or plural",
+        }
+        for kind, groups in found.items()
+        for places in groups
+    ]
+    entries.sort(key=lambda entry: (entry["differ by"] == "one letter", -entry["rows"][1]))
+    return {
+        **{kind: len(groups) for kind, groups in found.items()},
+        "of labels": len(looked),
+        "examples": entries[:LISTED],
+    }
+
+
+def _same_rows(Y: sp.csr_array, named: _Named) -> dict[str, Any]:
+    """Labels with the same rows have the same sum of random numbers, one number per row."""
+    by_label: Any = cast(Any, Y).tocsc()
+    several = np.flatnonzero(named.counts > 1)
+    if not len(several):
+        return {"groups": 0, "labels": 0, "examples": []}
+    of_row = np.random.default_rng(0).integers(0, 2**64, Y.shape[0], dtype=np.uint64)
+    whole = np.append(np.uint64(0), np.cumsum(of_row[by_label.indices], dtype=np.uint64))
+    sums = whole[by_label.indptr[several + 1]] - whole[by_label.indptr[several]]
+    _, group_of, sizes = np.unique(sums, return_inverse=True, return_counts=True)
+    shared = np.flatnonzero(sizes[group_of] > 1)
+    order = shared[np.lexsort((several[shared], group_of[shared]))]
+    edges = np.flatnonzero(np.diff(group_of[order])) + 1
+    groups = [several[part] for part in np.split(order, edges) if len(part)]
+    groups.sort(key=lambda group: (-named.counts[group[0]], group[0]))
+    return {
+        "groups": len(groups),
+        "labels": len(shared),
+        "examples": [
+            {
+                "names": [named.name(label) for label in group[:LISTED]],
+                "labels": len(group),
+                "rows": int(named.counts[group[0]]),
+            }
+            for group in groups[:LISTED]
+        ],
+    }
+
+
+def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
+    """Pairs of frequent labels that are in a row together clearly more often than by chance.
+
+    By chance there would be so many rows on average, with a deviation of its square root.
+    """
+    counts, n_rows = named.counts, Y.shape[0]
+    frequent = ranked[:_MOST_LABELS]
+    frequent = np.sort(frequent[counts[frequent] >= _LEAST_TOGETHER])
+    if len(frequent) < 2:
+        return {"of labels": len(frequent), "pairs": [], "always": []}
+    part: Any = cast(Any, Y)[:, frequent]
+    while (np.diff(part.indptr).astype(np.int64) ** 2).sum() > _MOST_MEETINGS:
+        frequent = np.sort(ranked[: len(frequent) // 2])
+        part = cast(Any, Y)[:, frequent]
+    part = part.astype(np.int32)
+    met: Any = sp.coo_array(sp.triu(part.T @ part, k=1))
+    enough = met.data >= _LEAST_TOGETHER
+    one, other, both = frequent[met.row[enough]], frequent[met.col[enough]], met.data[enough]
+    both = both.astype(np.int64)
+    by_chance = counts[one] * counts[other] / n_rows
+    lift = both / by_chance
+    jaccard = both / (counts[one] + counts[other] - both)
+    # Labels with the same rows are told elsewhere.
+    apart = np.flatnonzero((jaccard < 1) & (both > by_chance + 3 * np.sqrt(by_chance)))
+    best = apart[np.lexsort((other[apart], one[apart], -both[apart], -jaccard[apart]))]
+    rarer = np.where(counts[one] <= counts[other], one, other)
+    always = apart[both[apart] == counts[rarer[apart]]]
+    always = always[np.lexsort((other[always], one[always], -both[always]))]
+    return {
+        "of labels": len(frequent),
+        "pairs": [
+            {
+                "names": [named.name(one[i]), named.name(other[i])],
+                "rows": [int(counts[one[i]]), int(counts[other[i]])],
+                "together": int(both[i]),
+                "Jaccard": round(float(jaccard[i]), 4),
+                "lift": round(float(lift[i]), 2),
+            }
+            for i in best[:LISTED].tolist()
+        ],
+        "always": [
+            {
+                "name": named.name(rarer[i]),
+                "with": named.name(one[i] + other[i] - rarer[i]),
+                "rows": int(both[i]),
+            }
+            for i in always[:LISTED].tolist()
+        ],
+    }

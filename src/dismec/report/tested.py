@@ -1,0 +1,124 @@
+"""A model and rows with known labels → how good it is, and on which labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.dataset import Dataset
+from dismec.errors import DataError
+from dismec.measure.breakdown import by_group, by_label
+from dismec.measure.guesses import precision_of_guesses
+from dismec.measure.metrics import Truth, hits
+from dismec.measure.probabilities import reliability
+from dismec.model.model import Model
+
+__all__ = ["KS", "describe_test"]
+
+KS = (1, 3, 5)
+_LISTED = 10  # labels that are named as the best, and as the worst
+_LEAST_TEST_ROWS = 5  # that such a label has in the test data
+_SCORES = ("precision", "recall", "F1")
+
+
+def describe_test(model: Model, data: Dataset, threads: int | None = None) -> dict[str, Any]:
+    """How a model does on rows with known labels, and on which labels; in percent.
+
+    "metrics" as of `Model.evaluate`; "guesses", what P@k would be without a model
+    (`measure.guesses`); "rows without labels", where nothing can be right, and "pairs with unknown
+    labels" among all "pairs" of a row and a true label; "groups" by training frequency
+    (`measure.breakdown`); "best labels" and "worst labels" by their F1 in the first 5 places, of
+    those with at least 5 test rows ("labels judged" so many; ties: the one with more test rows
+    first); "all labels", a list per column, the most frequent in training first, with None where
+    there is nothing to measure; and for a calibrated model "reliability" of the probabilities of
+    the first 5 places.
+    """
+    truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
+    if truth.Y.shape[0] == 0:
+        raise DataError("the test data have no rows: there is nothing to measure")
+    top, values = model.predict_topk(data.X, max(KS), threads=threads)
+    of_label = by_label(truth.Y, top)
+    names = _all_names(model, data)
+    found = {
+        "metrics": model.evaluate(data.X, data.Y, KS, threads=threads),
+        "guesses": precision_of_guesses(truth, KS),
+        "rows without labels": int(np.count_nonzero(np.diff(truth.Y.indptr) == 0)),
+        "pairs": int(truth.Y.nnz),
+        "pairs with unknown labels": int(
+            np.count_nonzero(truth.label_counts[truth.Y.indices] == 0)
+        ),
+        "groups": by_group(truth.Y, top, truth.label_counts, truth.propensities, KS),
+        **_extremes(of_label, truth.label_counts, names),
+        "all labels": _label_columns(of_label, truth.label_counts, names),
+    }
+    if model.calibration is not None:
+        there = top >= 0
+        found["reliability"] = reliability(values[there], hits(truth.Y, top)[there])
+    return found
+
+
+def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
+    """Names of the labels of both; of texts the data have those that the model does not."""
+    if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
+        return data.names
+    return model.names
+
+
+def _name_of(names: Sequence[str] | None, label: int) -> str:
+    return names[label] if names is not None and label < len(names) else str(label)
+
+
+def _label_columns(
+    of_label: dict[str, npt.NDArray[Any]],
+    counts: npt.NDArray[np.int64],
+    names: Sequence[str] | None,
+) -> dict[str, list[Any]]:
+    rows, predicted = of_label["rows"], of_label["predicted"]
+    order = np.lexsort((np.arange(len(rows)), -rows, -counts))
+    measured = {"precision": predicted > 0, "recall": rows > 0, "F1": rows > 0}
+    return {
+        "label": order.tolist(),
+        "name": [_name_of(names, label) for label in order.tolist()],
+        "training rows": counts[order].tolist(),
+        "test rows": rows[order].tolist(),
+        "predicted rows": predicted[order].tolist(),
+        **{
+            key: [
+                round(100 * value, 2) if there else None
+                for value, there in zip(
+                    of_label[key][order].tolist(), measured[key][order].tolist(), strict=True
+                )
+            ]
+            for key in _SCORES
+        },
+    }
+
+
+def _extremes(
+    of_label: dict[str, npt.NDArray[Any]],
+    counts: npt.NDArray[np.int64],
+    names: Sequence[str] | None,
+) -> dict[str, Any]:
+    f1, rows = of_label["F1"], of_label["rows"]
+    judged = np.flatnonzero(rows >= _LEAST_TEST_ROWS)
+
+    def listed(order: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+        return [
+            {
+                "label": label,
+                "name": _name_of(names, label),
+                "training rows": int(counts[label]),
+                "test rows": int(rows[label]),
+                **{key: 100 * float(of_label[key][label]) for key in _SCORES},
+            }
+            for label in judged[order][:_LISTED].tolist()
+        ]
+
+    return {
+        "labels judged": len(judged),
+        "best labels": listed(np.lexsort((-rows[judged], -f1[judged]))),
+        "worst labels": listed(np.lexsort((-rows[judged], f1[judged]))),
+    }
