@@ -78,6 +78,7 @@ class Manifest:
     parts: dict[str, PartReceipt] = field(default_factory=dict)  # files besides the weights
     text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
     estimator: dict[str, Any] | None = None  # what `DiSMECClassifier` needs to be itself again
+    examples: tuple[str, ...] = ()  # beginnings of a few training texts, to try the model on
     history: tuple[dict[str, Any], ...] = ()  # what was done to labels later, oldest first
     isa: str = ""
     stats: BlockStats | None = None
@@ -148,8 +149,9 @@ class Manifest:
         content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
-        if self.journal is None:
-            del content["journal"]
+        for key in ("journal", "examples"):
+            if not content[key]:
+                del content[key]
         text = json.dumps(content, indent=1).removesuffix("\n}")
         for name in lists:
             receipts = getattr(self, name)
@@ -209,7 +211,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
-    kinds |= {"journal": str, "refined": dict, "first": list}
+    kinds |= {"journal": str, "refined": dict, "first": list, "examples": list}
     for key, kind in kinds.items():
         value = content.get(key)
         if not isinstance(value, kind | None):
@@ -219,6 +221,9 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     values["history"] = tuple(values["history"] or ())
     if not all(isinstance(entry, dict) for entry in values["history"]):
         raise ValueError("an entry of 'history' is not an object")
+    values["examples"] = tuple(values["examples"] or ())
+    if not all(isinstance(text, str) for text in values["examples"]):
+        raise ValueError("an entry of 'examples' is not text")
     values["parts"] = _parse_parts(content)
     values["stats"] = _parse_stats(content.get("stats"))
     if values["journal"] is not None:

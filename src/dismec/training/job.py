@@ -82,6 +82,7 @@ class Job:
             data=data,
             dismec=version("dismec"),
             text=vocabulary.params.to_dict() if vocabulary else None,
+            examples=request.examples,
         )
         return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest, data)
 

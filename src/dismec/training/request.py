@@ -54,6 +54,7 @@ class Request:
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
     vocabulary: Vocabulary | None = None
+    examples: tuple[str, ...] = ()  # texts that the model keeps (`dismec.training.examples`)
     source: StrPath | None = None
     threads: int | None = None
     overwrite: bool = False

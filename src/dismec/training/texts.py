@@ -21,6 +21,7 @@ from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
+from dismec.training.examples import example_texts
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
 from dismec.training.request import Progress, Request
@@ -87,6 +88,7 @@ class TextRequest:
     progress: Progress | None = None
     news: News | None = None
     cluster: Any = None
+    examples: bool = False
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -116,6 +118,7 @@ class TextRequest:
             names=names,
             validation=judge and (judge.X, judge.Y),
             vocabulary=vocabulary,
+            examples=example_texts(texts.read()) if self.examples else (),
             threads=self.threads,
             overwrite=self.overwrite,
             progress=self.progress,
@@ -147,6 +150,7 @@ def train_text(
     news: News | None = None,
     cluster: Any = None,
     client: Any = None,
+    examples: bool = False,
 ) -> Model:
     """Train a model of texts into a directory, or go on where an earlier run of it stopped.
 
@@ -169,6 +173,9 @@ def train_text(
         As for `dismec.train`.
     news
         Called with a line now and then while texts are read.
+    examples
+        Whether the model keeps the beginnings of up to five training texts, which its server
+        offers as examples. Leave it off if the texts are private.
 
     Returns
     -------
@@ -192,6 +199,7 @@ def train_text(
         progress=progress,
         news=news,
         cluster=client if cluster is None else cluster,
+        examples=examples,
     )
     with request.as_rows() as rows:
         return carry_out(rows)
