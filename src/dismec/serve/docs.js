@@ -4,6 +4,24 @@
 const secret = document.getElementById("token");
 try { if (secret) secret.value = sessionStorage.getItem("dismec-token") ?? ""; } catch { /* it has to be typed */ }
 
+const SAMPLE = '"What is this about?"';  /* stands in the examples until the model gives a text */
+
+function authorised(headers = {}) {
+  if (secret?.value) headers.Authorization = "Bearer " + String.fromCharCode(...new TextEncoder().encode(secret.value.trim()));
+  return headers;
+}
+
+async function fillExamples() {
+  if (![...document.querySelectorAll("textarea")].some(body => body.value.includes(SAMPLE))) return;
+  if (secret && !secret.value) return;
+  try {
+    const response = await fetch("example", {headers: authorised()});
+    if (!response.ok) return;
+    const text = JSON.stringify((await response.json()).text);
+    for (const place of document.querySelectorAll("textarea, option")) place.value = place.value.replaceAll(SAMPLE, () => text);
+  } catch { /* the sample stays */ }
+}
+
 for (const form of document.querySelectorAll("form[data-path]")) {
   const body = form.querySelector("textarea"), choice = form.querySelector("select");
   const state = form.querySelector(".state"), answer = form.querySelector("pre");
@@ -11,9 +29,7 @@ for (const form of document.querySelectorAll("form[data-path]")) {
   form.addEventListener("submit", async event => {
     event.preventDefault();
     const query = new URLSearchParams([...form.querySelectorAll(".query input")].map(input => [input.name, input.value]));
-    const headers = {};
-    if (body) headers["Content-Type"] = "application/json";
-    if (secret?.value) headers.Authorization = "Bearer " + String.fromCharCode(...new TextEncoder().encode(secret.value.trim()));
+    const headers = authorised(body ? {"Content-Type": "application/json"} : {});
     const address = form.dataset.path + (query.size ? `?${query}` : "");
     const begin = performance.now();
     state.textContent = "Sent …";
@@ -41,3 +57,4 @@ function readable(value, indent = "") {
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
   return `${open}\n${parts.join(",\n")}\n${indent}${close}`;
 }
+fillExamples();

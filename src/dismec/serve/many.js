@@ -4,7 +4,7 @@
 const AT_ONCE = 100;         // texts per request, unless the server allows fewer
 const BYTES = 1_000_000;     // of a request, unless the server allows fewer or one text has more
 const BUSY = 5;              // times that a text is sent again to a server that is busy
-const PREVIEWED = 20;
+const PREVIEWED = 10;
 
 let table = null;            // {source, columns, rows}: what a file holds; a row is {line, values}
 let sending = null;          // AbortController of the requests for a file

@@ -10,7 +10,7 @@ const AROUND = 90;           // characters each side of a word in a passage
 const MARKS = 1000;
 const FAINT = 0.1;           // of the strongest: words that carried less are not marked
 const TERMS = 300;           // contributions that are asked for
-const SHOWN = 12;            // of them that are not folded, at most
+const SHOWN = 10;            // of them that are not folded, at most
 const SMALL = 0.05;          // of the largest: smaller ones are folded
 const COMPARED = 3;          // labels that are explained beside each other, at most
 const PATIENCE = 150;        // ms before the page says that it is working
@@ -31,6 +31,7 @@ let foundText = "";
 let explanations = new Map();  // label → promise, for `foundText`
 let chosen = null;           // label picked by click or keyboard
 let hovered = null;          // label under the mouse
+let mouse = {};              // where it was last
 let pinned = [];             // labels that stay beside the one that is shown
 let unfolded = false;        // whether small contributions are shown
 let again = null;            // what "Try again" does
@@ -170,7 +171,7 @@ function described(label, name, value, place) {
   return {
     label, place,
     name: name ?? `Label ${label}`,
-    amount: (ofScore ? signed : percent)(value),
+    amount: ofScore ? signed(value) : percent(value),
     share: ofScore ? shareOf(value) : value,
     assigned: value >= least,
   };
@@ -230,8 +231,8 @@ function percent(share) {
   return share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`;
 }
 
-function signed(number) {
-  const digits = Math.abs(number).toFixed(2);
+function signed(number, places = 2) {
+  const digits = Math.abs(number).toFixed(places);
   return Number(digits) === 0 ? digits : (number < 0 ? "−" : "+") + digits;
 }
 
@@ -254,7 +255,10 @@ function option(item) {
     make("span", {className: "unseen", textContent: item.assigned ? "assigned" : "not assigned"}));
   element.classList.toggle("assigned", Boolean(item.assigned));
   element.setAttribute("role", "option");
-  element.addEventListener("pointerenter", event => { if (event.pointerType === "mouse") hover(item.label); });
+  element.addEventListener("pointermove", event => {  // a list that moves below the mouse is not hovered
+    const moved = event.clientX !== mouse.x || event.clientY !== mouse.y;
+    if (event.pointerType === "mouse" && moved && hovered !== item.label) hover(item.label);
+  });
   element.addEventListener("focus", () => choose(item.label));
   element.addEventListener("click", () => { choose(item.label); bringIntoView(); });
   return element;
@@ -352,7 +356,8 @@ function showTerms(answers) {
   const shown = small.length ? large : rows;
   const every = rows.flatMap(row => row.amounts);
   const least = Math.min(0, ...every), range = Math.max(0, ...every) - least || 1;
-  const line = row => termRow(row.term, row.amounts, range);
+  const places = rows[0]?.weight < 0.1 ? 3 : 2;
+  const line = row => termRow(row.term, row.amounts, range, places);
   const table = at("terms");
   table.style.setProperty("--zero", `${-100 * least / range}%`);
   table.classList.toggle("several", answers.length > 1);
@@ -411,12 +416,12 @@ function showStrongest(copy) {
   copy.scrollTop = strongest === copy ? 0 : strongest.offsetTop - copy.clientHeight / 2;
 }
 
-function termRow(term, amounts, range) {
+function termRow(term, amounts, range, places) {
   const cells = amounts.map(amount => {
     const length = make("i", {className: amount < 0 ? "against" : "for"});
     length.style.width = `${100 * Math.abs(amount) / range}%`;
     return make("td", {}, make("div", {className: "part"},
-      make("div", {}, length), make("span", {textContent: amount ? signed(amount) : "·"})));
+      make("div", {}, length), make("span", {textContent: amount ? signed(amount, places) : "·"})));
   });
   return make("tr", {}, make("th", {scope: "row"}, make("bdi", {textContent: term})), ...cells);
 }
@@ -543,6 +548,7 @@ list.addEventListener("keydown", event => {
   list.children[next].focus();
 });
 document.addEventListener("keydown", event => { if (event.key === "Escape") choose(null); });
+document.addEventListener("pointermove", event => { mouse = {x: event.clientX, y: event.clientY}; });
 
 function curl() {
   const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;

@@ -9,8 +9,10 @@ const search = at("search"), matches = at("matches");
 let searching = null;        // AbortController of a search
 let searchPause = 0;
 let active = -1;             // place of the match that Enter takes
+let matched = "";            // what the matches are of
 
 async function findMatches() {
+  clearTimeout(searchPause);
   searching?.abort();
   const part = search.value.trim();
   if (!part) return closeMatches();
@@ -18,7 +20,9 @@ async function findMatches() {
   try {
     await meet();
     const answer = await ask(`labels?limit=${MATCHES}&search=${encodeURIComponent(part)}`, null, controller.signal);
-    if (!controller.signal.aborted) showMatches(answer);
+    if (controller.signal.aborted) return;
+    matched = part;
+    showMatches(answer);
   } catch (error) {
     if (controller.signal.aborted) return;
     closeMatches();
@@ -61,6 +65,7 @@ function activate(place) {
 function closeMatches() {
   searching?.abort();
   clearTimeout(searchPause);
+  matched = "";
   matches.hidden = true;
   search.setAttribute("aria-expanded", "false");
   activate(-1);
@@ -72,12 +77,12 @@ function want(label, name) {
   search.value = "";
   const known = items().find(item => item.label === label);
   if (!known) wanted = [...wanted, {label, name}].slice(-WANTED);
-  if (!foundText || list.hidden) {
+  chosen = label;
+  hovered = null;
+  if (list.hidden) {
     at("status").textContent = at("nothing").textContent = `Type a text to see the rank of ${name}.`;
     return;
   }
-  chosen = label;
-  hovered = null;
   showList();
   if (!known) showWanted(wanted.at(-1));
   bringIntoView();
@@ -89,14 +94,15 @@ search.addEventListener("input", () => {
 });
 search.addEventListener("focus", () => { if (search.value.trim()) findMatches(); });
 search.addEventListener("blur", closeMatches);
-search.addEventListener("keydown", event => {
+search.addEventListener("keydown", async event => {
   const options = matches.hidden ? [] : [...matches.querySelectorAll("li")];
   if (event.key === "Escape" && !matches.hidden) {
     event.stopPropagation();
     closeMatches();
   } else if (event.key === "Enter") {
     event.preventDefault();
-    options[active]?.click();
+    if (matched !== search.value.trim()) await findMatches();  // typed faster than labels are found
+    matches.querySelectorAll("li")[active]?.click();
   } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
     event.preventDefault();
     const step = event.key === "ArrowDown" ? 1 : -1;
