@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import re
 import shutil
@@ -700,6 +701,21 @@ def test_lines_of_the_field_are_texts_and_only_assigned_labels_are_given(server,
     page.locator("#batch-table button", has_text="harbour").click()
     expect(page.locator("#text")).to_have_value("harbour vessel cargo")
     expect(first_label(page)).to_have_text("ships")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"__label__fruit one apple\n__label__x\n", "fastText lines"),
+        (gzip.compress(b"one apple\none pear\n"), "one text per line"),
+    ],
+)
+def test_fasttext_and_gzipped_lines_are_read(server, visit, tmp_path, content, kind):
+    (tmp_path / "lines.txt").write_bytes(content)
+    page = visit(server)
+    page.set_input_files("#file", tmp_path / "lines.txt")
+    expect(page.locator("#batch-what")).to_have_text(f"lines.txt: {kind}, 2 texts")
+    expect(page.locator("#batch-first")).to_have_text("First text: one apple")
 
 
 def test_dropped_file_is_taken(server, visit):

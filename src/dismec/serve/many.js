@@ -15,7 +15,11 @@ function parseFile(name, content) {
   const text = content.replace(/^\ufeff/, "");
   const ending = name.toLowerCase().replace(/\.gz$/, "").match(/\.(\w+)$/)?.[1];
   const first = text.trimStart()[0];
-  if (ending === "json" && first === "[") return parseRecords(name, JSON.parse(text).map((value, i) => ({line: i + 1, value})), "JSON");
+  if (ending === "json" && first === "[") {
+    let values;
+    try { values = JSON.parse(text); } catch { throw new Error(`${name} is not JSON`); }
+    return parseRecords(name, values.map((value, i) => ({line: i + 1, value})), "JSON");
+  }
   if (first === "{" || ending === "jsonl" || ending === "ndjson") {
     const lines = text.split("\n").map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
     return parseRecords(name, lines.map(({line, text}) => {
@@ -27,9 +31,11 @@ function parseFile(name, content) {
 }
 
 function parseLines(name, text) {
-  const rows = text.split(/\r?\n/).map((line, i) => ({line: i + 1, values: [line.replace(/^(__label__\S+\s*)+/, "")]}))
-    .filter(row => row.values[0].trim());
-  return {name, kind: "one text per line", columns: ["text"], rows};
+  const labelled = /^.*(?<!\S)__label__\S/.test(text);  // words of the first line that are labels, as fastText has them
+  const read = line => labelled ? line.replace(/(?<!\S)__label__\S+\s*/g, "") : line;
+  const lines = text.split(/\r?\n/).map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
+  const rows = lines.map(({line, text}) => ({line, values: [read(text)]}));
+  return {name, kind: labelled ? "fastText lines" : "one text per line", columns: ["text"], rows};
 }
 
 function parseRecords(name, records, kind) {
@@ -93,8 +99,9 @@ function showSending(busy) {
 async function takeFile(file) {
   at("many").open = true;
   try {
-    let bytes = file;
-    if (file.name.toLowerCase().endsWith(".gz")) bytes = new Response(file.stream().pipeThrough(new DecompressionStream("gzip")));
+    const [first, second] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+    const zipped = first === 0x1f && second === 0x8b;
+    const bytes = zipped ? new Response(file.stream().pipeThrough(new DecompressionStream("gzip"))) : file;
     let content;
     try { content = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await bytes.arrayBuffer()); }
     catch { throw new Error(`${file.name} is not a text file in UTF-8: save it as UTF-8`); }
