@@ -642,6 +642,13 @@ def test_answer_is_copied_as_labels_and_as_curl(server, visit, tmp_path):
     expect(page.locator("#copy-curl")).to_have_text("Copied")
     command = page.evaluate("navigator.clipboard.readText()")
     assert "DISMEC_TOKEN" not in command
+    page.evaluate(  # as without https
+        "() => { navigator.clipboard.writeText = () => Promise.reject(); }"
+    )
+    expect(page.locator("#copy-labels")).to_have_text("Copy labels")
+    page.click("#copy-labels")
+    expect(page.locator("#copy-labels")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == copied
     if shutil.which("curl"):
         out = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
         assert json.loads(out.stdout) == answer

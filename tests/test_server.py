@@ -517,7 +517,8 @@ def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
     for name in re.findall(r'"#/components/schemas/(\w+)"', text):
         assert name in description["components"]["schemas"]
     assert description["components"]["schemas"]["OneRow"]["properties"]["k"]["maximum"] == 50
-    page = server.ask("GET", "/docs")[2]
+    _, headers, page = server.ask("GET", "/docs")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert "<small>POST</small>/predict" in page
     assert "//" not in page
 

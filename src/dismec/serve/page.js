@@ -67,6 +67,7 @@ async function meet() {
   document.title = `${model.name} · dismec`;
   at("model").textContent = model.name;
   at("about").textContent = `${model.labels.toLocaleString("en")} labels`;
+  at("seek").hidden = !model.explanations;
   at("example").hidden = !model.explanations && !model.examples;
   const counts = [5, 10, 20, 50].filter(count => count <= model.limits.k);
   const options = (counts.length ? counts : [model.limits.k]).map(count => new Option(`${count} labels`, count));
@@ -184,7 +185,7 @@ function showScale(reached) {
   const why = rank === "score"
     ? `a score of ${value}; ${reached}. Scores, not probabilities: a full bar is a score of 1, an empty one of −1. Train with --calibrate to see probabilities.`
     : `${exact(value)}, which gave the highest micro-F1 on held-out rows; ${reached}.`;
-  at("scale").replaceChildren("Labels are assigned from the line", make("b"), `at ${why}`);
+  at("scale").replaceChildren("Labels that reach the line", make("b"), `are assigned. It is at ${why}`);
   at("scale").hidden = false;
 }
 
@@ -339,10 +340,10 @@ function contributions(answers) {
   const rows = new Map();
   answers.forEach((answer, i) => {
     const likely = (answer.reasons ?? []).map(reason =>
-      ({term: `likely: ${reason.name ?? `label ${reason.label}`}`, contribution: reason.contribution}));
-    for (const {term, contribution} of [...answer.terms, ...likely]) {
-      if (!rows.has(term)) rows.set(term, {term, amounts: Array(answers.length).fill(0)});
-      rows.get(term).amounts[i] = contribution;
+      ({feature: `label ${reason.label}`, term: `likely: ${reason.name ?? `label ${reason.label}`}`, contribution: reason.contribution}));
+    for (const {feature, term, contribution} of [...answer.terms, ...likely]) {
+      if (!rows.has(feature)) rows.set(feature, {term, amounts: Array(answers.length).fill(0)});
+      rows.get(feature).amounts[i] = contribution;
     }
   });
   const weight = row => Math.max(...row.amounts.map(Math.abs));
@@ -561,18 +562,18 @@ function curl() {
 }
 
 async function copy(button, text) {
+  let done = true;
   try {
     await navigator.clipboard.writeText(text);
   } catch {  // only pages from https or this machine have a clipboard
     const place = make("textarea", {value: text, className: "unseen"});
     document.body.append(place);
     place.select();
-    document.execCommand("copy");
+    done = document.execCommand("copy");
     place.remove();
   }
   const before = button.dataset.text ??= button.textContent;
-  button.textContent = "Copied";
-  at("status").textContent = "Copied.";
+  at("status").textContent = button.textContent = done ? "Copied" : "Not copied: the browser refuses";
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 
