@@ -557,6 +557,34 @@ def test_search_is_a_combobox_that_says_when_nothing_is_found(server, visit):
     expect(page.locator("#list li", has_text="ships")).to_be_visible()
 
 
+@pytest.mark.parametrize("phone", [True, False])
+def test_match_is_taken_by_a_tap_or_a_click(server, visit, phone):
+    page = visit(server, **(PHONE if phone else {}))
+    page.fill("#text", "apple")
+    expect(page.locator("#list li")).to_have_count(5)
+    page.fill("#search", "par")
+    match = page.locator("#matches li", has_text="party")
+    expect(match).to_be_visible()
+    match.tap() if phone else match.click()
+    expect(page.locator("#why-title")).to_have_text("party 🎉")
+    expect(page.locator("#matches")).to_be_hidden()
+
+
+def test_names_keep_the_white_space_inside_them(tmp_path, visit):
+    name = "two  blanks: and\na line"
+    rows = [{"text": f"word{i % 3} common", "labels": [[name, "b", "c"][i % 3]]} for i in range(60)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_text(tmp_path / "texts.jsonl", tmp_path / "model")
+    with serving(tmp_path, tmp_path / "model") as server:
+        assert server.predict({"text": "word0"})[2]["names"][0] == name
+        page = visit(server)
+        page.fill("#text", "word0")
+        expect(first_label(page)).to_be_visible()
+        assert first_label(page).evaluate("e => e.innerText") == name
+        want(page, "TWO  blanks")
+        assert page.locator("#why-title").evaluate("e => e.textContent") == name
+
+
 def test_threshold_is_drawn_and_assigned_labels_are_marked(server, visit):
     least = server.ask("GET", "/model")[2]["threshold"]["value"]
     page = visit(server)

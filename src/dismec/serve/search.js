@@ -47,7 +47,7 @@ function match({label, name, rows}, i) {
     make("span", {dir: "auto", textContent: shown}),
     make("small", {textContent: rows ? `${rows.toLocaleString("en")} training rows` : "never trained"}));
   element.setAttribute("role", "option");
-  element.addEventListener("pointerdown", event => event.preventDefault());  // the field keeps the focus
+  element.addEventListener("mousedown", event => event.preventDefault());  // the field keeps the focus
   element.addEventListener("click", () => want(label, shown));
   return element;
 }
