@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dismec import DataError, open_model
-from dismec.serve.contract import Contract, Limits, openapi
+from dismec.serve.contract import Contract, Limits
+from dismec.serve.description import openapi
 from dismec.serve.queries import parse
 from servers import serving
 
@@ -70,9 +71,14 @@ def satisfies(schema, value):
 
 
 def is_as_said_in_words(request, n_features):
-    """What descriptions say and schemas cannot: of ids, kinds of rows, and probabilities."""
+    """What descriptions say and schemas cannot: of ids, kinds of rows, and probabilities.
+
+    The model is one of texts.
+    """
     rows = request.get("rows", [request])
     if len({"text" in row for row in rows}) > 1:
+        return False
+    if rows and request.get("numeric", False) == ("text" in rows[0]):
         return False
     for row in rows:
         ids = [pair[0] for pair in row.get("features", [])]
@@ -97,6 +103,8 @@ def instances(schema):
             found = st.integers(least, most)
         case "number":
             found = st.floats(least, most, allow_nan=False) | st.integers(-9, 9)
+        case "boolean":
+            found = st.booleans()
         case "string":
             found = st.text(max_size=5)
         case "array" if schema.get("format") == "pairs":
@@ -149,12 +157,13 @@ def test_every_request_that_the_document_allows_is_accepted(model, path, data):
 ROW, TEXT_ROW = {"features": [[0, 1.5], [3, 2]]}, {"text": "apple"}
 OPTIONS = {"k": 2, "threshold": 0.5, "rank": "probability"}
 QUESTION = {"label": 1, "limit": 3}
+KINDS = [(ROW, {"numeric": True}), (TEXT_ROW, {})]
 COMPLETE = [
-    *(("/predict", row | OPTIONS) for row in (ROW, TEXT_ROW)),
-    *(("/predict", {"rows": [row, row]} | OPTIONS) for row in (ROW, TEXT_ROW)),
-    *(("/explain", row | QUESTION) for row in (ROW, TEXT_ROW)),
+    *(("/predict", row | OPTIONS | numeric) for row, numeric in KINDS),
+    *(("/predict", {"rows": [row, row]} | OPTIONS | numeric) for row, numeric in KINDS),
+    *(("/explain", row | QUESTION | numeric) for row, numeric in KINDS),
 ]
-KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "K"}
+KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "numeric", "K"}
 ODD = [None, True, False, 0, -1, 1, 8, 1001, 2.0, 0.5, 1e39, -1e39, 10**400, "score", "luck", ""]
 ODD += [[], {}, [[0, 1]], [[0.5, 1]], [[0, 1], [0, 2]], [[9999, 1]], [[0]], [[0, 1, 2]], [0, 1]]
 ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4]
@@ -206,6 +215,8 @@ def test_check_has_the_bounds_and_defaults_of_the_document(model, path, kind, ke
     request = {name: full[name] for name in schema["required"]}
     if key == "threshold":
         request["rank"] = "score"  # of which any number can be one
+    if "features" in request and key != "numeric":
+        request["numeric"] = True
     stated = schema["properties"][key]
     if key in request:
         del request[key]

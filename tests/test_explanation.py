@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import random_problem
-from dismec import DataError, ModelError
+from dismec import DataError, ModelError, TrainingParams
 from dismec.cpu import kernels
 from dismec.features.transform import Transform
 from dismec.model.explanation import Contribution, Explanation, highlights
@@ -203,3 +203,22 @@ def test_words_sum_to_the_features_that_occur(contributions, spans):
     bounds = [bound for begin, end, _ in found for bound in (begin, end)]
     assert bounds == sorted(bounds)
     assert all(begin < end for begin, end, _ in found)
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_place_of_a_label_is_that_of_the_ranking(calibrate):
+    X, Y = random_problem()
+    Y = Y.tolil()
+    Y[:, 7] = 0  # never trained
+    model = train(X, Y.tocsr(), TrainingParams(calibrate=calibrate))
+    for row in (0, 5):
+        labels, _ = model.predict_topk(X[[row]], Y.shape[1])
+        ranked = labels[0][labels[0] >= 0].tolist()
+        assert 7 not in ranked
+        assert [model.place(X[[row]], label) for label in ranked] == [*range(1, 1 + len(ranked))]
+    empty = np.zeros((1, X.shape[1]))  # where labels have equal scores
+    labels, _ = model.predict_topk(empty, Y.shape[1])
+    ranked = labels[0][labels[0] >= 0].tolist()
+    assert [model.place(empty, label) for label in ranked] == [*range(1, 1 + len(ranked))]
+    with pytest.raises(DataError, match="never trained"):
+        model.place(X[[0]], 7)

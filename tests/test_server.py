@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 from itertools import pairwise
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import LABELS, random_problem
-from dismec import DataError, TrainingParams, open_model, train
+from dismec import DataError, TrainingParams, open_model, train, train_text
 from dismec.serve.contract import Contract, Limits
 from dismec.serve.queries import parse
 from servers import TIMEOUT, exchange, received, serving, wait_until
@@ -168,7 +169,7 @@ def test_texts_get_what_the_library_gives_their_rows(text_files, text_server):
             np.testing.assert_array_equal(np.float32([row[key] for row in many["rows"]]), values)
     for i, text in enumerate(TEXTS):
         assert text_server.predict({"text": text, "k": 4})[2] == many["rows"][i]
-        given = {"features": features(X, i), "k": 4}
+        given = {"features": features(X, i), "k": 4, "numeric": True}
         assert text_server.predict(given)[2] == many["rows"][i]
 
 
@@ -230,7 +231,8 @@ def test_explanation_adds_up_to_the_score_and_marks_the_text(text_files, text_se
     assert explain(text_server, text=text, label="fruit", limit=1000) == why
     assert explain(text_server, text=text, label="fruit", limit=2)["terms"] == why["terms"][:2]
     X = open_model(text_files / "calibrated").vocabulary.rows([text])
-    by_features = explain(text_server, features=features(X, 0), label="fruit", limit=1000)
+    row = {"features": features(X, 0), "numeric": True}
+    by_features = explain(text_server, **row, label="fruit", limit=1000)
     assert by_features == {key: why[key] for key in why if key != "highlights"}
 
 
@@ -261,7 +263,9 @@ def test_text_is_a_name_first_and_then_an_id_over_http_and_on_the_command_line(f
         said = [json.loads(line) for line in out.splitlines()]
         assert [one["label"] for one in said] == list(found.values())
         with serving(tmp_path, model) as server:
-            assert [explain(server, **row, label=label) for label in found] == said
+            answers = [explain(server, **row, label=label) for label in found]
+            assert all(1 <= answer.pop("rank") <= Y.shape[1] for answer in answers)
+            assert answers == said
             assert explain(server, **row, label=12)["label"] == 12
             for label in refused:
                 status, _, answer = server.ask(
@@ -288,7 +292,7 @@ def test_text_is_a_name_first_and_then_an_id_over_http_and_on_the_command_line(f
         ('{"text": "apple", "label": 1, "k": 1}', "unknown key 'k'"),
         ('{"text": "apple", "label": 1, "limit": 0}', "expected 1 to 1000"),
         ('{"text": 1, "label": 1}', "expected a string"),
-        ('{"features": [[1]], "label": 1}', "not a pair"),
+        ('{"features": [[1]], "label": 1, "numeric": true}', "not a pair"),
     ],
 )
 def test_malformed_questions_get_400_and_one_line(text_server, body, reason):
@@ -310,15 +314,97 @@ def test_long_text_gets_the_strongest_highlights_in_order(text_server):
     assert "highlights" not in longer
 
 
-def test_example_is_of_words_that_speak_for_labels(files, text_server, server):
-    examples = {text_server.ask("GET", "/example")[2]["text"] for _ in range(20)}
-    assert len(examples) > 1
-    known = {word for words in LABELS.values() for word in words}
-    for text in examples:
-        assert known & set(re.findall(r"\w+", text.lower()))
+def test_example_is_a_training_text_that_the_model_keeps(text_files, files, text_server, server):
+    kept = open_model(text_files / "calibrated").manifest.examples
+    answers = [text_server.ask("GET", "/example")[2] for _ in range(20)]
+    assert len({answer["text"] for answer in answers}) > 1
+    assert all(answer["text"] in kept and answer["training"] for answer in answers)
     status, _, answer = server.ask("GET", "/example")
     assert status == 400
     assert "not trained on texts" in answer["error"]
+
+
+def test_example_without_training_texts_is_of_words_that_raise_scores(text_files, tmp_path):
+    train_text(text_files / "texts.jsonl", tmp_path / "model")
+    with serving(tmp_path, tmp_path / "model") as running:
+        assert running.ask("GET", "/model")[2]["examples"] == 0
+        answers = [running.ask("GET", "/example")[2] for _ in range(20)]
+    assert len({answer["text"] for answer in answers}) > 1
+    known = {word for words in LABELS.values() for word in words}
+    for answer in answers:
+        assert answer["training"] is False
+        assert known & set(re.findall(r"\w+", answer["text"].lower()))
+
+
+def test_features_to_a_model_of_texts_are_refused_unless_asked_for(text_server):
+    for path, body in (
+        ("/predict", {"features": [[0, 1.0]]}),
+        ("/predict", {"rows": [{"features": []}]}),
+        ("/explain", {"features": [[0, 1.0]], "label": 0}),
+    ):
+        for said in ({}, {"numeric": False}):
+            status, _, answer = text_server.ask("POST", path, json.dumps(body | said))
+            assert status == 422
+            assert answer["error"].startswith("the model takes texts, not features")
+            assert "\n" not in answer["error"]
+        assert text_server.ask("POST", path, json.dumps(body | {"numeric": True}))[0] == 200
+    status, _, answer = text_server.predict({"rows": [{"text": "apple"}], "numeric": True})
+    assert (status, answer["error"]) == (400, '"numeric" is for "features", and the rows are texts')
+
+
+def test_white_space_around_the_name_of_a_label_does_not_count(text_server):
+    why = explain(text_server, text="apple", label="fruit")
+    assert explain(text_server, text="apple", label=" fruit\n") == why
+
+
+def test_rank_of_every_label_is_its_place_among_all(files, text_files, text_server, server):
+    X, _ = random_problem()
+    numbers, texts = {"features": features(X, 3)}, {"text": "An apple, a vessel."}
+    for running, row in ((server, numbers), (text_server, texts)):
+        best = running.predict({**row, "k": 40})[2]["labels"]
+        for place, label in enumerate(best, 1):
+            assert explain(running, **row, label=label)["rank"] == place
+
+
+def test_model_says_from_where_labels_are_assigned(text_files, text_server, server):
+    told = text_server.ask("GET", "/model")[2]["threshold"]
+    least = open_model(text_files / "calibrated").calibration.micro_threshold
+    assert told == {"rank": "probability", "value": least, "chosen": "micro-f1"}
+    told = server.ask("GET", "/model")[2]["threshold"]
+    assert told == {"rank": "score", "value": 0.0, "chosen": "zero"}
+
+
+def test_labels_are_found_by_part_of_their_names(text_server, server):
+    def found(running, query):
+        status, _, answer = running.ask("GET", "/labels" + query)
+        assert status == 200, answer
+        return [one["name"] for one in answer["labels"]], answer["more"]
+
+    assert found(text_server, "?search=FRUIT") == (["fruit"], False)
+    assert found(text_server, "?search=" + quote("ספרים")) == (["ספרים עתיקים"], False)
+    assert found(server, "?search=tag%201&limit=3") == (["tag 1 é", "tag 10 é", "tag 11 é"], True)
+    assert found(server, "?search=5+%C3%89")[0] == ["tag 5 é", "tag 15 é", "tag 25 é", "tag 35 é"]
+    assert found(server, "?search=nothing") == ([], False)
+    assert found(server, "?limit=2") == (["tag 0 é", "tag 1 é"], True)
+    first = text_server.ask("GET", "/labels?search=fruit")[2]["labels"][0]
+    assert first["rows"] > 0
+    assert explain(text_server, text="apple", label=first["label"])["name"] == "fruit"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("limit=0", "expected 1 to 100"),
+        ("limit=101", "expected 1 to 100"),
+        ("limit=many", "expected 1 to 100"),
+        ("limit=" + "9" * 5000, "expected 1 to 100"),
+        ("find=a", "unknown key 'find'"),
+    ],
+)
+def test_malformed_searches_get_400_and_one_line(server, query, reason):
+    status, _, answer = server.ask("GET", f"/labels?{query}")
+    assert status == 400
+    assert reason in answer["error"]
 
 
 def test_page_is_kept_to_itself(text_server, server):
@@ -334,7 +420,7 @@ def test_page_is_kept_to_itself(text_server, server):
         assert "unsafe" not in policy
         assert said in page
         assert "href=docs" in page or 'href="docs"' in page
-        assert len(page) < 30_000
+        assert len(page) < 80_000
         status, answered, body = running.ask("HEAD", "/")
         assert (status, body) == (200, "")
         assert answered["Content-Length"] == str(len(page.encode()))
@@ -425,14 +511,15 @@ def test_health_and_model_say_what_is_served(files, server):
 
 def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
     description = server.ask("GET", "/openapi.json")[2]
-    asked = {"/predict", "/explain", "/example", "/model", "/metrics", "/health"}
+    asked = {"/predict", "/explain", "/labels", "/example", "/model", "/metrics", "/health"}
     assert description["paths"].keys() == asked
     text = json.dumps(description)
     for name in re.findall(r'"#/components/schemas/(\w+)"', text):
         assert name in description["components"]["schemas"]
     assert description["components"]["schemas"]["OneRow"]["properties"]["k"]["maximum"] == 50
-    page = server.ask("GET", "/docs")[2]
-    assert "POST /predict" in page
+    _, headers, page = server.ask("GET", "/docs")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert "<small>POST</small>/predict" in page
     assert "//" not in page
 
 

@@ -40,6 +40,7 @@ class Order:
     validation: Path | None
     validation_labels: Path | None
     overwrite: bool
+    no_examples: bool
     threads: int | None
     cluster: str | None
     quiet: bool
@@ -80,8 +81,9 @@ class Order:
             if text is not None:
                 news = None if self.quiet or path is None else spoken
                 of_text = (text, self.reading.fmt, self.validation)
-                with TextRequest(found, params, path, *of_text, news=news, **common).as_rows() as r:
-                    yield r
+                common |= {"news": news, "examples": path is not None and not self.no_examples}
+                with TextRequest(found, params, path, *of_text, **common).as_rows() as request:
+                    yield request
                 return
             X, Y, names = self.reading.load(found, self.threads)
             judge = None
@@ -134,6 +136,11 @@ def training_options(
             click.option("--validation", type=PATH, help=validation),
             click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
             click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
+            click.option(
+                "--no-examples",
+                is_flag=True,
+                help="Keep no training texts in the model [default: five beginnings].",
+            ),
         ]
     options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
@@ -144,7 +151,7 @@ def training_options(
                 "params": {name: given.pop(name) for name in [*given] if _is_param(name)},
                 "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
             }
-            for name in ("validation", "validation_labels", "overwrite"):
+            for name in ("validation", "validation_labels", "overwrite", "no_examples"):
                 order[name] = given.pop(name, None)
             for name in ("reading", "threads", "cluster", "quiet"):
                 order[name] = given.pop(name)

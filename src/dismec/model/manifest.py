@@ -79,6 +79,7 @@ class Manifest:
     text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
     columns: dict[str, Any] | None = None  # of files of texts, as given (`TextFormat`)
     estimator: dict[str, Any] | None = None  # what `DiSMECClassifier` needs to be itself again
+    examples: tuple[str, ...] = ()  # beginnings of a few training texts, to try the model on
     history: tuple[dict[str, Any], ...] = ()  # what was done to labels later, oldest first
     isa: str = ""
     stats: BlockStats | None = None
@@ -145,13 +146,13 @@ class Manifest:
         """The text of the file."""
         content = {"format": FORMAT, "version": self.version, "complete": self.complete}
         lists = ("blocks", "shards", *(["first"] if self.refined else []))
-        left_out = [*lists, "version", "first", *([] if self.refined else ["refined"])]
-        left_out += [] if self.columns else ["columns"]
+        left_out = (*lists, "version", "first", *([] if self.refined else ["refined"]))
         content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
-        if self.journal is None:
-            del content["journal"]
+        for key in ("journal", "columns", "examples"):
+            if not content[key]:
+                del content[key]
         text = json.dumps(content, indent=1).removesuffix("\n}")
         for name in lists:
             receipts = getattr(self, name)
@@ -211,7 +212,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"{key!r} is {value}, which is out of range")
         values[key] = value
     kinds = {"text": dict, "estimator": dict, "history": list, "isa": str, "shards": list}
-    kinds |= {"journal": str, "refined": dict, "first": list, "columns": dict}
+    kinds |= {"journal": str, "refined": dict, "first": list, "columns": dict, "examples": list}
     for key, kind in kinds.items():
         value = content.get(key)
         if not isinstance(value, kind | None):
@@ -221,6 +222,9 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
     values["history"] = tuple(values["history"] or ())
     if not all(isinstance(entry, dict) for entry in values["history"]):
         raise ValueError("an entry of 'history' is not an object")
+    values["examples"] = tuple(values["examples"] or ())
+    if not all(isinstance(text, str) for text in values["examples"]):
+        raise ValueError("an entry of 'examples' is not text")
     values["parts"] = _parse_parts(content)
     values["stats"] = _parse_stats(content.get("stats"))
     if values["journal"] is not None:

@@ -242,6 +242,10 @@ class Model(TopkModel):
             reasons,
         )
 
+    def place(self, X: Any, label: int) -> int:
+        """The place of a label for one row, from 1, as `predict_topk` ranks all labels."""
+        return (self._predictor if self.calibration is None else self._logits).place(X, label)
+
     def reranked(
         self, alpha: float = 1.0, A: float = 0.55, B: float = 1.5, *, probabilities: bool = True
     ) -> Reranked:
@@ -331,15 +335,8 @@ class Model(TopkModel):
         ModelError
             If there is a model already and `overwrite` is not set, or other files are there.
         """
-        write_model(
-            Path(path),
-            self.manifest,
-            self.transform,
-            self._parts,
-            self._shards,
-            estimator=estimator,
-            overwrite=overwrite,
-        )
+        parts = self.manifest, self.transform, self._parts, self._shards
+        write_model(Path(path), *parts, estimator=estimator, overwrite=overwrite)
 
     def evaluate(
         self,

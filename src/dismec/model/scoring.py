@@ -143,6 +143,14 @@ class Predictor:
             score, weights = kernels.explain(self._shards[shard], classifier, *row)
         return row, weights, score
 
+    def place(self, X: Any, label: int) -> int:
+        """The place of a label for one row, from 1, in the order of `topk`; errors as `explain`."""
+        self.explain(X, label)
+        scores = self.decision_function(X, threads=1)[0]
+        scores[self._unseen] = -np.inf
+        above = np.count_nonzero(scores > scores[label])
+        return int(1 + above + np.count_nonzero(scores[:label] == scores[label]))
+
     @cached_property
     def _classifiers(self) -> npt.NDArray[np.int32]:
         """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""

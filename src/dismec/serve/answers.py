@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +18,11 @@ from dismec.model.explanation import highlights
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
+from dismec.model.thresholds import MICRO_F1
 from dismec.model.topk_model import TopkModel
 from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
-from dismec.serve.queries import parse, text_vocabulary
+from dismec.serve.label_search import LabelSearch
+from dismec.serve.queries import parse, rows_of_terms, text_vocabulary
 
 __all__ = ["NoExplanations", "Service"]
 
@@ -35,9 +38,9 @@ class NoExplanations(DismecError):  # noqa: N818  it says what there is not
 class Service:
     """The model that is served, for many threads; only `reload` is for one at a time.
 
-    `predict` and `explain` raise `DataError` for a body that does not keep to the contract, and
-    `example` if the model takes no texts; both `explain` and `example` raise `NoExplanations` if
-    the weights are on a cluster.
+    `predict`, `explain` and `labels` raise `DataError` for a request that does not keep to the
+    contract, and `example` if the model takes no texts; `explain` raises `NoExplanations` if the
+    weights are on a cluster, and `example` does if the model keeps no texts either.
     """
 
     def __init__(self, path: Path, cluster: str | None, limits: Limits) -> None:
@@ -46,6 +49,7 @@ class Service:
         self.version = version("dismec")
         self.model = _open_warm(path, cluster)
         self._path, self._cluster = path, cluster
+        self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """The best labels, with scores exactly as `predict_topk` has them; the number of rows."""
@@ -56,13 +60,16 @@ class Service:
         return json.dumps(answer).encode(), X.shape[0]
 
     def explain(self, body: bytes) -> bytes:
-        """What carried a label's score."""
+        """What adds to the score of a label, and its rank."""
         model = self._explaining_model()
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
-        explanation = model.explain(X, model.find_label(request["label"]), terms=terms)
+        asked = request["label"]
+        label = model.find_label(asked.strip() if isinstance(asked, str) else asked)
+        explanation = model.explain(X, label, terms=terms)
         result = explanation.to_dict()
+        result["rank"] = model.place(X, label)
         result["terms"] = result["terms"][: request["limit"]]
         text = request.get("text")
         if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
@@ -70,14 +77,36 @@ class Service:
             result["highlights"] = _strongest(text, marked)
         return json.dumps(result).encode()
 
-    def example(self, _: bytes) -> str:
-        """A text of words that speak most for a few labels; frequent labels come up more."""
-        model = self._explaining_model()
-        vocabulary = text_vocabulary(model)
+    def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """The labels that a search finds."""
+        request = self.contract.check_query("/labels", query)
+        model = self.model
+        known = self._search
+        if known is None or known[0] is not model:
+            known = self._search = model, LabelSearch(model.names, model.n_labels)
+        limit = request["limit"]
+        found = known[1].find(request["search"], limit + 1)
+        rows = [
+            {"label": label}
+            | ({} if model.names is None else {"name": model.names[label]})
+            | {"rows": int(model.label_counts[label])}
+            for label in found[:limit]
+        ]
+        return {"labels": rows, "more": len(found) > limit}
+
+    def example(self) -> dict[str, Any]:
+        """One of the training texts that the model keeps; if there are none, words of labels.
+
+        Frequent labels come up more.
+        """
+        vocabulary = text_vocabulary(self.model)
         rng = np.random.default_rng()
+        if kept := self.model.manifest.examples:
+            return {"text": str(rng.choice(kept)), "training": True}
+        model = self._explaining_model()
         seen = np.flatnonzero(model.label_counts)
         chances = model.label_counts[seen] / model.label_counts.sum()
-        every = sp.csr_array(np.ones((1, model.n_features), np.float32))
+        every = rows_of_terms(model, sp.csr_array(np.ones((1, model.n_features), np.float32)))
         sentences = []
         for label in rng.choice(seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=chances):
             words: dict[str, None] = {}  # each once, those that speak most first
@@ -88,7 +117,7 @@ class Service:
                 if len(words) >= _EXAMPLE_WORDS:
                     break
             sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
-        return " ".join(sentences)
+        return {"text": " ".join(sentences), "training": False}
 
     def describe(self) -> dict[str, Any]:
         """What is served: the answer of ``/model``."""
@@ -102,6 +131,8 @@ class Service:
             "text": able.texts,
             "calibrated": able.probabilities,
             "explanations": able.explanations,
+            "threshold": _threshold(model),
+            "examples": len(manifest.examples),
             "weights": model.nnz,
             "params": shown(model.params),
             "training_rows": manifest.n_rows,
@@ -139,8 +170,16 @@ def _open_warm(path: Path, cluster: str | None) -> TopkModel:
         from dismec.cluster.serving import serve_on_cluster
 
         model = serve_on_cluster(cluster, directory)
-    model.predict_topk(sp.csr_array((1, model.n_features)), 1, threads=1)
+    model.predict_topk(rows_of_terms(model, sp.csr_array((1, model.n_features))), 1, threads=1)
     return model
+
+
+def _threshold(model: TopkModel) -> dict[str, Any]:
+    """From where labels are assigned if nobody says otherwise."""
+    if model.calibration is None:
+        return {"rank": "score", "value": 0.0, "chosen": "zero"}
+    value = model.calibration.micro_threshold
+    return {"rank": "probability", "value": value, "chosen": MICRO_F1}
 
 
 def _best_labels(model: TopkModel, X: sp.csr_array, request: dict[str, Any]) -> list[Any]:

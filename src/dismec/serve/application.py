@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,8 +29,10 @@ from dismec.cpu import thread_count
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
 from dismec.serve.answers import NoExplanations, Service
-from dismec.serve.contract import Limits, openapi
+from dismec.serve.contract import Limits
+from dismec.serve.description import openapi
 from dismec.serve.page import docs_page, page
+from dismec.serve.queries import NumericRows
 
 __all__ = ["serve"]
 
@@ -38,7 +40,8 @@ _BODY_SECONDS = 30  # for a body to arrive: a slow sender holds a place in the q
 _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
 _CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
-_STATUSES = {DataError: 400, NoExplanations: 501, NotReady: 503}  # of what a `Service` raises
+# Of what a `Service` raises; the first that fits.
+_STATUSES = {NumericRows: 422, DataError: 400, NoExplanations: 501, NotReady: 503}
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -158,7 +161,6 @@ class _Endpoints:
         self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
-        self._description = openapi(service.contract, service.version, self.guarded)
 
     async def predict(self, request: Request) -> Response:
         answer, rows = await self._work(request, self._service.predict)
@@ -170,7 +172,11 @@ class _Endpoints:
         return Response(answer, media_type="application/json")
 
     async def example(self, request: Request) -> Response:
-        return JSONResponse({"text": await self._work(request, self._service.example)})
+        return JSONResponse(await self._work(request, lambda _: self._service.example()))
+
+    async def labels(self, request: Request) -> Response:
+        query = dict(request.query_params)
+        return JSONResponse(await self._work(request, lambda _: self._service.labels(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
         """What `task` makes of the request's body, in a thread of the pool."""
@@ -228,10 +234,15 @@ class _Endpoints:
         return Response(self.metrics.text(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(self._description)
+        return JSONResponse(self._description())
 
     async def docs(self, _: Request) -> Response:
-        return HTMLResponse(docs_page(self._description))
+        text, headers = docs_page(self._description(), self._service.name)
+        return HTMLResponse(text, headers=headers)
+
+    def _description(self) -> dict[str, Any]:
+        texts = self._service.model.capabilities.texts
+        return openapi(self._service.contract, self._service.version, self.guarded, texts)
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
@@ -266,6 +277,7 @@ def _application(endpoints: _Endpoints) -> ASGIApp:
         Route("/", endpoints.page),
         Route("/predict", endpoints.predict, methods=["POST"]),
         Route("/explain", endpoints.explain, methods=["POST"]),
+        Route("/labels", endpoints.labels),
         Route("/example", endpoints.example),
         Route("/health", endpoints.health),
         Route("/model", endpoints.model),

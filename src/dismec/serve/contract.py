@@ -1,14 +1,15 @@
 """What the requests and answers of the HTTP interface hold, stated once: request → checked request.
 
-The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and `openapi`
-publishes it.
+The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and
+`dismec.serve.description` publishes it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import reprlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,14 @@ import numpy as np
 
 from dismec.errors import DataError
 
-__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits", "openapi"]
+__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits"]
 
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
 HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
 LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
 
 _Schema = dict[str, Any]
-_TYPES = {"integer": (int,), "number": (int, float), "string": (str,)}  # a bool is none of them
+_TYPES = {"integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,)}
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ class Contract:
             "/explain": _either("RowAndLabel", "TextAndLabel")
             | {"title": 'either "features" or "text"'},
         }
+        self.queries = {"/labels": _SEARCH}  # what stands behind the "?", by path
         self.answers = {  # by path
             "/predict": _either("Best", "BestOfRows"),
             "/explain": _ref("Explanation"),
+            "/labels": _ref("Labels"),
             "/example": _ref("Example"),
             "/model": _ref("Model"),
             "/metrics": _STRING,
@@ -72,6 +75,16 @@ class Contract:
         if len(given) != 1:
             raise DataError(f"the request needs {self.bodies[path]['title']}")
         return self._checked_object(kinds[given[0]], request)
+
+    def check_query(self, path: str, given: Mapping[str, str]) -> dict[str, Any]:
+        """The same for what stands behind the "?" of an address."""
+        known = self.queries[path]
+        _check_keys(given, known)
+        read: dict[str, Any] = dict(given)
+        for key, value in given.items():
+            if known[key]["type"] == "integer" and re.fullmatch(r"\d{1,9}", value):
+                read[key] = int(value)
+        return self._checked_object(_of("object", properties=known, required=[]), read)
 
     def _alternatives(self, schema: _Schema) -> dict[str, _Schema]:
         """The objects that a schema leaves the choice of, by the key that only one of them has."""
@@ -97,7 +110,7 @@ class Contract:
         if not isinstance(value, list):
             raise DataError(f"{_named(key, row)} is not {schema.get('title', 'a list')}")
         if len(value) > schema.get("maxItems", math.inf):
-            raise DataError(f"{len(value)} {key}; at most {schema['maxItems']} a request")
+            raise DataError(f"{len(value)} {key}; at most {schema['maxItems']} per request")
         if schema.get("format") == "pairs":
             return value
         kinds = self._alternatives(schema["items"])
@@ -112,7 +125,7 @@ class Contract:
         return value
 
 
-def _check_keys(given: dict[str, Any], known: Collection[str], row: int | None = None) -> None:
+def _check_keys(given: Mapping[str, Any], known: Collection[str], row: int | None = None) -> None:
     for key in given:
         if key not in known:
             where = "the request" if row is None else f"row {row}"
@@ -165,6 +178,14 @@ def _either(*names: str) -> _Schema:
     return {"oneOf": [_ref(name) for name in names]}
 
 
+_NUMERIC = {
+    "numeric": _of(
+        "boolean",
+        "A model of texts takes features only if this is true: their ids are then the numbers of "
+        "its terms, and their values how often these occur.",
+        default=False,
+    )
+}
 _INTEGER, _NUMBER, _STRING = _of("integer"), _of("number"), _of("string")
 _FLOAT32 = _of("number", minimum=-LARGEST, maximum=LARGEST)
 _ROW = {
@@ -182,7 +203,8 @@ _QUESTION = {
     "label": {
         "title": "the id or name of a label",
         "oneOf": [_INTEGER, _STRING],
-        "description": "Its id, or its name (of equal names, the first), or its id as a string.",
+        "description": "Its id, or its name (of equal names, the first), or its id as a string; "
+        "white space around a name does not count.",
     },
     "limit": _count("Terms that are named: those that weigh most.", most=1000, default=20),
 }
@@ -206,6 +228,7 @@ _EXPLANATION = {
     "name": _of("string", "Only if the label has one."),
     "score": _of("number", "The bias and all contributions, added up."),
     "probability": _of("number", "Only if the model is calibrated."),
+    "rank": _of("integer", "Its place among all labels for this row; that of the best is 1."),
     "bias": _of("number", "The score of a row without features."),
     "terms": _of("array", "Those that weigh most first, for or against.", items=_object(_TERM)),
     "reasons": _of(
@@ -228,6 +251,37 @@ _BEST = {
     "probabilities": _of("array", "Only if the model is calibrated.", items=_NUMBER),
     "names": _of("array", "Only if the model has names.", items=_STRING),
 }
+_EXAMPLE = {
+    "text": _STRING,
+    "training": _of("boolean", "Whether it is the beginning of a training text."),
+}
+_SEARCH = {
+    "search": _of("string", "Part of a name, whatever its case; all labels if empty.", default=""),
+    "limit": _count("Labels that are named at most.", most=100, default=10),
+}
+_FOUND_LABEL = {
+    "label": _INTEGER,
+    "name": _of("string", "Only if the label has one."),
+    "rows": _of("integer", "Training rows that have it; without any it is never predicted."),
+}
+_LABELS = {
+    "labels": _of(
+        "array",
+        "Names that are equal first, then those that begin with it, then others that contain it.",
+        items=_object(_FOUND_LABEL),
+    ),
+    "more": _of("boolean", "Whether there are more."),
+}
+_THRESHOLD = {
+    "rank": _of("string", "What it is of.", enum=["score", "probability"]),
+    "value": _NUMBER,
+    "chosen": _of(
+        "string",
+        "Of a calibrated model the probability with the highest micro-F1 on rows held out, "
+        "otherwise a score of 0.",
+        enum=["micro-f1", "zero"],
+    ),
+}
 _MODEL = {
     "name": _of("string", "Name of its directory."),
     "labels": _INTEGER,
@@ -236,6 +290,8 @@ _MODEL = {
     "text": _of("boolean", "Whether it takes texts."),
     "calibrated": _of("boolean", "Whether it gives probabilities."),
     "explanations": _of("boolean", "Whether it explains them."),
+    "threshold": {**_object(_THRESHOLD), "description": "From which labels are assigned."},
+    "examples": _of("integer", "Training texts that it keeps as examples."),
     "weights": _INTEGER,
     "params": _of("object", "Parameters of the training."),
     "training_rows": _INTEGER,
@@ -248,7 +304,7 @@ _MODEL = {
 
 def _schemas(limits: Limits) -> dict[str, _Schema]:
     options = {
-        "k": _count("Labels a row.", most=limits.k, default=5),
+        "k": _count("Labels per row.", most=limits.k, default=5),
         "threshold": {
             **_FLOAT32,
             "nullable": True,
@@ -266,71 +322,17 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
     return {
         "Row": _object(_ROW, "features"),
         "TextRow": _object(_TEXT_ROW, "text"),
-        "OneRow": _object(_ROW | options, "features"),
+        "OneRow": _object(_ROW | options | _NUMERIC, "features"),
         "OneText": _object(_TEXT_ROW | options, "text"),
-        "ManyRows": _object(options | {"rows": rows}, "rows"),
+        "ManyRows": _object(options | _NUMERIC | {"rows": rows}, "rows"),
         "Best": _object(_BEST, "labels"),
         "BestOfRows": _object({"rows": _of("array", items=_ref("Best"))}, "rows"),
-        "RowAndLabel": _object(_QUESTION | _ROW, "features", "label"),
+        "RowAndLabel": _object(_QUESTION | _ROW | _NUMERIC, "features", "label"),
         "TextAndLabel": _object(_QUESTION | _TEXT_ROW, "text", "label"),
-        "Explanation": _object(_EXPLANATION, "label", "score", "bias", "terms"),
-        "Example": _object({"text": _STRING}, "text"),
+        "Explanation": _object(_EXPLANATION, "label", "score", "rank", "bias", "terms"),
+        "Labels": _object(_LABELS, "labels", "more"),
+        "Example": _object(_EXAMPLE, "text", "training"),
         "Model": _object(_MODEL),
         "Health": _object({"status": _of("string", enum=["ok"])}, "status"),
         "Error": _object({"error": _of("string", "One line.")}, "error"),
     }
-
-
-def openapi(contract: Contract, version: str, guarded: bool) -> dict[str, Any]:
-    """The OpenAPI description; `guarded` says that a token is asked for."""
-    refused = {
-        "400": "The request is malformed.",
-        "408": "The body did not arrive in time.",
-        "413": f"The body has more than {contract.limits.body} bytes.",
-        "503": "The queue is full, or as for /health; try again after Retry-After seconds.",
-    }
-    unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
-    locked = {"401": "The token is missing or wrong."} if guarded else {}
-    elsewhere = {"501": "The weights are on a cluster.", **locked}
-    no_texts = {"400": "The model takes no texts.", "503": refused["503"], **elsewhere}
-    failed = {"500": "The model could not be opened; the old one stays.", **locked}
-    a_text = "A text of words that speak for some labels, other ones each time."
-    operations = [
-        ("/predict", "post", "The best labels of one row or of many.", refused | locked),
-        ("/explain", "post", "What carried the score of a label.", refused | elsewhere),
-        ("/example", "get", a_text, no_texts),
-        ("/model", "get", "What is served.", locked),
-        ("/metrics", "get", "Counters as Prometheus text.", locked),
-        ("/health", "get", "Whether the server answers.", unready),
-    ]
-    components: dict[str, Any] = {"schemas": contract.schemas}
-    if guarded:
-        operations.append(("/reload", "post", "Open the model directory anew.", failed))
-        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    paths: dict[str, Any] = {}
-    for path, method, summary, errors in operations:
-        answer = contract.answers[path]
-        content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
-        responses = {"200": {"description": "Done.", "content": content}}
-        for status, reason in sorted(errors.items()):
-            responses[status] = {"description": reason, "content": _json(_ref("Error"))}
-        operation: dict[str, Any] = {"summary": summary, "responses": responses}
-        if path in contract.bodies:
-            operation["requestBody"] = {"required": True, "content": _json(contract.bodies[path])}
-        if guarded and path != "/health":
-            operation["security"] = [{"token": []}]
-        paths[path] = {method: operation}
-    return {
-        "openapi": "3.0.3",
-        "info": {
-            "title": "dismec",
-            "version": version,
-            "description": "The best labels of sparse rows or texts by a one-vs-rest model.",
-        },
-        "paths": paths,
-        "components": components,
-    }
-
-
-def _json(schema: _Schema) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}

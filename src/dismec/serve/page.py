@@ -18,30 +18,60 @@ __all__ = ["docs_page", "page"]
 
 def page(model: TopkModel, name: str) -> tuple[str, dict[str, str]]:
     """The page and its headers: for texts if the model takes them, else what is served."""
-    text = _text_page() if model.vocabulary is not None else _plain_page(model, name)
-    return text, {
+    text = _assembled("page.html") if model.vocabulary is not None else _plain_page(model, name)
+    return text, _headers(text)
+
+
+def docs_page(description: dict[str, Any], name: str) -> tuple[str, dict[str, str]]:
+    """The OpenAPI description of a model as a page, and its headers; examples can be sent."""
+    info, paths = description["info"], description["paths"]
+    operations = [(path, *one) for path, methods in paths.items() for one in methods.items()]
+    guarded = any("security" in operation for _, _, operation in operations)
+    parts = {
+        "name": html.escape(name),
+        "version": html.escape(info["version"]),
+        "description": html.escape(info["description"]),
+        "access": _ACCESS if guarded else "",
+        "contents": " ".join(f'<a href="#{path[1:]}">{path}</a>' for path in paths),
+        "operations": "".join(_article(*operation) for operation in operations),
+        "schemas": "".join(
+            f"<details><summary>{key}</summary>{_listing(schema)}</details>"
+            for key, schema in description["components"]["schemas"].items()
+        ),
+    }
+    text = re.sub(r"\{(\w+)\}", lambda m: parts.get(m[1], m[0]), _assembled("docs.html"))
+    return text, _headers(text)
+
+
+@cache
+def _assembled(name: str) -> str:
+    """A page with its styles and scripts in it, so that it is one answer."""
+    folder = files("dismec.serve")
+    text = (folder / name).read_text("utf-8")
+    return re.sub(
+        r"\{(\w+\.(?:css|js))\}", lambda m: (folder / m[1]).read_text("utf-8").strip(), text
+    )
+
+
+def _plain_page(model: TopkModel, name: str) -> str:
+    style = (files("dismec.serve") / "style.css").read_text("utf-8").strip()
+    return (
+        '<!doctype html><html lang=en><meta charset=utf-8><link rel=icon href="data:,">'
+        '<meta name=viewport content="width=device-width"><meta name=color-scheme '
+        f'content="light dark"><title>dismec</title><style>{style}</style>'
+        f"<h1>{html.escape(name)}</h1><p>A model with {model.n_labels:,} labels and "
+        f"{model.n_features:,} features. It takes rows of numbers, not texts: "
+        "<a href=docs>how to ask it</a>.</p></html>"
+    )
+
+
+def _headers(text: str) -> dict[str, str]:
+    return {
         "Content-Security-Policy": _policy(text),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-
-
-@cache
-def _text_page() -> str:
-    return (files("dismec.serve") / "page.html").read_text("utf-8")
-
-
-def _plain_page(model: TopkModel, name: str) -> str:
-    return (
-        '<!doctype html><html lang=en><meta charset=utf-8><link rel=icon href="data:,">'
-        '<meta name=viewport content="width=device-width"><meta name=color-scheme '
-        'content="light dark"><title>dismec</title><style>body{font:1.1rem/1.6 system-ui;'
-        "max-width:40rem;margin:4rem auto;padding:0 1rem}</style>"
-        f"<h1>{html.escape(name)}</h1><p>A model of {model.n_labels:,} labels and "
-        f"{model.n_features:,} features. It takes rows of numbers, not texts: "
-        "<a href=docs>how to ask it</a>.</p></html>"
-    )
 
 
 @cache
@@ -62,31 +92,56 @@ def _source(inline: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
-def docs_page(description: dict[str, Any]) -> str:
-    """The OpenAPI description as a plain page that needs nothing from elsewhere."""
-    parts = []
-    for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            answers = "".join(
-                f"<li>{status}: {html.escape(response['description'])}</li>"
-                for status, response in operation["responses"].items()
-            )
-            lock = " (with the token)" if "security" in operation else ""
-            body = operation.get("requestBody")
-            takes = f"<p>Body:</p>{_listing(body['content'])}" if body else ""
-            parts.append(
-                f"<h2>{method.upper()} {path}</h2><p>{html.escape(operation['summary'])}{lock}</p>"
-                f"{takes}<ul>{answers}</ul>"
-            )
-    schemas = _listing(description["components"]["schemas"])
-    info = description["info"]
+_ACCESS = (
+    '<form id="access" class="note"><label for="token">Token</label><div class="row">'
+    '<input id="token" type="password" autocomplete="off"></div></form>'
+)
+
+
+def _article(path: str, method: str, operation: dict[str, Any]) -> str:
+    """One request: what it is for, an example to send, and what may come back."""
+    lock = '<small class="lock">needs the token</small>' if "security" in operation else ""
+    answers = "".join(
+        f"<tr><th scope=row>{status}</th><td>{html.escape(response['description'])}</td></tr>"
+        for status, response in operation["responses"].items()
+    )
     return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>{info['title']}</title><h1>{info['title']} {info['version']}</h1>"
-        f"<p>{info['description']} <a href=openapi.json>openapi.json</a></p>"
-        f"{''.join(parts)}<h2>Schemas</h2>{schemas}</html>"
+        f'<article id="{path[1:]}"><h2><small>{method.upper()}</small>{path}{lock}</h2>'
+        f"<p>{html.escape(operation['summary'])}</p>"
+        f'<form data-path="{path[1:]}" data-method="{method.upper()}">'
+        f"{_query_fields(operation)}{_body_field(path, operation)}"
+        '<div class="row"><button class="main">Send</button><span class="state" role="status">'
+        "</span></div><pre tabindex=0 aria-label=Answer hidden></pre></form>"
+        f"<details><summary>Answers</summary><table>{answers}</table></details></article>"
+    )
+
+
+def _query_fields(operation: dict[str, Any]) -> str:
+    fields = "".join(
+        f'<label>{one["name"]}<input name="{one["name"]}" value="{one["example"]}">'
+        f"<small>{html.escape(one['schema']['description'])}</small></label>"
+        for one in operation.get("parameters", ())
+    )
+    return f'<div class="query">{fields}</div>' if fields else ""
+
+
+def _body_field(path: str, operation: dict[str, Any]) -> str:
+    if "requestBody" not in operation:
+        return ""
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    bodies = {name: json.dumps(one["value"], ensure_ascii=False) for name, one in examples.items()}
+    options = "".join(
+        f'<option value="{html.escape(body)}">{html.escape(name)}</option>'
+        for name, body in bodies.items()
+    )
+    identity = f"body-{path[1:]}"
+    return (
+        f'<label for="{identity}">Body</label>'
+        f'<select aria-label="Example of a body">{options}</select>'
+        f'<textarea id="{identity}" class="body" spellcheck=false>'
+        f"{html.escape(next(iter(bodies.values())))}</textarea>"
     )
 
 
 def _listing(value: Any) -> str:
-    return f"<pre>{html.escape(json.dumps(value, indent=1))}</pre>"
+    return f"<pre>{html.escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre>"

@@ -18,10 +18,14 @@ from dismec.features.vocabulary import Vocabulary
 from dismec.model.topk_model import TopkModel
 from dismec.serve.contract import LARGEST, Contract
 
-__all__ = ["parse", "text_vocabulary"]
+__all__ = ["NumericRows", "parse", "rows_of_terms", "text_vocabulary"]
 
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
 _Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values of a row
+
+
+class NumericRows(DataError):  # noqa: N818  it says what came
+    """Rows of numbers came, and the model takes texts."""
 
 
 def parse(
@@ -30,7 +34,8 @@ def parse(
     """The rows of a request as CSR, and the request as `Contract.check` returns it.
 
     Its "features" may be empty lists there: they are in the rows. "rank" is always there.
-    `DataError` has a reason of one line, for what `path` does not take or the model does not do.
+    `DataError` has a reason of one line, for what `path` does not take or the model does not do;
+    it is a `NumericRows` if features are sent to a model of texts without "numeric".
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
     request = contract.check(path, _read_json(body))
@@ -41,7 +46,24 @@ def parse(
         raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
     if by_probability and least is not None and not 0 <= least <= 1:
         raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
-    return _read_rows(request.get("rows", [request]), model) if X is None else X, request
+    rows = request.get("rows", [request])
+    has_texts = bool(rows) and "text" in rows[0]
+    numeric = request.get("numeric", False)
+    if has_texts and numeric:
+        raise DataError('"numeric" is for "features", and the rows are texts')
+    if rows and not has_texts and not numeric and model.vocabulary is not None:
+        raise NumericRows(
+            'the model takes texts, not features: send "text", or "numeric": true if the ids are '
+            "the numbers of its terms"
+        )
+    if has_texts:
+        return text_vocabulary(model).rows([row["text"] for row in rows], threads=1), request
+    return rows_of_terms(model, _read_rows(rows, model) if X is None else X), request
+
+
+def rows_of_terms(model: TopkModel, X: sp.csr_array) -> sp.csr_array:
+    """Rows of the model's features as its own vocabulary would give them, if it has one."""
+    return X if model.vocabulary is None else type(model.vocabulary.rows([]))(X)
 
 
 def text_vocabulary(model: TopkModel) -> Vocabulary:
@@ -95,9 +117,7 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
 
 
 def _read_rows(rows: list[dict[str, Any]], model: TopkModel) -> sp.csr_array:
-    """Checked rows, which are all of one kind, as CSR."""
-    if rows and "text" in rows[0]:
-        return text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
+    """Checked rows of pairs as CSR."""
     read = [_pairs(row["features"], model.n_features, f"row {n}") for n, row in enumerate(rows)]
     return _stacked(read, model.n_features)
 

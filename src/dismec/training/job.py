@@ -83,6 +83,7 @@ class Job:
             dismec=version("dismec"),
             text=vocabulary.params.to_dict() if vocabulary else None,
             columns=dict(request.columns) if request.columns else None,
+            examples=request.examples,
         )
         return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest, data)
 

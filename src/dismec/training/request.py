@@ -55,6 +55,7 @@ class Request:
     validation: tuple[Any, Any] | None = None
     vocabulary: Vocabulary | None = None
     columns: Mapping[str, str] | None = None  # of files of texts, for later commands to use
+    examples: tuple[str, ...] = ()  # texts that the model keeps (`dismec.training.examples`)
     source: StrPath | None = None
     threads: int | None = None
     overwrite: bool = False

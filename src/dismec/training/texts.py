@@ -23,6 +23,7 @@ from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
+from dismec.training.examples import example_texts
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
 from dismec.training.request import Progress, Request
@@ -112,6 +113,7 @@ class TextRequest:
     progress: Progress | None = None
     news: News | None = None
     cluster: Any = None
+    examples: bool = False
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -142,6 +144,7 @@ class TextRequest:
             validation=judge and (judge.X, judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
+            examples=example_texts(texts.read()) if self.examples else (),
             threads=self.threads,
             overwrite=self.overwrite,
             progress=self.progress,
@@ -173,6 +176,7 @@ def train_text(
     news: News | None = None,
     cluster: Any = None,
     client: Any = None,
+    examples: bool = False,
 ) -> Model:
     """Train a model of texts into a directory, or go on where an earlier run of it stopped.
 
@@ -196,6 +200,9 @@ def train_text(
         As for `dismec.train`.
     news
         Called with a line now and then while texts are read.
+    examples
+        Whether the model keeps the beginnings of up to five training texts, which its server
+        offers as examples. Leave it off if the texts are private.
 
     Returns
     -------
@@ -219,6 +226,7 @@ def train_text(
         progress=progress,
         news=news,
         cluster=client if cluster is None else cluster,
+        examples=examples,
     )
     with request.as_rows() as rows:
         return carry_out(rows)

@@ -1,0 +1,273 @@
+
+"use strict";
+
+const AT_ONCE = 100;         // texts per request, unless the server allows fewer
+const BYTES = 1_000_000;     // of a request, unless the server allows fewer or one text has more
+const BUSY = 5;              // times that a text is sent again to a server that is busy
+const PREVIEWED = 10;
+
+let table = null;            // {source, columns, rows}: what a file holds; a row is {line, values}
+let sending = null;          // AbortController of the requests for a file
+let saved = "";              // address of the CSV that can be saved
+
+/* What a file holds. Each row keeps the line that it begins in; errors name it. */
+function parseFile(name, content) {
+  const text = content.replace(/^\ufeff/, "");
+  const ending = name.toLowerCase().replace(/\.gz$/, "").match(/\.(\w+)$/)?.[1];
+  const first = text.trimStart()[0];
+  if (ending === "json" && first === "[") {
+    let values;
+    try { values = JSON.parse(text); } catch { throw new Error(`${name} is not JSON`); }
+    return parseRecords(name, values.map((value, i) => ({line: i + 1, value})), "JSON");
+  }
+  if (first === "{" || ending === "jsonl" || ending === "ndjson") {
+    const lines = text.split("\n").map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
+    return parseRecords(name, lines.map(({line, text}) => {
+      try { return {line, value: JSON.parse(text)}; } catch { throw new Error(`${name}:${line}: not JSON`); }
+    }), "JSON lines");
+  }
+  if (ending === "csv" || ending === "tsv") return parseDelimited(name, text, ending);
+  return parseLines(name, text);
+}
+
+function parseLines(name, text) {
+  const labelled = /^.*(?<!\S)__label__\S/.test(text);  // words of the first line that are labels, as fastText has them
+  const read = line => labelled ? line.replace(/(?<!\S)__label__\S+\s*/g, "") : line;
+  const lines = text.split(/\r?\n/).map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
+  const rows = lines.map(({line, text}) => ({line, values: [read(text)]}));
+  return {name, kind: labelled ? "fastText lines" : "one text per line", columns: ["text"], rows};
+}
+
+function parseRecords(name, records, kind) {
+  const columns = new Set();
+  for (const {line, value} of records) {
+    if (typeof value === "string") columns.add("text");
+    else if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error(`${name}:${line}: expected an object or a text`);
+    else Object.keys(value).forEach(key => columns.add(key));
+  }
+  const keys = [...columns];
+  const rows = records.map(({line, value}) =>
+    ({line, values: typeof value === "string" ? keys.map(key => key === "text" ? value : undefined) : keys.map(key => value[key])}));
+  return {name, kind, columns: keys, rows};
+}
+
+function parseDelimited(name, text, ending) {
+  const head = text.slice(0, text.search(/\r?\n|$/));
+  const count = mark => head.split(mark).length;
+  const mark = ending === "tsv" ? "\t" : [",", ";", "\t"].reduce((a, b) => count(b) > count(a) ? b : a);
+  const rows = [];
+  let values = [], value = "", quoted = false, begun = 1, line = 1;
+  const end = () => {
+    values.push(value);
+    if (values.length > 1 || values[0]) rows.push({line: begun, values});
+    values = [];
+    value = "";
+  };
+  for (let i = 0; i < text.length; i++) {
+    const char = text[i];
+    if (char === "\n") line++;
+    if (quoted) {
+      if (char !== '"') value += char;
+      else if (text[i + 1] === '"') value += text[++i];
+      else quoted = false;
+    } else if (char === '"' && !value) quoted = true;
+    else if (char === mark) { values.push(value); value = ""; }
+    else if (char === "\n") { end(); begun = line; }
+    else if (char !== "\r" || text[i + 1] !== "\n") value += char;
+  }
+  if (quoted) throw new Error(`${name}:${begun}: a quotation mark is not closed`);
+  if (value || values.length) end();
+  const columns = rows.shift()?.values.map(column => column.trim()) ?? [];
+  for (const row of rows)
+    if (row.values.length !== columns.length) throw new Error(`${name}:${row.line}: ${row.values.length} columns, but the header has ${columns.length}`);
+  return {name, kind: mark === "\t" ? "TSV" : "CSV", columns, rows};
+}
+
+/* Ends what is being sent, if anything is; nothing of it is shown any more. */
+function leave() {
+  sending?.abort();
+  sending = null;
+  showSending(false);
+}
+
+function showSending(busy) {
+  at("batch-go").hidden = busy;
+  at("batch-progress").hidden = at("batch-stop").hidden = !busy;
+  for (const id of ["text-column", "id-column", "batch-kind"]) at(id).disabled = busy;
+}
+
+async function takeFile(file) {
+  at("many").open = true;
+  try {
+    const [first, second] = new Uint8Array(await file.slice(0, 2).arrayBuffer());
+    const zipped = first === 0x1f && second === 0x8b;
+    const bytes = zipped ? new Response(file.stream().pipeThrough(new DecompressionStream("gzip"))) : file;
+    let content;
+    try { content = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await bytes.arrayBuffer()); }
+    catch { throw new Error(`${file.name} is not a text file in UTF-8: save it as UTF-8`); }
+    await takeTable(parseFile(file.name, content));
+  } catch (error) {
+    refuseTable(error);
+  }
+}
+
+function refuseTable(error) {
+  leave();
+  table = null;
+  at("batch").hidden = at("batch-table").hidden = true;
+  at("batch-state").textContent = sentence(error.message);
+}
+
+async function takeTable(given) {
+  if (!given.rows.length) throw new Error(`${given.name}: no texts`);
+  await meet();
+  leave();
+  table = given;
+  const {columns, rows, name, kind} = table;
+  at("batch-what").textContent = `${name}: ${kind}, ${count(rows.length, "text")}`;
+  const size = i => rows.slice(0, 50).reduce((sum, row) => sum + (typeof row.values[i] === "string" ? row.values[i].length : 0), 0);
+  const longest = columns.map((_, i) => i).reduce((a, b) => size(b) > size(a) ? b : a, 0);
+  const texts = columns.indexOf("text"), ids = columns.indexOf("id");
+  const options = columns.map((column, i) => new Option(column || `column ${i + 1}`, i));
+  at("text-column").replaceChildren(...options);
+  at("text-column").value = texts < 0 ? longest : texts;
+  at("id-column").replaceChildren(new Option("no column", -1), ...options.map(option => option.cloneNode(true)));
+  at("id-column").value = ids;
+  at("text-choice").hidden = at("id-choice").hidden = columns.length < 2;
+  at("batch").hidden = false;
+  forgetResults();
+}
+
+function count(number, what) { return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`; }
+
+function forgetResults() {
+  at("batch-table").hidden = at("batch-save").hidden = true;
+  at("batch-state").textContent = "";
+  at("batch-kind").options[0].textContent = `the best ${at("count").value} labels`;
+  at("batch-go").textContent = `Find labels for ${count(table.rows.length, "text")}`;
+  const first = table.rows[0].values[at("text-column").value];
+  at("batch-first").textContent = `First text: ${typeof first === "string" ? first.slice(0, 300) : "–"}`;
+}
+
+/* The requests for all texts: few enough rows and bytes each. */
+function requests() {
+  const column = Number(at("text-column").value);
+  const options = {k: Number(at("count").value), rank: model.threshold.rank};
+  if (at("batch-kind").value === "assigned") Object.assign(options, {k: model.limits.k, threshold: model.threshold.value});
+  const most = Math.min(AT_ONCE, model.limits.rows), overhead = 200;
+  const parts = [];
+  let rows = [], bytes = 0;
+  for (const {line, values} of table.rows) {
+    const given = values[column];
+    if (typeof given !== "string") throw new Error(`${table.name}:${line}: "${table.columns[column]}" is not a text`);
+    const text = given.toWellFormed?.() ?? given;
+    const size = new Blob([JSON.stringify({text})]).size + 1;
+    if (size + overhead > model.limits.body) throw new Error(`${table.name}:${line}: the text is too long: this server takes ${model.limits.body / 1e6} MB per request`);
+    if (rows.length === most || (rows.length && bytes + size + overhead > Math.min(BYTES, model.limits.body))) {
+      parts.push({...options, rows});
+      rows = [];
+      bytes = 0;
+    }
+    rows.push({text});
+    bytes += size;
+  }
+  return [...parts, {...options, rows}];
+}
+
+async function patiently(request, signal) {
+  for (let tries = 0; ; tries++) {
+    try {
+      return await ask("predict", request, signal);
+    } catch (error) {
+      if (error.status !== 503 || tries === BUSY) throw error;
+      await new Promise(done => setTimeout(done, 1000 * (tries + 1)));
+      signal.throwIfAborted();
+    }
+  }
+}
+
+async function findAll() {
+  const controller = sending = new AbortController();
+  const answers = [], total = table.rows.length, progress = at("batch-progress");
+  forgetResults();
+  let trouble = "";
+  progress.max = total;
+  progress.value = 0;
+  showSending(true);
+  try {
+    await meet();
+    for (const request of requests()) {
+      answers.push(...(await patiently(request, controller.signal)).rows);
+      progress.value = answers.length;
+      at("batch-state").textContent = `${answers.length.toLocaleString("en")} of ${count(total, "text")}`;
+    }
+  } catch (error) {
+    if (sending !== controller) return;
+    trouble = controller.signal.aborted ? "Cancelled" : error.message;
+    if (error.status === 401) askForToken();
+  }
+  if (sending !== controller) return;
+  showSending(false);
+  const done = `${answers.length.toLocaleString("en")} of ${count(total, "text")} ${answers.length === 1 ? "has" : "have"} labels`;
+  at("batch-state").textContent = trouble ? `${sentence(trouble)} ${done}.` : `${count(total, "text")} done.`;
+  const full = answers.filter(answer => at("batch-kind").value === "assigned" && answer.labels.length === model.limits.k).length;
+  if (full) at("batch-state").textContent += ` ${count(full, "text")} may have more labels: this server gives ${model.limits.k} per text at most.`;
+  sending = null;
+  if (answers.length) showResults(answers);
+}
+
+function showResults(answers) {
+  const column = Number(at("text-column").value);
+  const rows = answers.slice(0, PREVIEWED).map((answer, i) => {
+    const text = table.rows[i].values[column];
+    const look = make("button", {type: "button", dir: "auto", textContent: text.slice(0, 200), title: "Explain this one"});
+    look.addEventListener("click", () => { setText(text); findLabels(); at("labels").scrollIntoView({block: "nearest"}); });
+    return make("tr", {}, make("td", {}, look), make("td", {dir: "auto", textContent: labelsOf(answer).join(" · ") || "none"}));
+  });
+  at("batch-table").caption.textContent = answers.length > PREVIEWED ? `The first ${PREVIEWED}; the file has all ${answers.length.toLocaleString("en")}.` : "";
+  at("batch-table").tBodies[0].replaceChildren(...rows);
+  at("batch-table").hidden = false;
+  URL.revokeObjectURL(saved);
+  saved = URL.createObjectURL(new Blob(["\ufeff", csv(answers, column)], {type: "text/csv"}));  // spreadsheets know UTF-8 by its mark
+  at("batch-save").href = saved;
+  at("batch-save").download = table.name.replace(/(\.\w+)?(\.gz)?$/i, "") + "-labels.csv";
+  at("batch-save").hidden = false;
+}
+
+function labelsOf(answer) { return answer.names ?? answer.labels; }
+
+/* One line per text: its id, or itself, and lists of labels and scores as JSON. */
+function csv(answers, column) {
+  const ids = Number(at("id-column").value);
+  const cell = value => /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
+  const values = model.threshold.rank === "score" ? "scores" : "probabilities";
+  const lines = answers.map((answer, i) => {
+    const row = table.rows[i].values;
+    const key = ids < 0 ? row[column] : typeof row[ids] === "string" ? row[ids] : JSON.stringify(row[ids] ?? "");
+    return [key, JSON.stringify(labelsOf(answer)), JSON.stringify(answer[values])].map(cell).join(",");
+  });
+  return [[ids < 0 ? "text" : "id", "labels", values].join(","), ...lines, ""].join("\r\n");
+}
+
+at("file").addEventListener("change", event => { if (event.target.files[0]) takeFile(event.target.files[0]); });
+at("lines").addEventListener("click", () => takeTable(parseLines("The text above", long ?? field.value)).catch(refuseTable));
+at("text-column").addEventListener("change", forgetResults);
+at("id-column").addEventListener("change", forgetResults);
+at("batch-kind").addEventListener("change", forgetResults);
+at("count").addEventListener("change", () => { if (table && !sending) forgetResults(); });
+at("batch-go").addEventListener("click", findAll);
+at("batch-stop").addEventListener("click", () => sending?.abort());
+for (const kind of ["dragenter", "dragover"])
+  document.addEventListener(kind, event => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    document.body.classList.add("dropping");
+  });
+document.addEventListener("dragleave", event => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
+document.addEventListener("drop", event => {
+  document.body.classList.remove("dropping");
+  if (!event.dataTransfer?.files.length) return;
+  event.preventDefault();
+  takeFile(event.dataTransfer.files[0]);
+});
+begin();

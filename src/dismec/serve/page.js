@@ -1,0 +1,589 @@
+
+"use strict";
+
+const PAUSE = 350;           // ms without a key before the labels are looked up
+const LONG = 100_000;        // characters; browsers take seconds to lay out a field with more
+const BEGINNING = 2000;      // what the field shows of a long text
+const WHOLE = 20_000;        // a longer text is shown as passages around its strongest words
+const PASSAGES = 120;
+const AROUND = 90;           // characters each side of a word in a passage
+const MARKS = 1000;
+const FAINT = 0.1;           // of the strongest: words that carried less are not marked
+const TERMS = 300;           // contributions that are asked for
+const SHOWN = 10;            // of them that are not folded, at most
+const SMALL = 0.05;          // of the largest: smaller ones are folded
+const COMPARED = 3;          // labels that are explained beside each other, at most
+const PATIENCE = 150;        // ms before the page says that it is working
+const WAITING = "They appear here as you type.";
+
+const at = id => document.getElementById(id);
+const field = at("text"), list = at("list");
+
+let token = remembered();
+let model = null;            // the answer of /model, asked for once
+let running = null;          // AbortController of the request for labels
+let pause = 0;
+let long = null;             // a text that is too long for the field, which shows its beginning
+let found = [];              // [{label, name, amount, share, place, assigned}] of `foundText`, best first
+let wanted = [];             // [{label, name}] that were searched for, and are shown below the best
+let asked = null;            // the request that `found` answers
+let foundText = "";
+let explanations = new Map();  // label → promise, for `foundText`
+let chosen = null;           // label picked by click or keyboard
+let hovered = null;          // label under the mouse
+let mouse = {};              // where it was last
+let pinned = [];             // labels that stay beside the one that is shown
+let unfolded = false;        // whether small contributions are shown
+let again = null;            // what "Try again" does
+
+class Refusal extends Error {
+  constructor(status, reason) { super(reason); this.status = status; }
+}
+
+function remembered() {
+  try { return sessionStorage.getItem("dismec-token") ?? ""; } catch { return ""; }
+}
+
+async function ask(path, body, signal) {
+  const headers = {};
+  // A header holds bytes: the token's UTF-8, one character per byte.
+  if (token) headers.Authorization = "Bearer " + String.fromCharCode(...new TextEncoder().encode(token));
+  if (body) headers["Content-Type"] = "application/json";
+  let response, answer;
+  try {
+    response = await fetch(path, {method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal});
+    answer = await response.json();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Refusal(0, "The server does not answer. Your text is still here.");
+  }
+  if (!response.ok) throw new Refusal(response.status, answer.error);
+  return answer;
+}
+
+async function meet() {
+  if (model) return;
+  model = await ask("model");
+  document.title = `${model.name} · dismec`;
+  at("model").textContent = model.name;
+  at("about").textContent = `${model.labels.toLocaleString("en")} labels`;
+  at("seek").hidden = !model.explanations;
+  at("example").hidden = !model.explanations && !model.examples;
+  const counts = [5, 10, 20, 50].filter(count => count <= model.limits.k);
+  const options = (counts.length ? counts : [model.limits.k]).map(count => new Option(`${count} labels`, count));
+  const before = at("count").value;
+  at("count").replaceChildren(...options);
+  if (counts.includes(Number(before))) at("count").value = before;
+}
+
+function setText(text, source = "") {
+  at("source").hidden = !source;
+  at("source").textContent = source;
+  long = text.length > LONG ? text : null;
+  field.value = long ? text.slice(0, BEGINNING) + " …" : text;
+  field.readOnly = long !== null;
+  at("long").hidden = long === null;
+  at("long").textContent = `Only the beginning is shown: the text has ${text.length.toLocaleString("en")} characters.`;
+  at("clear").hidden = !text;
+}
+
+async function findLabels() {
+  clearTimeout(pause);
+  running?.abort();
+  const given = long ?? field.value;
+  const text = given.toWellFormed?.() ?? given;
+  if (!text.trim()) return showNothing("Type or paste a text first.");
+  const controller = running = new AbortController();
+  const slow = setTimeout(() => { at("busy").hidden = false; }, PATIENCE);
+  try {
+    await meet();
+    const rank = model.calibrated ? "probability" : "score";
+    const request = {text, k: Number(at("count").value), rank};
+    const answer = await ask("predict", request, controller.signal);
+    if (controller.signal.aborted) return;
+    tell(null);
+    asked = request;
+    showLabels(text, answer);
+  } catch (error) {
+    if (controller.signal.aborted) return;
+    fail(error, findLabels);
+  } finally {
+    clearTimeout(slow);
+    if (running === controller) at("busy").hidden = true;
+  }
+}
+
+function fail(error, retry) {
+  showNothing(WAITING);
+  if (error.status === 401) return askForToken();
+  if (error.status === 413) return tell(`The text is too long: this server takes ${model.limits.body / 1e6} MB at most.`);
+  model = null;  // another one may be served by the time of the next request
+  tell(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
+}
+
+function sentence(reason) {
+  const text = reason[0].toUpperCase() + reason.slice(1);
+  return /[.!?…]$/.test(text) ? text : text + ".";
+}
+
+function tell(message, retry) {
+  at("notice").hidden = !message;
+  at("notice").firstElementChild.textContent = message ?? "";
+  at("retry").hidden = !retry;
+  again = retry;
+}
+
+function askForToken() {
+  tell(null);
+  at("access-reason").textContent = token ? "The token was rejected." : "It stays in this tab.";
+  at("access").hidden = false;
+  at("token").focus();
+}
+
+function showNothing(message) {
+  found = [];
+  explanations = new Map();
+  chosen = hovered = null;
+  list.hidden = at("scale").hidden = at("why").hidden = at("list-tools").hidden = true;
+  list.replaceChildren();
+  at("nothing").textContent = message;
+  at("nothing").hidden = !message;
+  at("status").textContent = message;
+}
+
+function showLabels(text, answer) {
+  if (!answer.labels.length && !wanted.length) return showNothing("The model has no label for this.");
+  foundText = text;
+  found = answer.labels.map((label, i) => described(label, answer.names?.[i], answer.probabilities?.[i] ?? answer.scores[i], i + 1));
+  explanations = new Map();
+  hovered = null;
+  at("nothing").hidden = true;
+  at("list-tools").hidden = false;
+  const assigned = found.filter(item => item.assigned).length;
+  showScale(`${assigned} of these ${found.length} labels ${assigned === 1 ? "reaches" : "reach"} it`);
+  at("status").textContent = `${found.length} labels. First: ${found[0]?.name}, ${found[0]?.amount}.`;
+  showList();
+  wanted.forEach(showWanted);
+}
+
+function described(label, name, value, place) {
+  const {rank, value: least} = model.threshold;
+  const ofScore = rank === "score";
+  return {
+    label, place,
+    name: name ?? `Label ${label}`,
+    amount: ofScore ? signed(value) : percent(value),
+    share: ofScore ? shareOf(value) : value,
+    assigned: value >= least,
+  };
+}
+
+function shareOf(score) { return Math.min(1, Math.max(0, (score + 1) / 2)); }
+
+function showScale(reached) {
+  const {rank, value} = model.threshold;
+  const why = rank === "score"
+    ? `a score of ${value}; ${reached}. Scores, not probabilities: a full bar is a score of 1, an empty one of −1. Train with --calibrate to see probabilities.`
+    : `${exact(value)}, which gave the highest micro-F1 on held-out rows; ${reached}.`;
+  at("scale").replaceChildren("Labels that reach the line", make("b"), `are assigned. It is at ${why}`);
+  at("scale").hidden = false;
+}
+
+function exact(share) { return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`; }
+
+/* All items of the list: the best labels, then those that were searched for. */
+function items() {
+  return [...found, ...wanted.filter(item => !found.some(other => other.label === item.label))];
+}
+
+function showList() {
+  const every = items();
+  if (!every.some(item => item.label === chosen)) chosen = every[0]?.label ?? null;
+  list.replaceChildren(...every.map(option));
+  list.hidden = !every.length;
+  at("unwant").hidden = !wanted.length;
+  showChoice();
+}
+
+/* Fills in what the model says of a label that was searched for. */
+async function showWanted(item) {
+  const known = explanations;
+  try {
+    const why = await explained(item.label);
+    if (known !== explanations) return;
+    Object.assign(item, described(item.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank));
+    const place = items().indexOf(item);
+    if (place < 0) return;
+    const before = list.children[place], after = option(item);
+    const focused = before === document.activeElement;
+    before.replaceWith(after);
+    markChoice();
+    if (focused) after.focus();
+  } catch (error) {
+    if (known !== explanations) return;
+    wanted = wanted.filter(other => other !== item);
+    showList();
+    tell(sentence(error.message));
+  }
+}
+
+function percent(share) {
+  if (share >= 0.995) return "> 99 %";
+  return share < 0.01 ? "< 1 %" : `${Math.round(100 * share)} %`;
+}
+
+function signed(number, places = 2) {
+  const digits = Math.abs(number).toFixed(places);
+  return Number(digits) === 0 ? digits : (number < 0 ? "−" : "+") + digits;
+}
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+function option(item) {
+  const length = make("i"), line = make("b");
+  length.style.width = `${100 * (item.share ?? 0)}%`;
+  line.style.left = `${100 * (model.threshold.rank === "score" ? shareOf(model.threshold.value) : model.threshold.value)}%`;
+  const isBest = found.includes(item);
+  const element = make("li", {title: item.name.length > 80 ? item.name : "", className: isBest ? "" : "wanted"},
+    make("span", {className: "place", textContent: item.place ? `${item.place.toLocaleString("en")}.` : "…"}),
+    make("span", {className: "name", dir: "auto", textContent: item.name}),
+    make("span", {className: "amount", textContent: item.amount ?? ""}),
+    make("span", {className: "bar"}, length, line),
+    make("span", {className: "unseen", textContent: item.assigned ? "assigned" : "not assigned"}));
+  element.classList.toggle("assigned", Boolean(item.assigned));
+  element.setAttribute("role", "option");
+  element.addEventListener("pointermove", event => {  // a list that moves below the mouse is not hovered
+    const moved = event.clientX !== mouse.x || event.clientY !== mouse.y;
+    if (event.pointerType === "mouse" && moved && hovered !== item.label) hover(item.label);
+  });
+  element.addEventListener("focus", () => choose(item.label));
+  element.addEventListener("click", () => { choose(item.label); bringIntoView(); });
+  return element;
+}
+
+function hover(label) { hovered = label; showChoice(); }
+
+function choose(label) { chosen = label; hovered = null; showChoice(); }
+
+function bringIntoView() {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (matchMedia("(max-width: 52rem)").matches && !at("why").hidden)
+    at("why").scrollIntoView({block: "nearest", behavior: calm ? "auto" : "smooth"});
+}
+
+function markChoice() {
+  const label = hovered ?? chosen, every = items();
+  every.forEach((item, i) => {
+    const element = list.children[i];
+    element.tabIndex = item.label === (chosen ?? every[0].label) ? 0 : -1;
+    element.setAttribute("aria-selected", item.label === chosen);
+    element.classList.toggle("shown", item.label === label || pinned.includes(item.label));
+  });
+}
+
+function explained(label) {
+  const known = explanations;
+  if (!known.has(label)) {
+    const answer = ask("explain", {text: foundText, label, limit: TERMS});
+    known.set(label, answer);
+    answer.catch(() => known.delete(label));
+  }
+  return known.get(label);
+}
+
+async function showChoice() {
+  const label = hovered ?? chosen;
+  markChoice();
+  if (label === null || !model?.explanations) {
+    at("why").hidden = true;
+    return;
+  }
+  const known = explanations;
+  const labels = [...pinned.filter(other => other !== label), label];
+  try {
+    const answers = await Promise.all(labels.map(explained));
+    if (known === explanations && label === (hovered ?? chosen)) showWhy(answers);
+  } catch (error) {
+    if (known !== explanations) return;
+    at("why").hidden = true;
+    if (error.status === 401) askForToken();
+    else if (error.status !== 501) tell(sentence(error.message), showChoice);
+  }
+}
+
+/* Explains the last of some labels, and compares it with those before. */
+function showWhy(answers) {
+  const why = answers.at(-1);
+  const {name, amount, assigned, place} = described(why.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank);
+  at("why-word").textContent = assigned ? "Why" : "Why not";
+  at("why-title").textContent = name;
+  const least = model.threshold.rank === "score" ? "a score of 0" : exact(model.threshold.value);
+  at("verdict").textContent = `Rank ${place.toLocaleString("en")} of ${model.labels.toLocaleString("en")} · ${amount} · ${assigned ? "assigned: it reaches" : "not assigned: it is below"} the threshold of ${least}`;
+  at("pin").textContent = pinned.includes(why.label) ? "Stop comparing" : "Compare with others";
+  at("pin").hidden = !pinned.includes(why.label) && pinned.length + 1 >= COMPARED;
+  at("copy").replaceChildren(...passages(foundText, why.highlights ?? []));
+  showStrongest(at("copy"));
+  showTerms(answers);
+  const words = why.score - why.bias;
+  at("sum").textContent = why.terms.length
+    ? `The score is ${signed(why.score)}: every text starts at ${signed(why.bias)}, and its words${why.reasons?.length ? " and the labels they make likely" : ""} add ${signed(words)}.`
+    : `No word of this text counts for this label: its score is ${signed(why.score)}, where every text starts.`;
+  at("why").hidden = false;
+}
+
+/* What words, and labels that are likely, add to each score: {term, amounts}, largest first. */
+function contributions(answers) {
+  const rows = new Map();
+  answers.forEach((answer, i) => {
+    const likely = (answer.reasons ?? []).map(reason =>
+      ({feature: `label ${reason.label}`, term: `likely: ${reason.name ?? `label ${reason.label}`}`, contribution: reason.contribution}));
+    for (const {feature, term, contribution} of [...answer.terms, ...likely]) {
+      if (!rows.has(feature)) rows.set(feature, {term, amounts: Array(answers.length).fill(0)});
+      rows.get(feature).amounts[i] = contribution;
+    }
+  });
+  const weight = row => Math.max(...row.amounts.map(Math.abs));
+  return [...rows.values()].sort((a, b) => weight(b) - weight(a)).map(row => ({...row, weight: weight(row)}));
+}
+
+function showTerms(answers) {
+  const rows = contributions(answers);
+  const large = rows.filter((row, i) => i < SHOWN && row.weight >= SMALL * rows[0].weight);
+  const small = rows.length - large.length > 1 ? rows.slice(large.length) : [];
+  const shown = small.length ? large : rows;
+  const every = rows.flatMap(row => row.amounts);
+  const least = Math.min(0, ...every), range = Math.max(0, ...every) - least || 1;
+  const places = rows[0]?.weight < 0.1 ? 3 : 2;
+  const line = row => termRow(row.term, row.amounts, range, places);
+  const table = at("terms");
+  table.style.setProperty("--zero", `${-100 * least / range}%`);
+  table.classList.toggle("several", answers.length > 1);
+  table.hidden = !rows.length;
+  table.tHead.replaceChildren(...(answers.length > 1 ? [headRow(answers)] : []));
+  table.tBodies[0].replaceChildren(...shown.map(line));
+  at("small").replaceChildren(...small.map(line));
+  const sums = pick => answers.map((answer, i) => pick(answer, i));
+  const foot = [];
+  if (small.length) {
+    const rest = sums((answer, i) => answer.score - answer.bias - shown.reduce((sum, row) => sum + row.amounts[i], 0));
+    const fold = make("button", {id: "fold", type: "button"});
+    fold.addEventListener("click", () => { unfolded = !unfolded; showFold(small.length); });
+    foot.push(footRow(fold, rest));
+  }
+  foot.push(footRow("Every text starts at", sums(answer => answer.bias)), footRow("Score", sums(answer => answer.score)));
+  table.tFoot.replaceChildren(...foot);
+  showFold(small.length);
+}
+
+function showFold(count) {
+  at("small").hidden = !unfolded;
+  const fold = at("fold");
+  if (!fold) return;
+  fold.textContent = unfolded ? "Hide small ones" : `${count.toLocaleString("en")} small ones`;
+  fold.setAttribute("aria-expanded", unfolded);
+}
+
+function headRow(answers) {
+  return make("tr", {}, make("td"), ...answers.map(answer => {
+    const name = answer.name ?? `Label ${answer.label}`;
+    const head = make("th", {scope: "col"}, make("span", {dir: "auto", textContent: name, title: name}));
+    if (pinned.includes(answer.label)) {
+      const remove = make("button", {type: "button", textContent: "Remove", ariaLabel: `Remove ${name} from the comparison`});
+      remove.addEventListener("click", () => pin(answer.label));
+      head.append(remove);
+    }
+    return head;
+  }));
+}
+
+function footRow(what, amounts) {
+  return make("tr", {}, make("th", {scope: "row"}, what),
+    ...amounts.map(amount => make("td", {}, make("div", {className: "part"}, make("b"), make("span", {textContent: signed(amount)})))));
+}
+
+/* A label stays for comparison, or does not any more. */
+function pin(label) {
+  pinned = pinned.includes(label) ? pinned.filter(other => other !== label) : [...pinned, label].slice(-COMPARED + 1);
+  showChoice();
+}
+
+function showStrongest(copy) {
+  const strength = mark => Number(mark.style.getPropertyValue("--strength"));
+  const strongest = [...copy.querySelectorAll("mark")].reduce((a, b) => strength(b) > strength(a) ? b : a, copy);
+  copy.scrollTop = strongest === copy ? 0 : strongest.offsetTop - copy.clientHeight / 2;
+}
+
+function termRow(term, amounts, range, places) {
+  const cells = amounts.map(amount => {
+    const length = make("i", {className: amount < 0 ? "against" : "for"});
+    length.style.width = `${100 * Math.abs(amount) / range}%`;
+    return make("td", {}, make("div", {className: "part"},
+      make("div", {}, length), make("span", {textContent: amount ? signed(amount, places) : "·"})));
+  });
+  return make("tr", {}, make("th", {scope: "row"}, make("bdi", {textContent: term})), ...cells);
+}
+
+/* The text as nodes, with its strongest words marked; never more nodes than MARKS allows. */
+function passages(text, highlights) {
+  const whole = text.length <= WHOLE;
+  const pieces = weighed(text, inUnits(text, highlights));
+  const strongest = pieces.toSorted((a, b) => b.rank - a.rank).slice(0, whole ? MARKS : PASSAGES);
+  const most = strongest[0]?.weight ?? 0;
+  const marked = strongest.filter(piece => piece.weight > FAINT * most).sort((a, b) => a.begin - b.begin);
+  const nodes = [];
+  const gap = () => nodes.push(make("span", {className: "gap", textContent: " … "}));
+  let place = 0;
+  for (const {begin, end, amount, weight} of marked) {
+    const after = place ? place + AROUND : 0;
+    if (!whole && begin - AROUND > after) {
+      nodes.push(text.slice(place, after));
+      gap();
+      place = begin - AROUND;
+    }
+    const mark = make("mark", {className: amount < 0 ? "against" : "for", title: signed(amount), textContent: text.slice(begin, end)});
+    mark.style.setProperty("--strength", (0.1 + 0.3 * weight / most).toFixed(3));
+    nodes.push(text.slice(place, begin), mark);
+    place = end;
+  }
+  nodes.push(text.slice(place, whole ? undefined : place + AROUND));
+  if (!whole) gap();
+  return nodes;
+}
+
+/* A word weighs what all its places add up to; at the first it ranks with all of it, at the second with half. */
+function weighed(text, highlights) {
+  const words = highlights.map(([begin, end]) => text.slice(begin, end).toLowerCase());
+  const totals = new Map(), places = new Map();
+  words.forEach((word, i) => totals.set(word, (totals.get(word) ?? 0) + highlights[i][2]));
+  return highlights.map(([begin, end, amount], i) => {
+    const weight = Math.abs(totals.get(words[i])), place = (places.get(words[i]) ?? 0) + 1;
+    places.set(words[i], place);
+    return {begin, end, amount, weight, rank: weight / place};
+  });
+}
+
+/* The server counts characters, a JavaScript string UTF-16 units: an emoji is two of them. */
+function inUnits(text, highlights) {
+  if (!/[\ud800-\udbff]/.test(text)) return highlights;
+  let unit = 0, character = 0;
+  const to = target => {
+    for (; character < target; character++) unit += text.codePointAt(unit) > 0xffff ? 2 : 1;
+    return unit;
+  };
+  return highlights.map(([begin, end, amount]) => [to(begin), to(end), amount]);
+}
+
+at("ask").addEventListener("submit", event => {
+  event.preventDefault();
+  findLabels();
+  if (!field.value.trim()) field.focus();
+});
+field.addEventListener("input", () => {
+  clearTimeout(pause);
+  if (field.value.length > LONG) setText(field.value);
+  at("clear").hidden = !field.value;
+  at("source").hidden = true;
+  if (field.value.trim()) {
+    pause = setTimeout(findLabels, PAUSE);
+  } else {
+    running?.abort();
+    at("busy").hidden = true;
+    tell(null);
+    showNothing(WAITING);
+  }
+});
+field.addEventListener("keydown", event => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    findLabels();
+  }
+});
+field.addEventListener("paste", event => {
+  const pasted = event.clipboardData.getData("text/plain").replaceAll("\r\n", "\n");
+  if (long === null && field.value.length + pasted.length <= LONG) return;
+  event.preventDefault();
+  const kept = long === null ? field.value : "";  // a long text cannot be edited, only replaced
+  setText(kept.slice(0, field.selectionStart) + pasted + kept.slice(field.selectionEnd));
+  findLabels();
+});
+at("clear").addEventListener("click", () => {
+  setText("");
+  field.dispatchEvent(new Event("input"));
+  field.focus();
+});
+at("example").addEventListener("click", async () => {
+  try {
+    let answer;
+    for (let tries = 0; tries < 4 && (!answer || answer.text === field.value); tries++) answer = await ask("example");
+    setText(answer.text, answer.training ? "A text of the training data." : "");
+    await findLabels();
+  } catch (error) {
+    fail(error, null);
+  }
+});
+at("pin").addEventListener("click", () => pin(hovered ?? chosen));
+at("copy-labels").addEventListener("click", event => copy(event.target, items().map(item => item.name).join("\n") + "\n"));
+at("copy-curl").addEventListener("click", event => copy(event.target, curl()));
+at("unwant").addEventListener("click", () => { wanted = []; showList(); });
+at("count").addEventListener("change", () => { if (field.value.trim()) findLabels(); });
+at("retry").addEventListener("click", () => again?.());
+at("access").addEventListener("submit", async event => {
+  event.preventDefault();
+  token = at("token").value.trim();
+  at("token").value = "";
+  try { sessionStorage.setItem("dismec-token", token); } catch { /* it is kept while the page is open */ }
+  at("access").hidden = true;
+  begin();
+});
+list.addEventListener("pointerleave", () => { if (hovered !== null) hover(null); });
+list.addEventListener("keydown", event => {
+  const now = [...list.children].indexOf(document.activeElement);
+  const last = list.children.length - 1;
+  const next = {ArrowDown: Math.min(now + 1, last), ArrowUp: Math.max(now - 1, 0), Home: 0, End: last}[event.key];
+  if (next === undefined) return;
+  event.preventDefault();
+  list.children[next].focus();
+});
+document.addEventListener("keydown", event => { if (event.key === "Escape") choose(null); });
+document.addEventListener("pointermove", event => { mouse = {x: event.clientX, y: event.clientY}; });
+
+function curl() {
+  const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
+  const address = new URL("predict", location.href).href;
+  const secret = token ? ' -H "Authorization: Bearer $DISMEC_TOKEN"' : "";
+  const body = JSON.stringify(asked);
+  // A shell takes no argument of more than 128 KB.
+  const data = body.length < 30_000 ? `-d ${quoted(body)}` : `--data-binary @- <<'JSON'\n${body}\nJSON`;
+  return `curl -sS ${quoted(address)} -H 'Content-Type: application/json'${secret} ${data}\n`;
+}
+
+async function copy(button, text) {
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {  // only pages from https or this machine have a clipboard
+    const place = make("textarea", {value: text, className: "unseen"});
+    document.body.append(place);
+    place.select();
+    done = document.execCommand("copy");
+    place.remove();
+  }
+  const before = button.dataset.text ??= button.textContent;
+  at("status").textContent = button.textContent = done ? "Copied" : "Not copied: the browser refuses";
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+async function begin() {
+  showNothing(WAITING);
+  try {
+    await meet();
+    tell(null);
+    if (field.value.trim()) { at("clear").hidden = false; await findLabels(); }
+  } catch (error) {
+    fail(error, begin);
+  }
+}

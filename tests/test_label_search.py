@@ -1,0 +1,57 @@
+"""Labels found by part of their names."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dismec.data.names import Names, pack_names
+from dismec.serve.label_search import LabelSearch
+
+names = st.lists(st.text("aAbß\u0130 é\n😀", max_size=4), max_size=12)
+parts = st.text("aAbßé s😀", max_size=3)
+
+
+def packed(given):
+    return Names(*pack_names(given))
+
+
+def by_hand(given, part):
+    """Equal names first, then those that begin with it, then others; each in order."""
+    folded, wanted = [name.casefold() for name in given], part.strip().casefold()
+    equal = [i for i, name in enumerate(folded) if name == wanted]
+    begin = [i for i, name in enumerate(folded) if name.startswith(wanted)]
+    inside = [i for i, name in enumerate(folded) if wanted in name]
+    return list(dict.fromkeys([*equal, *begin, *inside]))
+
+
+@given(names, parts, st.integers(1, 20))
+def test_search_finds_what_a_look_at_every_name_does(given, part, limit):
+    search = LabelSearch(packed(given), len(given))
+    assert search.find(part, limit) == by_hand(given, part)[:limit]
+
+
+@given(st.integers(0, 1200), st.integers(0, 1500), st.integers(1, 50))
+def test_labels_without_names_are_found_by_their_numbers(n_labels, number, limit):
+    search = LabelSearch(None, n_labels)
+    expected = [i for i in range(n_labels) if str(i).startswith(str(number))]
+    assert search.find(str(number), limit) == expected[:limit]
+    assert search.find("", limit) == list(range(min(limit, n_labels)))
+
+
+@pytest.mark.parametrize("part", ["x", "-1", "01", "9" * 5000, "١"])
+def test_what_is_no_number_finds_no_label_without_a_name(part):
+    assert LabelSearch(None, 100).find(part, 5) == []
+
+
+def test_search_among_many_names_takes_milliseconds():
+    n_labels = 200_000
+    search = LabelSearch(packed([f"label number {i} of many" for i in range(n_labels)]), n_labels)
+    begin = time.process_time()
+    assert search.find("NUMBER 199999 ", 10) == [199_999]
+    assert search.find("of", 10) == list(range(10))
+    assert search.find("nowhere", 10) == []
+    assert time.process_time() - begin < 0.5
