@@ -50,6 +50,7 @@ __all__ = [
     "read_manifest",
     "sha256_of",
     "tidy",
+    "unfinished",
     "write_hashed",
 ]
 
@@ -105,10 +106,9 @@ def tidy(directory: Path, manifest: Manifest) -> None:
         named.add(manifest.journal)
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
-    stages = not manifest.complete and manifest.refined  # they are what is being trained on
     for path in list(directory.iterdir()):
-        if stages and path.name.startswith(STAGE):
-            continue
+        if not manifest.complete and path.name.startswith(STAGE):
+            continue  # what the training goes on from
         if is_own(path.name) and path.name not in named:
             _remove(path)
 
@@ -179,6 +179,19 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
+    """What to say of a training that is not finished, and may not have a manifest yet."""
+    done = "no label is done yet"
+    if manifest:
+        done = f"{manifest.labels_done:,} of {manifest.n_labels:,} labels"
+        for folder in sorted(directory.glob(f"{STAGE}*/{MANIFEST}")):
+            with suppress(ModelError):
+                stage = read_manifest(folder.parent)
+                name = folder.parent.name.removeprefix(STAGE)
+                done += f" ({name}: {stage.labels_done:,} of {stage.n_labels:,})"
+    return f"{directory}: unfinished training, {done}; run the same command again"
+
+
 def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
@@ -186,6 +199,8 @@ def _read_manifest(directory: Path) -> Manifest:
             raise ModelError(f"{path}: larger than a manifest can be")
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if _is_begun(directory):
+            raise ModelError(unfinished(directory)) from None
         reason = "no such directory" if not directory.exists() else "no manifest.json in it"
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
     except OSError as error:
@@ -196,6 +211,12 @@ def _read_manifest(directory: Path) -> Manifest:
         return Manifest.from_json(content)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def _is_begun(directory: Path) -> bool:
+    """Whether a directory without a manifest holds what a training leaves, and nothing else."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return bool(names) and all(map(is_own, names))
 
 
 def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:

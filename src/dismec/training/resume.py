@@ -24,6 +24,7 @@ from dismec.model.parts import read_parts, write_parts
 from dismec.model.provenance import parse, sentence
 from dismec.training.delta import GRID
 from dismec.training.job import Job, Mask
+from dismec.training.params import AUTO
 
 __all__ = [
     "begin",
@@ -100,20 +101,29 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     return manifest, held
 
 
-def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job:
-    """The job at the C that an earlier run of it has chosen from a grid."""
+def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job | None:
+    """The job at the C that an earlier run of it has chosen from a grid; None if it has not yet."""
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
+    if table is None:
+        return None
     if not isinstance(C, float) or C not in grid or not isinstance(table, list):
-        raise ModelError(f"the unfinished model's C, {C!r}, is none that is chosen")
+        raise ModelError(f"the unfinished model's C, {C!r}, is not one of the grid")
     return job.with_C(C, table)
 
 
 def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
-    """The job with the delta and the calibration of an earlier run; None if they are not whole."""
+    """The job with the delta and the calibration of an earlier run; None if they are not whole.
+
+    They are not there as long as its trial is not finished.
+    """
     if job.params.chooses_delta:
         delta = earlier.params.get("delta")
+        if delta == AUTO:
+            return None
         if delta not in GRID:
-            raise ModelError(f"the unfinished model's delta, {delta!r}, is none that is chosen")
+            raise ModelError(
+                f"the unfinished model's delta, {delta!r}, is not one of the values to choose from"
+            )
         job = job.with_delta(float(delta), earlier.params.get("delta_effect"))
     # Refining learns probabilities itself.
     return job if job.params.refine else known_calibration(directory, job, earlier)

@@ -21,7 +21,7 @@ from dismec.training.params import TrainingParams
 from dismec.training.recipe import Settle, carry_out
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
-from dismec.training.running import Workplace
+from dismec.training.stages import Stages
 from dismec.training.texts import News, TextRequest, Texts
 from dismec.training.trial import Validation
 
@@ -203,17 +203,20 @@ class ChoiceOfC:
         validation: Validation,
         job: Job,
         earlier: Manifest | None,
-        place: Workplace,
+        stages: Stages,
         progress: Progress | None,
-    ) -> tuple[Job, Progress | None]:
-        if earlier:
-            return known_C(job, self.grid, earlier), progress
+    ) -> tuple[Job, Manifest | None, Progress | None]:
         n_labels = job.problem.n_labels
         tried, total = len(self.grid), len(self.grid) + 1 + job.params.holds_out
-        trials = GridTrials(validation.split(job), job.params, self.grid, self._depths, place)
+        rest = part_of(progress, tried * n_labels, total * n_labels)
+        known = earlier and known_C(job, self.grid, earlier)
+        if known:
+            return known, earlier, rest
+        earlier = stages.begin(job, earlier)
+        trials = GridTrials(validation.split(job), job, self.grid, self._depths, stages)
         table = trials.run(part_of(progress, 0, total * n_labels))
         chosen = job.with_C(pick(table, self.metric), table)
-        return chosen, part_of(progress, tried * n_labels, total * n_labels)
+        return chosen, stages.begin(chosen, earlier), rest
 
     @property
     def _depths(self) -> list[int]:
