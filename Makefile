@@ -10,6 +10,7 @@ SANITIZED := .venv-sanitize/bin
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
+	@echo "== Generating data, training and predicting"
 	$(BIN)/dismec demo
 
 test: .venv/tools
@@ -47,6 +48,7 @@ sanitize: .venv-sanitize/tools
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py
 
 .venv/bin/python:
+	@echo "== Making .venv, a Python environment of its own"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -56,12 +58,15 @@ sanitize: .venv-sanitize/tools
 	@find src -name '*.py' | sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
+# The guide needs the server and plots. Verbose, so that minutes of compiling are not silent.
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
-	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	@echo "== Installing what dismec needs, and compiling it: two or three minutes the first time"
+	$(BIN)/python -m pip install --verbose --editable '.[server,plots]'
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/python -m pip install --quiet --group test --group lint
+	@echo "== Installing what tests and linters need"
+	$(BIN)/python -m pip install --group test --group lint
 	touch $@
 
 .venv-sanitize/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,32 @@ def test_without_a_compiler_a_sentence_says_so(tmp_path):
     assert result.returncode != 0
     said = " ".join(result.stderr.split())
     assert "dismec needs a C++20 compiler and found none: install one" in said
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_all_is_every_extra():
+    extras = project()["project"]["optional-dependencies"]
+    (everything,) = extras.pop("all")
+    assert everything == f"dismec[{','.join(extras)}]"
+
+
+def test_the_tests_have_the_packages_of_every_extra():
+    extras = project()["project"]["optional-dependencies"]
+    needed = {need for name, needs in extras.items() if name != "all" for need in needs}
+    assert needed <= set(project()["dependency-groups"]["test"])
+
+
+def test_the_demo_installs_what_the_guide_needs_and_is_not_silent():
+    commands = subprocess.run(
+        ["make", "--dry-run", "--always-make", "demo"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.splitlines()
+    (install,) = (line for line in commands if "--editable" in line)
+    assert "'.[server,plots]'" in install
+    assert "--quiet" not in install
+    assert "--verbose" in install
+    assert commands.index(install) > next(
+        number for number, line in enumerate(commands) if "Installing what dismec needs" in line
+    )

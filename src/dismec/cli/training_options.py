@@ -59,8 +59,11 @@ class Order:
         """
         from dismec.data.dataset import load_data
         from dismec.training.request import Request
+        from dismec.training.resume import check_output
         from dismec.training.texts import TextRequest
 
+        if path is not None:
+            check_output(path, bool(self.overwrite))
         found = self.reading.look(data)
         text = self._text_params(found)
         params = self._training_params(found.is_texts, fixed)

@@ -8,6 +8,7 @@ whose every named file is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -38,6 +39,7 @@ from dismec.model.journal import read_journal
 from dismec.model.manifest import Manifest
 
 __all__ = [
+    "check_place",
     "commit",
     "data_file",
     "discard",
@@ -59,15 +61,35 @@ _MOST_MANIFEST_BYTES = 1 << 30
 
 def make_directory(directory: Path) -> None:
     """Make a directory for a model, unless something else is in it."""
-    try:
+    with _as_model_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
+    check_place(directory)
+
+
+def check_place(directory: Path) -> None:
+    """Raise `ModelError` if a directory cannot hold a model; nothing is made."""
+    if not directory.exists():
+        nearest = next(path for path in directory.absolute().parents if path.exists())
+        with _as_model_errors(directory):
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    with _as_model_errors(directory):
         others = [path.name for path in directory.iterdir() if not is_own(path.name)]
-    except OSError as error:
-        raise ModelError(f"{directory}: cannot be a model directory: {error.strerror}") from None
     if _is_foreign(directory / MANIFEST):
         raise ModelError(f"{directory}: its {MANIFEST} is not that of a model")
     if others and not holds_model(directory):
         raise ModelError(f"{directory} is not a model and not empty: {min(others)!r} is in it")
+
+
+@contextmanager
+def _as_model_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{directory}: cannot be a model directory: {error.strerror}") from None
 
 
 def _is_foreign(manifest: Path) -> bool:
@@ -189,7 +211,7 @@ def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
                 stage = read_manifest(folder.parent)
                 name = folder.parent.name.removeprefix(STAGE)
                 done += f" ({name}: {stage.labels_done:,} of {stage.n_labels:,})"
-    return f"{directory}: unfinished training, {done}; run the same command again"
+    return f"unfinished training, {done}; run the same command again"
 
 
 def _read_manifest(directory: Path) -> Manifest:
@@ -200,7 +222,7 @@ def _read_manifest(directory: Path) -> Manifest:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         if _is_begun(directory):
-            raise ModelError(unfinished(directory)) from None
+            raise ModelError(f"{directory}: {unfinished(directory)}") from None
         reason = "no such directory" if not directory.exists() else "no manifest.json in it"
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
     except OSError as error:

@@ -74,7 +74,7 @@ def read_head(
     """
     manifest = read_manifest(directory)
     if not manifest.complete:
-        raise ModelError(unfinished(directory, manifest))
+        raise ModelError(f"{directory}: {unfinished(directory, manifest)}")
     parts = read_parts(directory, manifest, check=check)
     try:
         transform = Transform.from_dict(manifest.transform, parts.labels.idf)

@@ -20,7 +20,7 @@ from dismec.measure.frequencies import describe_frequencies, histogram
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import reliability
 from dismec.model import weight_files
-from dismec.model.directory import read_manifest
+from dismec.model.directory import read_manifest, unfinished
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
@@ -163,6 +163,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "labels": manifest.n_labels,
         "features": manifest.n_features,
         "complete": manifest.complete,
+        **({} if manifest.complete else {"state": unfinished(directory, manifest)}),
         "labels done": done,
         "files": len(files),
         "weights": kept,

@@ -96,10 +96,7 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterable[str]:
 
 def _model_sections(facts: Mapping[str, Any]) -> Iterable[str]:
     if not facts["complete"]:
-        yield (
-            f"<p>Training is not finished: {facts['labels done']:,} of {facts['labels']:,} labels "
-            "are done. The same training, run again, goes on from there.</p>"
-        )
+        yield f"<p>{escape(facts['state'])}</p>"
     yield _facts(facts)
     yield "<h2>Weights before and after pruning</h2>" + _weights(facts)
     if "test" in facts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ import numpy as np
 
 from dismec.errors import ModelError
 from dismec.model import weight_files
-from dismec.model.directory import commit, data_file, discard, holds_model, read_manifest, tidy
+from dismec.model.directory import (
+    check_place,
+    commit,
+    data_file,
+    discard,
+    edit_folder,
+    holds_model,
+    locked,
+    read_manifest,
+    tidy,
+)
 from dismec.model.journal import make_journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import read_parts, write_parts
@@ -28,6 +39,7 @@ from dismec.training.params import AUTO
 
 __all__ = [
     "begin",
+    "check_output",
     "earlier_edit",
     "earlier_run",
     "known_C",
@@ -46,6 +58,31 @@ _NOT_ASKED = (
 _CHOSEN = ("C", "delta")
 
 
+def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> None:
+    """Refuse a directory that no data can be trained into: before hours of reading them.
+
+    `resumes` says whether an unfinished model there may be gone on with.
+
+    Raises
+    ------
+    ModelError
+        If it holds a finished model and `overwrite` is not set, or something that is no model.
+    """
+    check_place(directory)
+    if overwrite or not holds_model(directory):
+        return
+    manifest = read_manifest(directory)
+    if manifest.complete:
+        with suppress(OSError, ModelError), locked(directory):  # or another run is at it
+            _tidy_finished(directory, manifest)
+    if manifest.complete or not resumes:
+        kind = "the finished model of a training" if manifest.complete else "an unfinished model"
+        raise ModelError(
+            f"{directory} holds {kind} already: choose another directory, or replace it "
+            "(overwrite=True)"
+        )
+
+
 def earlier_run(directory: Path, job: Job) -> Manifest | None:
     """The manifest of an unfinished run of the same training, if the directory holds one.
 
@@ -58,12 +95,18 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
         return None
     manifest = _same_training(directory, job)
     if manifest.complete:
-        tidy(directory, manifest)  # should it have been killed at the very end
+        _tidy_finished(directory, manifest)
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
-            "to train it again, overwrite it (--overwrite)"
+            "to train it again, replace it (overwrite=True)"
         )
     return manifest
+
+
+def _tidy_finished(directory: Path, manifest: Manifest) -> None:
+    """Do what a training that was killed at the very end has not; an unfinished edit stays."""
+    if not edit_folder(directory).exists():
+        tidy(directory, manifest)
 
 
 def earlier_edit(folder: Path, job: Job) -> Manifest | None:
@@ -149,7 +192,7 @@ def _same_training(directory: Path, job: Job) -> Manifest:
     if differences:
         raise ModelError(
             f"{directory} holds a model of another training ({', '.join(differences)}): "
-            "choose another directory, or overwrite it (--overwrite)"
+            "choose another directory, or replace it (overwrite=True)"
         )
     return manifest
 

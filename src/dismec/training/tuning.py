@@ -78,8 +78,7 @@ def tune(
     """Choose C by rows held out, and train a model with it on all rows.
 
     The weights are byte for byte those that `dismec.train` gives at this C. Of equally good C the
-    smallest is chosen. A run that was killed after the choice goes on with it; one that was killed
-    before chooses again.
+    smallest is chosen. A run that was killed goes on where it stopped, within the grid too.
 
     Parameters
     ----------
@@ -192,7 +191,7 @@ class ChoiceOfC:
         if given is None and n_rows < 2:
             raise DataError(
                 f"there is {n_rows} row: too few to hold one out for the choice of C; "
-                "give rows to choose it on (--validation)"
+                "give rows to choose it on (validation=…)"
             )
         validation = Validation.prepare(job, given)
         fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
