@@ -5,6 +5,7 @@ BIN := .venv/bin
 NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 
 SANITIZED := .venv-sanitize/bin
+STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
 .PHONY: demo test quick lint format sanitize clean FORCE
 .DELETE_ON_ERROR:
@@ -18,8 +19,8 @@ test: .venv/tools
 
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning \
-  refining report server shards synthetic tail text_training tuning
+UNHURRIED := calibration cli contract corpus docs editing estimator explanation outputs page \
+  pruning refining report resuming server shards synthetic tail text_training tuning unfinished
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
 	  -m "not slow and not unhurried and not cluster" \
@@ -58,10 +59,15 @@ sanitize: .venv-sanitize/tools
 	@find src -name '*.py' | sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-# The guide needs the server and plots. Verbose, so that minutes of compiling are not silent.
+# The guide needs the server and plots. Of pip's output those lines that show how far it is: minutes
+# of compiling are not silent, and the compiler's own remarks are in the log.
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
 	@echo "== Installing what dismec needs, and compiling it: two or three minutes the first time"
-	$(BIN)/python -m pip install --verbose --editable '.[server,plots]'
+	@rm -f .venv/failed
+	@{ $(BIN)/python -m pip install --verbose --editable '.[server,plots]' 2>&1 || touch .venv/failed; } \
+	  | tee .venv/install.log | grep --line-buffered -E $(STEPS) || true
+	@if [ -e .venv/failed ]; then tail -n 40 .venv/install.log; \
+	  echo "== Not installed; all of the output is in .venv/install.log"; exit 1; fi
 	touch $@
 
 .venv/tools: .venv/installed

@@ -48,14 +48,46 @@ def test_the_tests_have_the_packages_of_every_extra():
     assert needed <= set(project()["dependency-groups"]["test"])
 
 
-def test_the_demo_installs_what_the_guide_needs_and_is_not_silent():
-    commands = subprocess.run(
-        ["make", "--dry-run", "--always-make", "demo"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.splitlines()
-    (install,) = (line for line in commands if "--editable" in line)
-    assert "'.[server,plots]'" in install
-    assert "--quiet" not in install
-    assert "--verbose" in install
-    assert commands.index(install) > next(
-        number for number, line in enumerate(commands) if "Installing what dismec needs" in line
-    )
+@pytest.fixture
+def install(tmp_path):
+    """Runs `make .venv/installed`, in a path with spaces, where pip is made up."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not on the path")
+    root = tmp_path / "a clone"
+    (root / "src").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "CMakeLists.txt"):
+        shutil.copy(ROOT / name, root / name)
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+
+    def run(code):
+        lines = "Collecting numpy\\n  [3/39] Building CXX object a.o\\na.h: warning: noise\\n"
+        python.write_text(f'#!/bin/sh\necho "$@" > asked\nprintf "{lines}"\nexit {code}\n')
+        python.chmod(0o755)
+        result = subprocess.run(
+            ["make", ".venv/installed"], cwd=root, capture_output=True, text=True
+        )
+        return result, (root / "asked").read_text(), root / ".venv"
+
+    return run
+
+
+def test_the_demo_installs_what_the_guide_needs_and_shows_how_far_it_is(install):
+    result, asked, venv = install(0)
+    assert result.returncode == 0, result.stderr
+    assert "--editable .[server,plots]" in asked
+    said = result.stdout
+    assert "== Installing what dismec needs" in said
+    assert said.index("Collecting numpy") < said.index("[3/39] Building CXX object")
+    assert "noise" not in said
+    assert "noise" in (venv / "install.log").read_text()
+    assert (venv / "installed").exists()
+
+
+def test_an_installation_that_fails_stops_the_demo_and_shows_the_output(install):
+    result, _, venv = install(1)
+    assert result.returncode != 0
+    assert "noise" in result.stdout
+    assert "all of the output is in .venv/install.log" in result.stdout
+    assert not (venv / "installed").exists()
+    assert install(0)[0].returncode == 0

@@ -371,7 +371,8 @@ def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
     plot = tmp_path / "plot.png"
     for source in (file, tuned[1]):
         deltas = "0.01,0.3"
-        shown = run("sweep", source, "--test", file, "--delta", deltas, "--plot", plot, "--quiet")
+        drawing = ["--plot", plot, "--overwrite", "--quiet"]
+        shown = run("sweep", source, "--test", file, "--delta", deltas, *drawing)
         assert shown.exit_code == 0, shown.output
         assert len(shown.stdout.splitlines()) == 6
         rows = json.loads(

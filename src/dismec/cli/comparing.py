@@ -54,7 +54,7 @@ _LIMIT = 1800.0
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB",
-    help="Memory that a system may take [default: 90 % of the machine's].",
+    help="Memory that a system may take [default: 90 % of what is there].",
 )
 @click.option(
     "--peers",
@@ -67,7 +67,7 @@ _LIMIT = 1800.0
     "-o",
     "--output",
     "folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PATH,
     default=Path("dismec-compare"),
     show_default=True,
     help="Where results are kept; a second start goes on from there.",

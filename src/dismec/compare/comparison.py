@@ -89,6 +89,8 @@ def check_folder(folder: Path) -> None:
     """Raise `DataError` if a folder for results holds something else."""
     if not folder.exists():
         return
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; name a folder for results")
     try:
         others = [path.name for path in folder.iterdir() if not _STORE.fullmatch(path.name)]
     except OSError as error:

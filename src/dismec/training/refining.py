@@ -67,14 +67,8 @@ class Refining:
 
     @classmethod
     def prepare(cls, job: Job, stages: Stages) -> Refining:
-        """Check that it can be done."""
-        counts = job.parts.labels.counts
-        informing = int(np.count_nonzero(counts >= _LEAST_ROWS))
-        if job.X.shape[0] < 2 * _FOLDS:
-            raise DataError(
-                f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; "
-                "train without it"
-            )
+        """How the labels of a job will inform each other."""
+        informing = int(np.count_nonzero(job.parts.labels.counts >= _LEAST_ROWS))
         return cls(job, Refinement(informing, _FOLDS), stages)
 
     def outcome(
@@ -269,7 +263,14 @@ class Refining:
 
 
 def stated(job: Job) -> Job:
-    """The job, with a manifest that says on what rows probabilities will be learned."""
+    """The job, with a manifest that says on what rows probabilities will be learned.
+
+    `DataError` if it has too few to be refined.
+    """
+    if job.X.shape[0] < 2 * _FOLDS:
+        raise DataError(
+            f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; train without it"
+        )
     if not job.params.calibrate:
         return job
     return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
