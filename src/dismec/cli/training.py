@@ -64,6 +64,8 @@ def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
     elif not order.quiet:
         _say_learned(trained, request.params)
         say_trained(trained, model, seconds)
+    if not order.quiet:
+        _warn_of_few_rows(trained)
     say_unsolved(trained)
 
 
@@ -80,11 +82,15 @@ def _say_learned(model: Model, params: TrainingParams) -> None:
         click.echo(f"{helped}: {told['refine_effect']}", err=True)
     if params.calibrate:
         click.echo(f"probabilities learned {told['calibrated']}", err=True)
-        if said["calibrated"]["rows"] < _FEW_ROWS:
-            click.echo(
-                f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
-                err=True,
-            )
+
+
+def _warn_of_few_rows(model: Model) -> None:
+    learned_on = model.params.get("calibrated")
+    if learned_on and learned_on["rows"] < _FEW_ROWS:
+        click.echo(
+            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
+            err=True,
+        )
 
 
 @click.command()
@@ -208,6 +214,8 @@ def _edit(
     elif not quiet:
         _say_changed(changed, done)
         say_trained(changed, model, seconds)
+    if not quiet:
+        _warn_of_no_negatives(changed)
 
 
 def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
@@ -224,10 +232,13 @@ def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
 
 
 def _say_changed(model: Model, done: str) -> None:
-    entry = model.manifest.history[-1]
-    click.echo(f"{entry['labels']:,} labels {done}", err=True)
+    click.echo(f"{model.manifest.history[-1]['labels']:,} labels {done}", err=True)
+
+
+def _warn_of_no_negatives(model: Model) -> None:
     from dismec.training.editing import ranged
 
+    entry = model.manifest.history[-1]
     everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]
     if everywhere:
         name = everywhere[0] if model.names is None else repr(model.names[everywhere[0]])

@@ -109,7 +109,7 @@ def _tidy_finished(directory: Path, manifest: Manifest) -> None:
         tidy(directory, manifest)
 
 
-def earlier_edit(folder: Path, job: Job) -> Manifest | None:
+def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
     """The manifest of an earlier run of the same edit, finished or not.
 
     An edit that was given up half-way for another one is dropped with a warning, where a training
@@ -120,7 +120,7 @@ def earlier_edit(folder: Path, job: Job) -> Manifest | None:
     try:
         return _same_training(folder, job)
     except ModelError as error:
-        _log.warning("an unfinished edit is dropped: %s", error)
+        _log.warning("an unfinished %s is dropped: %s", what, error)
         return None
 
 

@@ -57,7 +57,7 @@ class Stages:
             return run_in_memory(job, self.place, progress)
         folder = self.folder(name)
         make_directory(folder)
-        earlier = resume.earlier_edit(folder, job)
+        earlier = resume.earlier_edit(folder, job, "stage")
         if earlier and earlier.complete:
             with suppress(ModelError):  # damaged since
                 return open_model(folder, check=True)
