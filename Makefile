@@ -5,11 +5,13 @@ BIN := .venv/bin
 NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 
 SANITIZED := .venv-sanitize/bin
+STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
 .PHONY: demo test quick lint format sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
+	@echo "== Generating data, training and predicting"
 	$(BIN)/dismec demo
 
 test: .venv/tools
@@ -17,8 +19,8 @@ test: .venv/tools
 
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation page pruning \
-  refining report server shards synthetic tail text_training tuning
+UNHURRIED := calibration cli contract corpus docs editing estimator explanation outputs page \
+  pruning refining report resuming server shards synthetic tail text_training tuning unfinished
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
 	  -m "not slow and not unhurried and not cluster" \
@@ -47,6 +49,7 @@ sanitize: .venv-sanitize/tools
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py
 
 .venv/bin/python:
+	@echo "== Making .venv, a Python environment of its own"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -56,12 +59,20 @@ sanitize: .venv-sanitize/tools
 	@find src -name '*.py' | sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
+# The guide needs the server and plots. Of pip's output those lines that show how far it is: minutes
+# of compiling are not silent, and the compiler's own remarks are in the log.
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
-	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	@echo "== Installing what dismec needs, and compiling it: two or three minutes the first time"
+	@rm -f .venv/failed
+	@{ $(BIN)/python -m pip install --verbose --editable '.[server,plots]' 2>&1 || touch .venv/failed; } \
+	  | tee .venv/install.log | grep --line-buffered -E $(STEPS) || true
+	@if [ -e .venv/failed ]; then tail -n 40 .venv/install.log; \
+	  echo "== Not installed; all of the output is in .venv/install.log"; exit 1; fi
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/python -m pip install --quiet --group test --group lint
+	@echo "== Installing what tests and linters need"
+	$(BIN)/python -m pip install --group test --group lint
 	touch $@
 
 .venv-sanitize/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)

@@ -132,9 +132,16 @@ def weight_files(path):
 
 
 def train_unfinished(*args, **kwargs):
-    """Train until every block is written, and no further."""
+    """Train until every block of the model is written, and no further."""
+    from dismec.model.weight_files import finish
+
+    def finish_stages(directory, *rest):
+        if directory.name.startswith(".stage-"):
+            return finish(directory, *rest)
+        raise KeyboardInterrupt
+
     with (
-        mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.model.weight_files.finish", side_effect=finish_stages),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*args, **kwargs)

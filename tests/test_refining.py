@@ -223,7 +223,7 @@ def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_p
             break
         except KeyboardInterrupt:
             interrupted += 1
-            with pytest.raises(ModelError, match="not finished"):
+            with pytest.raises(ModelError, match="unfinished training"):
                 open_model(directory)
     assert interrupted >= 5
     found, expected = files_of(directory), files_of(path)

@@ -187,7 +187,7 @@ def test_damaged_model_of_version_1_is_refused(tmp_path):
     (model / BLOCKS[1]).unlink()
     assert f"{BLOCKS[1]}: missing" in refused(model)
     edit(model, lambda m: m["blocks"].pop())
-    assert "not finished (5 of 9 labels)" in refused(model)
+    assert "unfinished training, 5 of 9 labels" in refused(model)
 
 
 def test_every_cut_manifest_is_refused(model):
@@ -216,7 +216,7 @@ def test_newer_format_is_refused(model):
         (lambda m: m["shards"].pop(), "do not hold every label that had rows"),
         (lambda m: m["shards"].append(m["shards"][1]), "shards hold 42 labels, there are 40"),
         (lambda m: m["shards"].__setitem__(0, m["shards"][1]), "a label is in its shards twice"),
-        (lambda m: m.update(shards=None), "not finished (0 of 40 labels)"),
+        (lambda m: m.update(shards=None), "unfinished training, 0 of 40 labels"),
         (lambda m: m.update(shards=7), "'shards' is not of type list"),
         (lambda m: m.update(shards=[3]), "not described by an object"),
         (lambda m: m.update(n_labels=10**12), "out of range"),

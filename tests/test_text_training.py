@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train_text(data / "train.jsonl", tmp_path / "cut", params, threads=1)
     assert not list((tmp_path / "cut").glob(".data-*"))
-    with pytest.raises(ModelError, match="not finished"):
+    with pytest.raises(ModelError, match="unfinished training"):
         open_model(tmp_path / "cut")
     with pytest.raises(ModelError, match="texts read in another way"):
         train_text(

@@ -48,7 +48,7 @@ def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
-    with pytest.raises(ModelError, match=r"not finished \(40 of 40 labels\)"):
+    with pytest.raises(ModelError, match="unfinished training, 40 of 40 labels"):
         open_model(path)
     with mock.patch("dismec.training.running.solve_blocks", return_value=(_ for _ in ())):
         train(*problem_data, path, PARAMS)
@@ -91,7 +91,7 @@ def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(X, Y, path, PARAMS, threads=1, progress=interrupt)
-    with pytest.raises(ModelError, match="not finished"):
+    with pytest.raises(ModelError, match="unfinished training"):
         open_model(path)
     kept = read_manifest(path).blocks
     assert 2 <= len(kept) < 20

@@ -189,15 +189,18 @@ def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
     assert (result.C, weight_files(path)) == (tuned[0].C, weight_files(tuned[1]))
 
 
-def test_a_killed_choice_leaves_nothing_and_starts_again(data, tuned, tmp_path):
+def test_a_grid_that_was_killed_before_the_choice_is_not_solved_again(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
         mock.patch("dismec.training.tuning.pick", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         tune(*data, path, GRID, metric="nDCG@3")
-    assert not [p for p in path.iterdir() if not p.name.startswith(".")]
-    assert tune(*data, path, GRID, metric="nDCG@3").C == tuned[0].C
+    seen = []
+    again = tune(*data, path, GRID, metric="nDCG@3", progress=lambda *at: seen.append(at))
+    assert seen[0] == (200, 250)
+    assert again.C == tuned[0].C
+    assert not list(path.glob(".stage-*"))
 
 
 def test_another_training_in_the_directory_is_refused_before_the_grid(data, tuned, tmp_path):
@@ -368,7 +371,8 @@ def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
     plot = tmp_path / "plot.png"
     for source in (file, tuned[1]):
         deltas = "0.01,0.3"
-        shown = run("sweep", source, "--test", file, "--delta", deltas, "--plot", plot, "--quiet")
+        drawing = ["--plot", plot, "--overwrite", "--quiet"]
+        shown = run("sweep", source, "--test", file, "--delta", deltas, *drawing)
         assert shown.exit_code == 0, shown.output
         assert len(shown.stdout.splitlines()) == 6
         rows = json.loads(

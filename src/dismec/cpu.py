@@ -101,8 +101,42 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def physical_memory() -> int | None:
-    """Bytes of memory that this machine has, if it says."""
-    if not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def physical_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that this process may use, if the machine says.
+
+    That of the machine, or the least limit of the control groups that the process is in: a
+    container or a batch job may have been given less. `root` is where ``proc`` and ``sys`` are.
+    """
+    limits = list(_group_limits(root))
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits, default=None)
+
+
+def _group_limits(root: Path) -> Iterator[int]:
+    """The memory limits of this process's control groups and of those above them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # "0::/path" in version 2, "4:memory:/path" in version 1.
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            top, file = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            top, file = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.strip("/")
+        # In a container the path may be that on the host, and the top is the container's own.
+        for folder in (group, *group.parents):
+            try:
+                limit = (folder / file).read_text().strip()
+            except (OSError, ValueError):
+                limit = ""
+            if limit.isdecimal():  # else "max", or no such file
+                yield int(limit)
+            if folder == top:
+                break

@@ -44,6 +44,14 @@ class _Commands(click.Group):
             return super().invoke(ctx)
 
 
+# What the library calls the parameters that its errors advise to set.
+_FLAGS = {
+    "overwrite=True": "--overwrite",
+    "validation=…": "--validation",
+    "names=…": "--label-names",
+}
+
+
 @contextmanager
 def _errors_told(ctx: click.Context) -> Iterator[None]:
     def fail(message: str) -> None:
@@ -57,7 +65,10 @@ def _errors_told(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except DismecError as error:
-        fail(str(error))
+        message = str(error)
+        for parameter, flag in _FLAGS.items():
+            message = message.replace(f"({parameter})", f"({flag})")
+        fail(message)
     except KeyboardInterrupt:
         click.echo("dismec: stopped", err=True)
         ctx.exit(130)

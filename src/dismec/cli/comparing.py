@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_paragraphs, print_table, spoken
+from dismec.cli.console import print_paragraphs, print_table, refuse_file, spoken
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -54,7 +54,7 @@ _LIMIT = 1800.0
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB",
-    help="Memory that a system may take [default: 90 % of the machine's].",
+    help="Memory that a system may take [default: 90 % of what is there].",
 )
 @click.option(
     "--peers",
@@ -67,12 +67,13 @@ _LIMIT = 1800.0
     "-o",
     "--output",
     "folder",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PATH,
     default=Path("dismec-compare"),
     show_default=True,
     help="Where results are kept; a second start goes on from there.",
 )
 @click.option("--html", "page", type=PATH, help="Write a page with drawings to this file.")
+@click.option("--overwrite", is_flag=True, help="Replace the file of --html.")
 @json_option
 @data_options()
 @threads_option
@@ -89,6 +90,7 @@ def compare(
     peers: Path | None,
     folder: Path,
     page: Path | None,
+    overwrite: bool,
     as_json: bool,
     reading: Reading,
     threads: int | None,
@@ -99,20 +101,18 @@ def compare(
     Each runs in a process of its own. One that is not installed, fails, or takes too long or too
     much memory is listed with the reason.
     """
-    from dismec.compare.comparison import SYSTEMS, Comparison, check_systems
+    from dismec.compare.comparison import SYSTEMS, Comparison, check_folder, check_systems
     from dismec.compare.process import peers_python
     from dismec.cpu import available_cpus, cpu_name
 
     names = SYSTEMS if systems is None else [name.strip() for name in systems.split(",")]
     chosen = check_systems(names, tuned)
+    check_folder(folder)
+    refuse_file(page, overwrite)
     if page is not None:
         from dismec.report.figures import check_drawing
 
         check_drawing()
-        if not page.parent.is_dir():
-            raise click.UsageError(f"{page.parent}: no such directory")
-        if page.is_dir():
-            raise click.UsageError(f"{page} is a directory; --html names a file")
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
     news = _silence if quiet else spoken
     python = peers_python(peers, news) if peers else None

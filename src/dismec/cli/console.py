@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,13 +88,45 @@ def spoken(line: str) -> None:
     click.echo(line, err=True)
 
 
+def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
+    """What `say_trained` and `say_unsolved` say of a model that has been written, as JSON has it.
+
+    Also what was learned on the way to it, as its manifest has that.
+    """
+    stats = model.manifest.stats
+    learned = ("C_auto", "delta_auto", "delta_effect", "calibrated", "refine_effect")
+    return {
+        "model": str(path),
+        "labels": model.n_labels,
+        "weights": model.nnz,
+        "precision": model.precision,
+        "bytes": sum(receipt.bytes for receipt in model.manifest.files),
+        "seconds": round(seconds, 3),
+        "labels_not_solved": stats.unsolved if stats else 0,
+        "refined": model.manifest.refined is not None,
+        **{key: model.params[key] for key in ("C", "delta", *learned) if key in model.params},
+    }
+
+
 def say_trained(model: Model, path: Path, seconds: float) -> None:
     """One line on a model that has been written."""
-    size = sum(receipt.bytes for receipt in model.manifest.files)
+    facts = trained_facts(model, path, seconds)
     spoken(
         f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
-        f"{size / 1e6:,.1f} MB; {seconds:.1f} s"
+        f"{facts['bytes'] / 1e6:,.1f} MB; {seconds:.1f} s"
     )
+
+
+def refuse_file(path: Path | None, overwrite: bool) -> None:
+    """Refuse to replace a file, or one that cannot be written: before anything is read."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise DismecError(f"{path} is a directory; name a file")
+    if not path.parent.is_dir():
+        raise DismecError(f"{path.parent}: no such directory")
+    if path.is_file() and not overwrite:
+        raise DismecError(f"{path} exists already: name another file, or replace it (--overwrite)")
 
 
 def say_unsolved(model: Model) -> None:

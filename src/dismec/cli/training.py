@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, say_trained, say_unsolved, shown_progress
+from dismec.cli.console import (
+    cluster_news,
+    say_trained,
+    say_unsolved,
+    shown_progress,
+    trained_facts,
+)
 from dismec.cli.options import (
     PATH,
     Reading,
     cluster_option,
     data_options,
+    json_option,
     precision_option,
     quiet_option,
     threads_option,
@@ -31,10 +39,11 @@ _FEW_ROWS = 100  # to learn probabilities on
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
+@json_option
 @training_options(
     validation="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA]."
 )
-def train(data: Path, model: Path, order: Order) -> None:
+def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
     """Train a model on DATA.
 
     On a directory that holds an unfinished run of the same training it goes on where that stopped.
@@ -49,9 +58,14 @@ def train(data: Path, model: Path, order: Order) -> None:
     begin = time.perf_counter()
     with order.request(data, model) as request:
         trained = carry_out(request)
-    if not order.quiet:
+    seconds = time.perf_counter() - begin
+    if as_json:
+        click.echo(json.dumps(trained_facts(trained, model, seconds)))
+    elif not order.quiet:
         _say_learned(trained, request.params)
-        say_trained(trained, model, time.perf_counter() - begin)
+        say_trained(trained, model, seconds)
+    if not order.quiet:
+        _warn_of_few_rows(trained)
     say_unsolved(trained)
 
 
@@ -68,11 +82,15 @@ def _say_learned(model: Model, params: TrainingParams) -> None:
         click.echo(f"{helped}: {told['refine_effect']}", err=True)
     if params.calibrate:
         click.echo(f"probabilities learned {told['calibrated']}", err=True)
-        if said["calibrated"]["rows"] < _FEW_ROWS:
-            click.echo(
-                f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
-                err=True,
-            )
+
+
+def _warn_of_few_rows(model: Model) -> None:
+    learned_on = model.params.get("calibrated")
+    if learned_on and learned_on["rows"] < _FEW_ROWS:
+        click.echo(
+            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
+            err=True,
+        )
 
 
 @click.command()
@@ -81,6 +99,7 @@ def _say_learned(model: Model, params: TrainingParams) -> None:
 @click.option("--delta", type=float, help="Weights with |w| below this are dropped.")
 @precision_option(None)
 @click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
+@json_option
 @quiet_option
 def prune(
     model: Path,
@@ -88,6 +107,7 @@ def prune(
     delta: float | None,
     precision: str | None,
     overwrite: bool,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     """Write a smaller model, as training with a larger delta or another precision would give it.
@@ -95,14 +115,19 @@ def prune(
     A model of an older format is written in the one of today.
     """
     from dismec.model.opening import open_model
+    from dismec.training.resume import check_output
 
     if output.exists() and model.exists() and output.samefile(model):
         raise click.UsageError(f"{output} is the model itself: choose another directory")
+    check_output(output, overwrite, resumes=False)
     begin = time.perf_counter()
     opened = open_model(model, check=True)
     opened.pruned(delta, precision=precision).save(output, overwrite=overwrite)
-    if not quiet:
-        say_trained(open_model(output, check=False), output, time.perf_counter() - begin)
+    written, seconds = open_model(output, check=False), time.perf_counter() - begin
+    if as_json:
+        click.echo(json.dumps(trained_facts(written, output, seconds)))
+    elif not quiet:
+        say_trained(written, output, seconds)
 
 
 @click.command("add-labels")
@@ -111,6 +136,7 @@ def prune(
 @data_options(model=True)
 @cluster_option
 @threads_option
+@json_option
 @quiet_option
 def add_labels(model: Path, data: Path, **how: Any) -> None:
     """Train the labels of DATA that MODEL does not have, and leave the others as they are.
@@ -136,6 +162,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
 @data_options("--label-matrix", model=True)
 @cluster_option
 @threads_option
+@json_option
 @quiet_option
 def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
     """Train some labels of MODEL anew on DATA, and leave the others as they are."""
@@ -158,6 +185,7 @@ def _edit(
     reading: Reading,
     threads: int | None,
     cluster: str | None,
+    as_json: bool,
     quiet: bool,
 ) -> None:
     from dismec.model.opening import open_model
@@ -180,16 +208,37 @@ def _edit(
             cluster=cluster,
             source=found.path if found.kind == "xmc" else None,
         )
-    if not quiet:
+    seconds = time.perf_counter() - begin
+    if as_json:
+        click.echo(json.dumps(_changed_facts(changed, model, seconds)))
+    elif not quiet:
         _say_changed(changed, done)
-        say_trained(changed, model, time.perf_counter() - begin)
+        say_trained(changed, model, seconds)
+    if not quiet:
+        _warn_of_no_negatives(changed)
+
+
+def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
+    from dismec.training.editing import ranged
+
+    entry = model.manifest.history[-1]
+    numbers = list(ranged(entry["numbers"]))
+    return {
+        **trained_facts(model, path, seconds),
+        "action": entry["action"],
+        "numbers": numbers,
+        "names": None if model.names is None else [model.names[number] for number in numbers],
+    }
 
 
 def _say_changed(model: Model, done: str) -> None:
-    entry = model.manifest.history[-1]
-    click.echo(f"{entry['labels']:,} labels {done}", err=True)
+    click.echo(f"{model.manifest.history[-1]['labels']:,} labels {done}", err=True)
+
+
+def _warn_of_no_negatives(model: Model) -> None:
     from dismec.training.editing import ranged
 
+    entry = model.manifest.history[-1]
     everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]
     if everywhere:
         name = everywhere[0] if model.names is None else repr(model.names[everywhere[0]])
@@ -205,12 +254,18 @@ def _say_changed(model: Model, done: str) -> None:
 @click.option(
     "--labels", "listed", type=PATH, help="More labels to remove: names or numbers, one per line."
 )
+@json_option
 @quiet_option
-def remove_labels(model: Path, labels: tuple[str, ...], listed: Path | None, quiet: bool) -> None:
+def remove_labels(
+    model: Path, labels: tuple[str, ...], listed: Path | None, as_json: bool, quiet: bool
+) -> None:
     """Take LABELS, names or numbers, out of MODEL: they are not predicted any more."""
     from dismec.data.names import load_names
     from dismec.training.editing import remove_labels as run
 
+    begin = time.perf_counter()
     changed = run(model, [*labels, *(load_names(listed) if listed else ())])
-    if not quiet:
+    if as_json:
+        click.echo(json.dumps(_changed_facts(changed, model, time.perf_counter() - begin)))
+    elif not quiet:
         _say_changed(changed, "removed")

@@ -60,8 +60,11 @@ class Order:
         """
         from dismec.data.dataset import load_data
         from dismec.training.request import Request
+        from dismec.training.resume import check_output
         from dismec.training.texts import TextRequest
 
+        if path is not None:
+            check_output(path, bool(self.overwrite))
         found = self.reading.look(data)
         if found.is_texts:
             found.read_twice()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_table, say_trained, say_unsolved
+from dismec.cli.console import print_table, refuse_file, say_trained, say_unsolved, trained_facts
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
 from dismec.cli.training_options import Order, training_options
 
@@ -70,7 +70,7 @@ def tune(
     from dismec.training.tuning import ChoiceOfC
 
     choice = ChoiceOfC.of(grid, metric)
-    _check_plot(plot)
+    _check_plot(plot, order.overwrite)
     if order.validation_labels and not order.validation:
         raise click.UsageError("--validation-labels goes with --validation")
     begin = time.perf_counter()
@@ -80,16 +80,19 @@ def tune(
         from dismec.report.figures import draw_tuning
 
         draw_tuning(tuned.table, metric, tuned.C, plot)
+    seconds = time.perf_counter() - begin
     if as_json:
-        click.echo(json.dumps({"C": tuned.C, "metric": metric, "table": tuned.table}))
+        facts = trained_facts(tuned.model, model, seconds)
+        click.echo(json.dumps({**facts, "metric": metric, "table": tuned.table}))
     else:
         _print_tuned(tuned)
-    if not order.quiet:
-        say_trained(tuned.model, model, time.perf_counter() - begin)
+        if not order.quiet:
+            say_trained(tuned.model, model, seconds)
     say_unsolved(tuned.model)
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_plot(plot: Path | None, overwrite: bool) -> None:
+    refuse_file(plot, overwrite)
     if plot is not None:
         from dismec.report.figures import check_plot
 
@@ -133,6 +136,7 @@ def _print_tuned(tuned: Tuned) -> None:
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
 @_plot_option
+@click.option("--overwrite", is_flag=True, help="Replace the file of --plot.")
 @json_option
 @training_options("delta", "calibrate", "block_size")
 @click.pass_context
@@ -157,7 +161,7 @@ def sweep(
     from dismec.training.sweep import check_deltas, sweep_model
 
     ordered = check_deltas(deltas)
-    _check_plot(plot)
+    _check_plot(plot, order.overwrite)
     of_test = Reading(test_labels, None, order.reading.columns)
     test_file = of_test.look(test)
     if test_file.is_texts:  # what cannot be read is an error before the training

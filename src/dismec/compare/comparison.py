@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from dismec.measure.intervals import difference, drawn, interval
 from dismec.measure.metrics import Truth
 from dismec.model.directory import locked
 
-__all__ = ["DEPTHS", "SYSTEMS", "TUNED", "Comparison", "check_systems"]
+__all__ = ["DEPTHS", "SYSTEMS", "TUNED", "Comparison", "check_folder", "check_systems"]
 
 # In the order of tables: ours, the paper's, today's peers.
 SYSTEMS = (
@@ -59,6 +60,7 @@ DEPTHS = (1, 3, 5)
 _METRICS = ("P", "nDCG", "PSP")
 assert max(DEPTHS) <= K
 
+_STORE = re.compile("[0-9a-f]{16}")  # the name of the folder of one comparison
 _ROWS = "rows-"  # what folders of data for systems begin with
 
 News = Callable[[str], None]
@@ -81,6 +83,23 @@ def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
         if more and (more in asked or (tuned and name in asked)):
             result.append(more)
     return result
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `DataError` if a folder for results holds something else."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file; name a folder for results")
+    try:
+        others = [path.name for path in folder.iterdir() if not _STORE.fullmatch(path.name)]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot hold results: {error.strerror}") from None
+    if others:
+        raise DataError(
+            f"{folder} holds other things than results of comparisons, such as {min(others)!r}: "
+            "choose another folder"
+        )
 
 
 @dataclass(frozen=True)

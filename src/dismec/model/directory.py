@@ -8,6 +8,7 @@ whose every named file is whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -38,6 +39,7 @@ from dismec.model.journal import read_journal
 from dismec.model.manifest import Manifest
 
 __all__ = [
+    "check_place",
     "commit",
     "data_file",
     "discard",
@@ -50,6 +52,7 @@ __all__ = [
     "read_manifest",
     "sha256_of",
     "tidy",
+    "unfinished",
     "write_hashed",
 ]
 
@@ -58,15 +61,35 @@ _MOST_MANIFEST_BYTES = 1 << 30
 
 def make_directory(directory: Path) -> None:
     """Make a directory for a model, unless something else is in it."""
-    try:
+    with _as_model_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
+    check_place(directory)
+
+
+def check_place(directory: Path) -> None:
+    """Raise `ModelError` if a directory cannot hold a model; nothing is made."""
+    if not directory.exists():
+        nearest = next(path for path in directory.absolute().parents if path.exists())
+        with _as_model_errors(directory):
+            if not nearest.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(nearest, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    with _as_model_errors(directory):
         others = [path.name for path in directory.iterdir() if not is_own(path.name)]
-    except OSError as error:
-        raise ModelError(f"{directory}: cannot be a model directory: {error.strerror}") from None
     if _is_foreign(directory / MANIFEST):
         raise ModelError(f"{directory}: its {MANIFEST} is not that of a model")
     if others and not holds_model(directory):
         raise ModelError(f"{directory} is not a model and not empty: {min(others)!r} is in it")
+
+
+@contextmanager
+def _as_model_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{directory}: cannot be a model directory: {error.strerror}") from None
 
 
 def _is_foreign(manifest: Path) -> bool:
@@ -105,10 +128,9 @@ def tidy(directory: Path, manifest: Manifest) -> None:
         named.add(manifest.journal)
     if not manifest.complete:
         named.add(data_file(directory, manifest.data).name)
-    stages = not manifest.complete and manifest.refined  # they are what is being trained on
     for path in list(directory.iterdir()):
-        if stages and path.name.startswith(STAGE):
-            continue
+        if not manifest.complete and path.name.startswith(STAGE):
+            continue  # what the training goes on from
         if is_own(path.name) and path.name not in named:
             _remove(path)
 
@@ -179,6 +201,19 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
+def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
+    """What to say of a training that is not finished, and may not have a manifest yet."""
+    done = "no label is done yet"
+    if manifest:
+        done = f"{manifest.labels_done:,} of {manifest.n_labels:,} labels"
+        for folder in sorted(directory.glob(f"{STAGE}*/{MANIFEST}")):
+            with suppress(ModelError):
+                stage = read_manifest(folder.parent)
+                name = folder.parent.name.removeprefix(STAGE)
+                done += f" ({name}: {stage.labels_done:,} of {stage.n_labels:,})"
+    return f"unfinished training, {done}; run the same command again"
+
+
 def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
@@ -186,6 +221,8 @@ def _read_manifest(directory: Path) -> Manifest:
             raise ModelError(f"{path}: larger than a manifest can be")
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
+        if _is_begun(directory):
+            raise ModelError(f"{directory}: {unfinished(directory)}") from None
         reason = "no such directory" if not directory.exists() else "no manifest.json in it"
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
     except OSError as error:
@@ -196,6 +233,12 @@ def _read_manifest(directory: Path) -> Manifest:
         return Manifest.from_json(content)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def _is_begun(directory: Path) -> bool:
+    """Whether a directory without a manifest holds what a training leaves, and nothing else."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return bool(names) and all(map(is_own, names))
 
 
 def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:

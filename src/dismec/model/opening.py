@@ -8,7 +8,7 @@ from pathlib import Path
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
-from dismec.model.directory import read_manifest
+from dismec.model.directory import read_manifest, unfinished
 from dismec.model.informed import Informed, Refinement
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -74,10 +74,7 @@ def read_head(
     """
     manifest = read_manifest(directory)
     if not manifest.complete:
-        raise ModelError(
-            f"{directory}: training is not finished ({manifest.labels_done} of "
-            f"{manifest.n_labels} labels); run the same training again to go on"
-        )
+        raise ModelError(f"{directory}: {unfinished(directory, manifest)}")
     parts = read_parts(directory, manifest, check=check)
     try:
         transform = Transform.from_dict(manifest.transform, parts.labels.idf)

@@ -36,7 +36,7 @@ def write_model(
         if holds_model(directory) and not overwrite:
             raise ModelError(
                 f"{directory} holds a model already: "
-                "choose another directory, or overwrite it (--overwrite)"
+                "choose another directory, or replace it (overwrite=True)"
             )
         discard(directory)
         about = manifest.estimator if estimator is None else estimator

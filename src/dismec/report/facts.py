@@ -16,7 +16,7 @@ from dismec.data.corpus import TextFormat, read_texts
 from dismec.data.dataset import load_data
 from dismec.measure.frequencies import describe_frequencies, histogram
 from dismec.model import weight_files
-from dismec.model.directory import read_manifest
+from dismec.model.directory import read_manifest, unfinished
 from dismec.model.manifest import Manifest
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, read_parts
@@ -187,6 +187,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "labels": manifest.n_labels,
         "features": manifest.n_features,
         "complete": manifest.complete,
+        **({} if manifest.complete else {"state": unfinished(directory, manifest)}),
         "labels done": done,
         "files": len(files),
         "weights": kept,

@@ -174,10 +174,7 @@ def _listed_of(n: int, total: int, order: str) -> str:
 
 def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if not facts["complete"]:
-        yield (
-            f"<p>Training is not finished: {facts['labels done']:,} of {facts['labels']:,} labels "
-            "are done. The same training, run again, goes on from there.</p>"
-        )
+        yield f"<p>{escape(facts['state'])}</p>"
     test = facts.get("test")
     size = (
         f"{counted(facts['labels'], 'label')}, {counted(facts['features'], 'feature')}, trained on "

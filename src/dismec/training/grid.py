@@ -3,17 +3,19 @@
 Every label is solved at the C of the grid one after the other, from the middle out: the solution at
 one C, with the working set that it was found on, is where the next begins (`LabelSolver` says how
 exact it is). What is solved scores the rows held out at once and is dropped, so that no more than
-some part of the weights is ever in memory.
+some part of the weights is ever in memory. How far this has come is kept now and then, for a run
+that goes on after a kill.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from time import perf_counter
+from functools import partial
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,8 @@ from dismec.solve.blocks import EqualLabels
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
 from dismec.training.job import Job
-from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
-from dismec.training.running import Workplace
+from dismec.training.stages import Stages, digest
 from dismec.training.trial import Split
 
 __all__ = ["KINDS", "GridTrials", "Row"]
@@ -39,6 +40,8 @@ __all__ = ["KINDS", "GridTrials", "Row"]
 KINDS = ("P", "nDCG", "PSP")
 # Weights that are kept until they are packed to score rows.
 _PENDING = 1 << 24
+_GRID_STAGE = "grid"
+_KEEP_SECONDS = 30.0  # after which what was found so far is kept: scoring it takes about one
 Row = dict[str, float]
 Ints = npt.NDArray[np.int64]
 
@@ -48,41 +51,47 @@ class GridTrials:
     """The rows that C is tried on, the values to try, the depths to measure, and where."""
 
     split: Split
-    params: TrainingParams
+    job: Job  # its manifest says how C will be chosen
     grid: list[float]
     depths: list[int]
-    place: Workplace
+    stages: Stages
 
     def run(self, progress: Progress | None) -> list[Row]:
         """A row of the table for each C, ascending."""
-        return (self._along_a_path if self.place.cluster is None else self._one_by_one)(progress)
+        on_threads = self.stages.place.cluster is None
+        return (self._along_a_path if on_threads else self._one_by_one)(progress)
 
     def _along_a_path(self, progress: Progress | None) -> list[Row]:
         """All labels on one path through the grid."""
-        split, grid, threads = self.split, self.grid, self.place.threads
-        job = Job.prepare(Request(split.X, split.Y, self.params))
+        split, grid, threads = self.split, self.grid, self.stages.place.threads
+        params = self.job.params
+        job = Job.prepare(Request(split.X, split.Y, params))
         problem = job.problem
         given = check_rows(split.X_judge, problem.n_features)
         rows = job.transform.apply_between(given, 0, given.n_rows)
         equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))
-        depth = min(max(self.depths), problem.n_labels)
-        found = [_TrialAt(rows, equal, depth) for _ in grid]
+        state = _GridState(equal, [_TrialAt(rows, equal, self._depth) for _ in grid])
+        training = digest(self.job.manifest)
+        state.take_over(self.stages.known(_GRID_STAGE, training))
         order = _from_the_middle(grid)
         total = len(grid) * problem.n_labels
-        done = total - len(grid) * len(equal.labels)
+        done = total - len(grid) * state.labels_left
         if progress:
-            progress(0, total)
-        path = solve_path(problem, job.params.solver, order, equal.distinct, threads=threads)
+            progress(done, total)
+        path = solve_path(problem, params.solver, order, state.left, threads=threads)
+        last = monotonic()
         with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
             for solution in solutions:
                 for place in np.unique(solution.place).tolist():
                     part = solution[np.flatnonzero(solution.place == place)]
-                    found[grid.index(order[place])].add(part)
+                    state.add(grid.index(order[place]), part)
                     done += int(equal.copies(part.labels)[1][-1])
+                if state.pending > _PENDING or done == total or monotonic() - last > _KEEP_SECONDS:
+                    state.score(pool, params.precision)
+                    self.stages.keep(_GRID_STAGE, training, state.arrays)
+                    last = monotonic()
                 if progress:
                     progress(done, total)
-                if sum(trial.pending for trial in found) > _PENDING or done == total:
-                    list(pool.map(lambda trial: trial.score(self.params.precision), found))
         counts = problem.label_counts, problem.n_rows
         return [
             {
@@ -91,24 +100,38 @@ class GridTrials:
                 "weights": trial.nnz,
                 "seconds": round(trial.seconds, 3),
             }
-            for C, trial in zip(grid, found, strict=True)
+            for C, trial in zip(grid, state.trials, strict=True)
         ]
+
+    @property
+    def _depth(self) -> int:
+        return min(max(self.depths), self.job.problem.n_labels)
 
     def _one_by_one(self, progress: Progress | None) -> list[Row]:
         """A training for each C: what a cluster does."""
         table: list[Row] = []
         n_labels = self.split.Y.shape[1]
         for number, C in enumerate(self.grid):
-            begin = perf_counter()
-            params = replace(self.params, C=C, delta=self.params.solver.delta, calibrate=False)
             count = part_of(progress, number * n_labels, len(self.grid) * n_labels)
-            model = self.split.fit(params, self.place, count)
-            seconds = round(perf_counter() - begin, 3)
-            found = model.evaluate(
-                self.split.X_judge, self.split.Y_judge, self.depths, threads=self.place.threads
-            )
-            table.append({"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds})
+            find, name = partial(self._tried, C, count), f"C-{C}"
+            found = self.stages.found(name, digest(self.job.manifest), find, name)
+            table.append({key: value.item() for key, value in found.items()})
         return table
+
+    def _tried(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+        """A row of the table, by a training of its own."""
+        begin, params = perf_counter(), self.job.params
+        params = replace(params, C=C, delta=params.solver.delta, calibrate=False, refine=False)
+        model = self.split.fit(params, self.stages, f"C-{C}", progress)
+        seconds = round(perf_counter() - begin, 3)
+        found = model.evaluate(
+            self.split.X_judge,
+            self.split.Y_judge,
+            self.depths,
+            threads=self.stages.place.threads,
+        )
+        row: Row = {"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds}
+        return {key: np.array([value]) for key, value in row.items()}
 
 
 def _from_the_middle(grid: Sequence[float]) -> list[float]:
@@ -123,6 +146,66 @@ def _from_the_middle(grid: Sequence[float]) -> list[float]:
     return [*grid[start:], *reversed(grid[:start])]
 
 
+class _GridState:
+    """The trial at each C, and which labels each of them still lacks.
+
+    A label takes part once it is solved at every C, so that what is kept for a later run is the
+    same labels for all.
+    """
+
+    def __init__(self, equal: EqualLabels, trials: list[_TrialAt]) -> None:
+        self.trials = trials
+        self._equal = equal
+        self._missing = np.full(len(equal.distinct), len(trials))  # values of C, of each label
+
+    @property
+    def left(self) -> Ints:
+        """The labels to solve."""
+        return self._equal.distinct[self._missing > 0]
+
+    @property
+    def labels_left(self) -> int:
+        """How many labels these stand for."""
+        return int(self._equal.sizes[self._missing > 0].sum())
+
+    @property
+    def pending(self) -> int:
+        """Weights that have not been used yet."""
+        return sum(trial.pending for trial in self.trials)
+
+    def add(self, trial: int, part: Solution) -> None:
+        """Take in labels that have been solved at one C."""
+        self.trials[trial].add(part)
+        self._missing[self._equal.find(part.labels)] -= 1
+
+    def score(self, pool: ThreadPoolExecutor, precision: str) -> None:
+        """Let the labels compete that have been solved at every C."""
+        solved = self._equal.distinct[self._missing == 0]
+        list(pool.map(lambda trial: trial.score(solved, precision), self.trials))
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What a later run needs to go on after the last `score`."""
+        return {
+            "labels": self._equal.distinct[self._missing == 0],
+            "top": np.stack([trial.top for trial in self.trials]),
+            "scores": np.stack([trial.scores for trial in self.trials]),
+            "weights": np.array([trial.nnz for trial in self.trials], np.int64),
+            "seconds": np.array([trial.seconds for trial in self.trials]),
+        }
+
+    def take_over(self, arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
+        """Go on from what an earlier run of the same training has kept."""
+        if arrays is None:
+            return
+        self._missing[self._equal.find(arrays["labels"])] = 0
+        for number, trial in enumerate(self.trials):
+            trial.top = arrays["top"][number].copy()
+            trial.scores = arrays["scores"][number].copy()
+            trial.nnz = int(arrays["weights"][number])
+            trial.seconds = float(arrays["seconds"][number])
+
+
 class _TrialAt:
     """The model at one C, as far as it is solved: the best labels of the rows that judge it."""
 
@@ -130,7 +213,7 @@ class _TrialAt:
         self._rows = rows
         self._equal = equal
         self._parts: list[Solution] = []
-        self.top, self._scores = empty_topk(rows.n_rows, depth)
+        self.top, self.scores = empty_topk(rows.n_rows, depth)
         self.nnz = 0
         self.pending = 0  # weights that have not been used yet
         self.seconds = 0.0
@@ -139,15 +222,20 @@ class _TrialAt:
         """Take in labels that have been solved."""
         self._parts.append(part)
         self.pending += part.weights.nnz
-        self.seconds += float(part.seconds.sum())
 
-    def score(self, precision: str) -> None:
-        """Let the labels that came in since the last time compete, rounded as a model has them."""
-        if not self._parts:
+    def score(self, solved: Ints, precision: str) -> None:
+        """Let some of the labels that came in compete, rounded as a model has them."""
+        ready = [np.isin(part.labels, solved) for part in self._parts]
+        parts = [part[np.flatnonzero(now)] for part, now in zip(self._parts, ready, strict=True)]
+        later = [part[np.flatnonzero(~now)] for part, now in zip(self._parts, ready, strict=True)]
+        self._parts = [part for part in later if len(part.labels)]
+        self.pending = sum(part.weights.nnz for part in self._parts)
+        parts = [part for part in parts if len(part.labels)]
+        if not parts:
             return
-        labels = np.concatenate([part.labels for part in self._parts])
-        stacked: Any = sp.vstack([part.weights for part in self._parts], format="csr")
-        self._parts, self.pending = [], 0
+        self.seconds += sum(float(part.seconds.sum()) for part in parts)
+        labels = np.concatenate([part.labels for part in parts])
+        stacked: Any = sp.vstack([part.weights for part in parts], format="csr")
         order = np.argsort(labels)
         for shard in pack([(labels[order], stacked[order])], stacked.shape[1] - 1, precision):
             places, bounds = self._equal.copies(shard.labels)
@@ -161,7 +249,7 @@ class _TrialAt:
                 labels=labels[np.lexsort((labels, classifier))].astype(np.int32),
                 label_starts=starts.astype(np.int32),
             )
-            kernels.merge_topk(held.native, *self._rows, self.top, self._scores)
+            kernels.merge_topk(held.native, *self._rows, self.top, self.scores)
             self.nnz += held.nnz
 
 

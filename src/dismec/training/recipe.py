@@ -4,7 +4,8 @@
 2. Lock the directory, and connect to the cluster (`training.running`).
 3. Look for an earlier run of the same training to go on from (`training.resume`).
 4. Settle what the parameters leave open on rows that are held out: C (`training.tuning`), then
-   delta and probabilities (`training.trial`).
+   delta and probabilities (`training.trial`). What is done for this is kept beside the model
+   (`training.stages`).
 5. With `refine`, find the labels that are likely for each row, and train a first stage
    (`training.refining`).
 6. Solve block by block and keep each block as soon as it is done; pack them into the shards of the
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,7 +31,8 @@ from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.refining import Refining, stated
 from dismec.training.request import Progress, Request
-from dismec.training.running import Workplace, run_in_memory, run_into, workplace
+from dismec.training.running import run_in_memory, run_into, workplace
+from dismec.training.stages import Stages
 from dismec.training.trial import Trial
 
 if TYPE_CHECKING:
@@ -40,9 +43,11 @@ __all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
 
 # Chooses a parameter before anything else is settled. First it is given the job and the rows to
 # choose on, and returns the job that states how it will be chosen, and a function. That is called
-# once an earlier run has been looked for, and makes the choice or takes over that run's.
+# once an earlier run has been looked for, and makes the choice or takes over that run's; it returns
+# the job, the run to go on from, and the progress of what is left.
 Settle: TypeAlias = Callable[
-    [Job, Manifest | None, Workplace, Progress | None], tuple[Job, Progress | None]
+    [Job, Manifest | None, Stages, Progress | None],
+    tuple[Job, Manifest | None, Progress | None],
 ]
 Choose: TypeAlias = Callable[[Job, tuple[Any, Any] | None], tuple[Job, Settle]]
 
@@ -71,14 +76,14 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
         earlier, progress = None, request.progress
         if request.path and not request.overwrite:
             earlier = resume.earlier_run(request.path, trial.job)
+        stages = Stages(request.path, replace(place, source=None))
         if settle:
-            job, progress = settle(trial.job, earlier, place, progress)
+            job, earlier, progress = settle(trial.job, earlier, stages, progress)
             trial = trial._replace(job=job)
-        job, progress = trial.outcome(request.path, earlier, place, progress)
+        job, earlier, progress = trial.outcome(stages, earlier, progress)
         if request.params.refine:
-            refining = Refining.prepare(job, request.path, place)
-            job, earlier, progress = refining.outcome(earlier, progress)
-            place = place if job.informed is None else refining.place
+            job, earlier, progress = Refining.prepare(job, stages).outcome(earlier, progress)
+            place = place if job.informed is None else stages.place
         if request.path is None:
             return run_in_memory(job, place, progress)
         run_into(request.path, job, earlier, place, progress)

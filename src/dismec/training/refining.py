@@ -11,16 +11,12 @@ What is done is left in folders beside the model, for a run that goes on after a
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,22 +26,20 @@ from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
 from dismec.data.files import whole_file
 from dismec.data.matrices import check_rows, csr_on
-from dismec.errors import DataError, ModelError
+from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
-from dismec.model.directory import make_directory, open_checked, write_hashed
-from dismec.model.format import ARRAYS, FIRST, REFINED_VERSION, STAGE
+from dismec.model.format import ARRAYS, FIRST, REFINED_VERSION
 from dismec.model.informed import Informed, Refinement, label_columns, widened
 from dismec.model.manifest import Manifest, ShardReceipt
 from dismec.model.model import Model
-from dismec.model.opening import open_model
 from dismec.solve.problem import Problem
 from dismec.training import delta, resume
 from dismec.training.calibrating import fit_calibration
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, share_of
-from dismec.training.running import Workplace, run_in_memory, run_into
+from dismec.training.stages import Stages, digest
 from dismec.training.trial import only_columns, sampled
 
 __all__ = ["Refining", "stated"]
@@ -69,21 +63,13 @@ class Refining:
 
     job: Job  # of the plain model; its manifest says what will be done
     refinement: Refinement
-    directory: Path | None
-    place: Workplace
+    stages: Stages
 
     @classmethod
-    def prepare(cls, job: Job, directory: Path | None, place: Workplace) -> Refining:
-        """Check that it can be done."""
-        counts = job.parts.labels.counts
-        informing = int(np.count_nonzero(counts >= _LEAST_ROWS))
-        if job.X.shape[0] < 2 * _FOLDS:
-            raise DataError(
-                f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; "
-                "train without it"
-            )
-        refinement = Refinement(informing, _FOLDS)
-        return cls(job, refinement, directory, replace(place, source=None))
+    def prepare(cls, job: Job, stages: Stages) -> Refining:
+        """How the labels of a job will inform each other."""
+        informing = int(np.count_nonzero(job.parts.labels.counts >= _LEAST_ROWS))
+        return cls(job, Refinement(informing, _FOLDS), stages)
 
     def outcome(
         self, earlier: Manifest | None, progress: Progress | None
@@ -92,20 +78,20 @@ class Refining:
 
         It is that of the second stage, or of the plain model if labels do not inform each other.
         """
-        n_labels = self.job.problem.n_labels
+        n_labels, directory = self.job.problem.n_labels, self.stages.directory
         effect = earlier and earlier.params.get("refine_effect")
-        if self.directory and earlier and effect and earlier.refined is None:
+        if directory and earlier and effect and earlier.refined is None:
             # It was found that they do not.
             job = self.job.stating(refine_effect=effect)
-            known = resume.known_calibration(self.directory, job, earlier)
+            known = resume.known_calibration(directory, job, earlier)
             if known:
                 return known, earlier, progress
-        if self.directory and (earlier is None or earlier.refined is None):
-            # From now on the directory says which training its stages are of.
+        if earlier is None or earlier.refined is None:
             begun = replace(
                 self.job.manifest, refined=self.refinement.to_dict(), version=REFINED_VERSION
             )
-            earlier, _ = resume.begin(self.directory, replace(self.job, manifest=begun), None)
+            before = earlier and replace(earlier, blocks=())
+            earlier = self.stages.begin(replace(self.job, manifest=begun), before)
         likely = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
         lessons = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
         job = self.job.stating(refine_effect=lessons.effect)
@@ -149,7 +135,8 @@ class Refining:
             bounds = number / _FOLDS, (number + 1) / _FOLDS
             part = share_of(progress, *bounds, self.job.problem.n_labels)
             name = f"fold-{number}"
-            found = self._kept(name, partial(self._scored, name, Y, rows, others, part))
+            find = partial(self._scored, name, Y, rows, others, part)
+            found = self.stages.found(name, digest(self.job.manifest), find, name)
             labels[rows], scores[rows] = found["labels"], found["scores"]
         return _Likely(labels, scores)
 
@@ -164,12 +151,12 @@ class Refining:
         """The best labels of some rows by a model of the others."""
         X: Any = self.job.X
         job = Job.prepare(Request(X[others], Y[others], self._stage_params(_TOLERANCE)))
-        model = self._trained(name, job, progress)
+        model = self.stages.trained(name, job, progress)
         new = X[rows]
         if self.job.parts.vocabulary:
             # Of later texts, words that no training text has are not counted.
             new = only_columns(new, np.bincount(job.X.indices, minlength=X.shape[1]) > 0)
-        found = model.predict_topk(new, self.refinement.labels, threads=self.place.threads)
+        found = model.predict_topk(new, self.refinement.labels, threads=self.stages.place.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 
     def _wide(self, likely: _Likely, rows: npt.NDArray[np.int64] | None = None) -> Any:
@@ -199,7 +186,9 @@ class Refining:
 
     def _trial(self, likely: _Likely, progress: Progress | None) -> _Lessons:
         """Whether labels that inform others help, and what probabilities scores stand for."""
-        found = dict(self._kept("trial", partial(self._tried, likely, progress)))
+        find = partial(self._tried, likely, progress)
+        training = digest(self.job.manifest)
+        found = dict(self.stages.found("trial", training, find, "plain", "wide"))
         told = {name: found.pop(name) for name in ("plain", "wide", "rows")}
         calibration = None
         if self.job.params.calibrate:
@@ -208,7 +197,7 @@ class Refining:
 
     def _tried(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Both kinds of rows, for some labels, with a tenth of the rows held out."""
-        job, threads = self.job, self.place.threads
+        job, threads = self.job, self.stages.place.threads
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
         held = delta.held_out(job.X.shape[0])
         others = np.delete(np.arange(job.X.shape[0]), held)
@@ -228,7 +217,7 @@ class Refining:
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
             # One model and one copy of the rows at a time.
             trial = Job.prepare(Request(only(others), Y[others], params))
-            model = run_in_memory(trial, self.place, part)
+            model = self.stages.trained(name, trial, part)
             del trial
             new = only(held)
             found = model.evaluate(new, Y[held], _DEPTHS, threads=threads)
@@ -246,15 +235,16 @@ class Refining:
     def _first(self, progress: Progress | None) -> Model:
         """The first stage."""
         job = Job.prepare(Request(self.job.X, self._informing(), self._stage_params()))
-        return self._trained("first", job, progress)
+        return self.stages.trained("first", job, progress)
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
         """The job of the second stage."""
         transform = Transform(wide.shape[1], normalize=False, bias=job.params.bias)
         informed = Informed(job.transform, first.shards, self.refinement, job.params.bias)
         receipts: tuple[ShardReceipt, ...] = ()
-        if self.directory:
-            receipts = _adopted(self.directory, self._folder("first"), first.manifest)
+        if self.stages.directory:
+            folder = self.stages.folder("first")
+            receipts = _adopted(self.stages.directory, folder, first.manifest)
         manifest = replace(
             job.manifest,
             refined=self.refinement.to_dict(),
@@ -271,43 +261,16 @@ class Refining:
             informed=informed,
         )
 
-    def _folder(self, name: str) -> Path:
-        assert self.directory is not None
-        return self.directory / f"{STAGE}{name}"
-
-    def _trained(self, name: str, job: Job, progress: Progress | None) -> Model:
-        """The model of a stage, or what is left of it to train."""
-        if self.directory is None:
-            return run_in_memory(job, self.place, progress)
-        folder = self._folder(name)
-        make_directory(folder)
-        earlier = resume.earlier_edit(folder, job)
-        if earlier is None or not earlier.complete:
-            run_into(folder, job, earlier, self.place, progress)
-        return open_model(folder, check=False)
-
-    def _kept(
-        self, name: str, find: Callable[[], dict[str, npt.NDArray[Any]]]
-    ) -> Mapping[str, npt.NDArray[Any]]:
-        """What a stage has found, or an earlier run of it; its model is not needed any more."""
-        if self.directory is None:
-            return find()
-        folder = self._folder("found")
-        path = folder / f"{name}{ARRAYS}"
-        training = _digest(self.job.manifest)
-        with suppress(ModelError):
-            arrays, metadata = open_checked(path, None)
-            if metadata.get("training") == training and metadata.get("content") == _sum(arrays):
-                return arrays
-        found = find()
-        folder.mkdir(exist_ok=True)
-        write_hashed(path, found, training=training, content=_sum(found))
-        rmtree(self._folder(name), ignore_errors=True)
-        return found
-
 
 def stated(job: Job) -> Job:
-    """The job, with a manifest that says on what rows probabilities will be learned."""
+    """The job, with a manifest that says on what rows probabilities will be learned.
+
+    `DataError` if it has too few to be refined.
+    """
+    if job.X.shape[0] < 2 * _FOLDS:
+        raise DataError(
+            f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; train without it"
+        )
     if not job.params.calibrate:
         return job
     return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
@@ -350,22 +313,6 @@ class _Lessons:
 
 def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
     return bool(results["wide"].sum() > results["plain"].sum())
-
-
-def _digest(manifest: Manifest) -> str:
-    """What tells one training from another."""
-    params = {key: manifest.params[key] for key in sorted(manifest.params) if key != "block_size"}
-    text = json.dumps([manifest.data, params, manifest.dismec])
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _sum(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """The SHA-256 of what arrays hold."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
 
 
 def _adopted(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:

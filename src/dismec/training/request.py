@@ -63,9 +63,17 @@ class Request:
     cluster: Any = None
 
 
-def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """The progress of one of several rounds, after `before` labels of `total`."""
-    return progress and _Part(progress, before, total)
+def part_of(
+    progress: Progress | None,
+    before: int,
+    total: int,
+    shares: tuple[float, float] | None = None,
+) -> Progress | None:
+    """The progress of one of several rounds, after `before` labels of `total`.
+
+    `shares` are from where to where it takes the work; by default that goes by labels.
+    """
+    return progress and _Part(progress, before, total, shares)
 
 
 def share_of(progress: Progress | None, begin: float, end: float, n_labels: int) -> Progress | None:
@@ -93,11 +101,9 @@ class _Part(WorkProgress):
     whole: Progress
     before: int
     total: int
+    shares: tuple[float, float] | None
 
     def update(self, done: int, total: int, share: float) -> None:
-        report(
-            self.whole,
-            self.before + done,
-            self.total,
-            (self.before + share * total) / max(self.total, 1),
-        )
+        all_labels = max(self.total, 1)
+        begin, end = self.shares or (self.before / all_labels, (self.before + total) / all_labels)
+        report(self.whole, self.before + done, self.total, begin + share * (end - begin))

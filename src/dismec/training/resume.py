@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,28 @@ import numpy as np
 
 from dismec.errors import ModelError
 from dismec.model import weight_files
-from dismec.model.directory import commit, data_file, discard, holds_model, read_manifest, tidy
+from dismec.model.directory import (
+    check_place,
+    commit,
+    data_file,
+    discard,
+    edit_folder,
+    holds_model,
+    locked,
+    read_manifest,
+    tidy,
+)
 from dismec.model.journal import make_journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import read_parts, write_parts
 from dismec.model.provenance import parse, sentence
 from dismec.training.delta import GRID
 from dismec.training.job import Job, Mask
+from dismec.training.params import AUTO
 
 __all__ = [
     "begin",
+    "check_output",
     "earlier_edit",
     "earlier_run",
     "known_C",
@@ -45,6 +58,31 @@ _NOT_ASKED = (
 _CHOSEN = ("C", "delta")
 
 
+def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> None:
+    """Refuse a directory that no data can be trained into: before hours of reading them.
+
+    `resumes` says whether an unfinished model there may be gone on with.
+
+    Raises
+    ------
+    ModelError
+        If it holds a finished model and `overwrite` is not set, or something that is no model.
+    """
+    check_place(directory)
+    if overwrite or not holds_model(directory):
+        return
+    manifest = read_manifest(directory)
+    if manifest.complete:
+        with suppress(OSError, ModelError), locked(directory):  # or another run is at it
+            _tidy_finished(directory, manifest)
+    if manifest.complete or not resumes:
+        kind = "the finished model of a training" if manifest.complete else "an unfinished model"
+        raise ModelError(
+            f"{directory} holds {kind} already: choose another directory, or replace it "
+            "(overwrite=True)"
+        )
+
+
 def earlier_run(directory: Path, job: Job) -> Manifest | None:
     """The manifest of an unfinished run of the same training, if the directory holds one.
 
@@ -57,15 +95,21 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
         return None
     manifest = _same_training(directory, job)
     if manifest.complete:
-        tidy(directory, manifest)  # should it have been killed at the very end
+        _tidy_finished(directory, manifest)
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
-            "to train it again, overwrite it (--overwrite)"
+            "to train it again, replace it (overwrite=True)"
         )
     return manifest
 
 
-def earlier_edit(folder: Path, job: Job) -> Manifest | None:
+def _tidy_finished(directory: Path, manifest: Manifest) -> None:
+    """Do what a training that was killed at the very end has not; an unfinished edit stays."""
+    if not edit_folder(directory).exists():
+        tidy(directory, manifest)
+
+
+def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
     """The manifest of an earlier run of the same edit, finished or not.
 
     An edit that was given up half-way for another one is dropped with a warning, where a training
@@ -76,7 +120,7 @@ def earlier_edit(folder: Path, job: Job) -> Manifest | None:
     try:
         return _same_training(folder, job)
     except ModelError as error:
-        _log.warning("an unfinished edit is dropped: %s", error)
+        _log.warning("an unfinished %s is dropped: %s", what, error)
         return None
 
 
@@ -100,20 +144,29 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     return manifest, held
 
 
-def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job:
-    """The job at the C that an earlier run of it has chosen from a grid."""
+def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job | None:
+    """The job at the C that an earlier run of it has chosen from a grid; None if it has not yet."""
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
+    if table is None:
+        return None
     if not isinstance(C, float) or C not in grid or not isinstance(table, list):
-        raise ModelError(f"the unfinished model's C, {C!r}, is none that is chosen")
+        raise ModelError(f"the unfinished model's C, {C!r}, is not one of the grid")
     return job.with_C(C, table)
 
 
 def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
-    """The job with the delta and the calibration of an earlier run; None if they are not whole."""
+    """The job with the delta and the calibration of an earlier run; None if they are not whole.
+
+    They are not there as long as its trial is not finished.
+    """
     if job.params.chooses_delta:
         delta = earlier.params.get("delta")
+        if delta == AUTO:
+            return None
         if delta not in GRID:
-            raise ModelError(f"the unfinished model's delta, {delta!r}, is none that is chosen")
+            raise ModelError(
+                f"the unfinished model's delta, {delta!r}, is not one of the values to choose from"
+            )
         job = job.with_delta(float(delta), earlier.params.get("delta_effect"))
     # Refining learns probabilities itself.
     return job if job.params.refine else known_calibration(directory, job, earlier)
@@ -139,7 +192,7 @@ def _same_training(directory: Path, job: Job) -> Manifest:
     if differences:
         raise ModelError(
             f"{directory} holds a model of another training ({', '.join(differences)}): "
-            "choose another directory, or overwrite it (--overwrite)"
+            "choose another directory, or replace it (overwrite=True)"
         )
     return manifest
 

@@ -27,6 +27,7 @@ from dismec.training.examples import example_texts
 from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
 from dismec.training.request import Progress, Request
+from dismec.training.resume import check_output
 
 __all__ = [
     "TextRequest",
@@ -126,8 +127,8 @@ class TextRequest:
         if validation:
             next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
         directory = None if self.path is None else Path(self.path)
-        if directory and directory.exists():
-            make_directory(directory)
+        if directory:
+            check_output(directory, self.overwrite)
         vocabulary, names = learn(
             texts, self.text or TextParams(), threads=self.threads, news=self.news
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +19,13 @@ from dismec.training.calibrating import fit_calibration
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
-from dismec.training.running import Workplace, run_in_memory
+from dismec.training.stages import Stages
 
 __all__ = ["Split", "Trial", "Validation", "only_columns", "only_labels", "sampled"]
 
+_STAGE = "trial"
 _FEW_LABELS = 400  # of which a trial takes all
+_EVERY = 4  # label that a trial takes if they are more
 
 
 class Split(NamedTuple):
@@ -35,9 +36,12 @@ class Split(NamedTuple):
     X_judge: Any
     Y_judge: Any
 
-    def fit(self, params: TrainingParams, place: Workplace, progress: Progress | None) -> Model:
-        """The model of the rows to train on; `params` leave nothing open."""
-        return run_in_memory(Job.prepare(Request(self.X, self.Y, params)), place, progress)
+    def fit(
+        self, params: TrainingParams, stages: Stages, name: str, progress: Progress | None
+    ) -> Model:
+        """The model of the rows to train on, a stage; `params` leave nothing open."""
+        job = Job.prepare(Request(self.X, self.Y, params))
+        return stages.trained(name, job, progress)
 
 
 class Validation(NamedTuple):
@@ -120,34 +124,44 @@ class Trial(NamedTuple):
         return cls(job.stating(**facts), validation)
 
     def outcome(
-        self,
-        directory: Path | None,
-        earlier: Manifest | None,
-        place: Workplace,
-        progress: Progress | None,
-    ) -> tuple[Job, Progress | None]:
-        """The job with what is learned, or was by an earlier run; and the progress from there."""
-        if self.validation is None:
-            return self.job, progress
-        if directory and earlier:
-            known = resume.known_lessons(directory, self.job, earlier)
-            if known:
-                return known, progress
-        total = self.job.problem.n_labels
-        learned = self._learn(self.validation, place, part_of(progress, 0, 2 * total))
-        return learned, part_of(progress, total, 2 * total)
+        self, stages: Stages, earlier: Manifest | None, progress: Progress | None
+    ) -> tuple[Job, Manifest | None, Progress | None]:
+        """The job with what is learned, now or by an earlier run.
 
-    def _learn(self, validation: Validation, place: Workplace, progress: Progress | None) -> Job:
-        job = self.job
+        Also the run to go on from, and the progress of what is left.
+        """
+        if self.validation is None:
+            return self.job, earlier, progress
+        total, share = self.job.problem.n_labels, self._share
+        rest = part_of(progress, total, 2 * total, (share / (1 + share), 1.0))
+        if stages.directory and earlier:
+            known = resume.known_lessons(stages.directory, self.job, earlier)
+            if known:
+                return known, earlier, rest
+        earlier = stages.begin(self.job, earlier)
+        part = part_of(progress, 0, 2 * total, (0.0, share / (1 + share)))
+        learned = self._learn(self.validation, stages, part)
+        earlier = stages.begin(learned, earlier)
+        stages.drop(_STAGE)
+        return learned, earlier, rest
+
+    @property
+    def _share(self) -> float:
+        """How many of all labels are trained."""
+        if self.job.params.chooses_delta:  # for that all labels have to compete
+            return 1.0
+        return _sample(self.job.parts.labels.counts)[1]
+
+    def _learn(self, validation: Validation, stages: Stages, progress: Progress | None) -> Job:
+        job, threads, share = self.job, stages.place.threads, self._share
         split = validation.split(job)
-        share = 1.0
-        if not job.params.chooses_delta:  # for that all labels have to compete
-            some, share = sampled(split.Y, job.parts.labels.counts)
+        if not job.params.chooses_delta:
+            some, _ = sampled(split.Y, job.parts.labels.counts)
             split = split._replace(Y=some, Y_judge=only_labels(split.Y_judge, some))
-        params = replace(job.params, delta=job.params.solver.delta, calibrate=False)
-        model = split.fit(params, place, progress)
+        params = replace(job.params, delta=job.params.solver.delta, calibrate=False, refine=False)
+        model = split.fit(params, stages, _STAGE, progress)
         if job.params.chooses_delta:
-            choice = delta.choose(model, split.X_judge, split.Y_judge, threads=place.threads)
+            choice = delta.choose(model, split.X_judge, split.Y_judge, threads=threads)
             job = job.with_delta(choice.delta, choice.effect)
             model = model.pruned(choice.delta)
         if job.params.calibrate and not job.params.refine:
@@ -157,23 +171,31 @@ class Trial(NamedTuple):
                 split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not
                 counts=job.parts.labels.counts,
                 share=share,
-                threads=place.threads,
+                threads=threads,
             )
             job = job.with_calibration(curves.taken_from(job.problem.equal_labels.groups))
         return job
 
 
-def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = 4) -> tuple[Any, float]:
+def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = _EVERY) -> tuple[Any, float]:
     """Y with every fourth label, say, by frequency, all if they are few; and their share of all.
 
     Labels of like frequency share their curve, so that some of them stand for all.
     """
+    keep, share = _sample(counts, every)
+    return (Y if keep is None else only_columns(Y, keep)), share
+
+
+def _sample(
+    counts: npt.NDArray[np.int64], every: int = _EVERY
+) -> tuple[npt.NDArray[np.bool_] | None, float]:
+    """Which labels are sampled, None for all, and their share."""
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     if len(order) < _FEW_LABELS:
-        return Y, 1.0
-    keep = np.zeros(Y.shape[1], np.bool_)
+        return None, 1.0
+    keep = np.zeros(len(counts), np.bool_)
     keep[order[every // 2 :: every]] = True
-    return only_columns(Y, keep), 1 / every
+    return keep, 1 / every
 
 
 def only_labels(Y: Any, some: Any) -> Any:

@@ -21,7 +21,7 @@ from dismec.training.params import TrainingParams
 from dismec.training.recipe import Settle, carry_out
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
-from dismec.training.running import Workplace
+from dismec.training.stages import Stages
 from dismec.training.texts import News, TextRequest
 from dismec.training.trial import Validation
 
@@ -78,8 +78,7 @@ def tune(
     """Choose C by rows held out, and train a model with it on all rows.
 
     The weights are byte for byte those that `dismec.train` gives at this C. Of equally good C the
-    smallest is chosen. A run that was killed after the choice goes on with it; one that was killed
-    before chooses again.
+    smallest is chosen. A run that was killed goes on where it stopped, within the grid too.
 
     Parameters
     ----------
@@ -192,7 +191,7 @@ class ChoiceOfC:
         if given is None and n_rows < 2:
             raise DataError(
                 f"there is {n_rows} row: too few to hold one out for the choice of C; "
-                "give rows to choose it on (--validation)"
+                "give rows to choose it on (validation=…)"
             )
         validation = Validation.prepare(job, given)
         fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
@@ -203,17 +202,20 @@ class ChoiceOfC:
         validation: Validation,
         job: Job,
         earlier: Manifest | None,
-        place: Workplace,
+        stages: Stages,
         progress: Progress | None,
-    ) -> tuple[Job, Progress | None]:
-        if earlier:
-            return known_C(job, self.grid, earlier), progress
+    ) -> tuple[Job, Manifest | None, Progress | None]:
         n_labels = job.problem.n_labels
         tried, total = len(self.grid), len(self.grid) + 1 + job.params.holds_out
-        trials = GridTrials(validation.split(job), job.params, self.grid, self._depths, place)
+        rest = part_of(progress, tried * n_labels, total * n_labels)
+        known = earlier and known_C(job, self.grid, earlier)
+        if known:
+            return known, earlier, rest
+        earlier = stages.begin(job, earlier)
+        trials = GridTrials(validation.split(job), job, self.grid, self._depths, stages)
         table = trials.run(part_of(progress, 0, total * n_labels))
         chosen = job.with_C(pick(table, self.metric), table)
-        return chosen, part_of(progress, tried * n_labels, total * n_labels)
+        return chosen, stages.begin(chosen, earlier), rest
 
     @property
     def _depths(self) -> list[int]:

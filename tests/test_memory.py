@@ -1,0 +1,59 @@
+"""How much memory this process may use."""
+
+from __future__ import annotations
+
+import pytest
+
+from dismec.cpu import physical_memory
+
+GB = 1 << 30
+
+
+def groups(root, lines, **limits):
+    """A root directory whose control groups have these limits."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in lines))
+    for path, limit in limits.items():
+        file = root / "sys/fs/cgroup" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n")
+    return root
+
+
+def test_without_control_groups_it_is_that_of_the_machine(tmp_path):
+    assert physical_memory(tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "limits"),
+    [
+        (["0::/job"], {"job/memory.max": GB // 64}),
+        (["0::/job/step"], {"job/memory.max": GB // 64, "job/step/memory.max": "max"}),
+        (["0::/"], {"memory.max": GB // 64}),
+        (["0::/on/the/host"], {"memory.max": GB // 64}),
+        (["4:memory:/job"], {"memory/job/memory.limit_in_bytes": GB // 64}),
+        (
+            ["11:cpu,cpuacct:/job", "4:memory:/docker/1f", "0::/"],
+            {"memory/memory.limit_in_bytes": GB // 64, "memory/docker/1f/other": 1},
+        ),
+        (
+            ["0::/a/b"],
+            {"a/memory.max": GB // 64, "a/b/memory.max": GB // 32},
+        ),
+    ],
+)
+def test_a_limit_of_a_control_group_counts(tmp_path, lines, limits):
+    assert physical_memory(groups(tmp_path, lines, **limits)) == GB // 64
+
+
+@pytest.mark.parametrize("limit", ["max", str(1 << 62), "", "nonsense", "-1"])
+def test_a_limit_that_is_none_leaves_that_of_the_machine(tmp_path, limit):
+    machine = physical_memory(tmp_path / "nothing")
+    found = physical_memory(groups(tmp_path, ["0::/job"], **{"job/memory.max": limit}))
+    assert found == machine
+
+
+def test_other_groups_do_not_count(tmp_path):
+    machine = physical_memory(tmp_path / "nothing")
+    root = groups(tmp_path, ["0::/job"], **{"other/memory.max": 1, "jobs/memory.max": 1})
+    assert physical_memory(root) == machine

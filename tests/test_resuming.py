@@ -1,0 +1,287 @@
+"""A training that is stopped anywhere, its trial and its grid too, goes on where it was."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from clusters import Processes
+from conftest import random_problem
+from dismec import ModelError, TrainingParams, open_model, save_data, train
+from dismec.data.dataset import Dataset
+from dismec.model.directory import read_manifest
+from dismec.training.recipe import fit
+from dismec.training.tuning import tune
+
+PARAMS = TrainingParams(block_size=20)
+LABELS = 300
+TRIALS = {
+    "calibrate": replace(PARAMS, calibrate=True),
+    "delta": replace(PARAMS, delta="auto"),
+    "both": replace(PARAMS, calibrate=True, delta="auto"),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return random_problem(rows=900, features=60, labels=LABELS)
+
+
+@pytest.fixture(scope="module", params=TRIALS)
+def trial(request, data, tmp_path_factory):
+    """Parameters of a training with a trial, and the files of an undisturbed run."""
+    directory = tmp_path_factory.mktemp(request.param) / "model"
+    train(*data, directory, TRIALS[request.param], threads=1)
+    return TRIALS[request.param], files_of(directory)
+
+
+def files_of(directory):
+    """All files of a model but the manifest, which has seconds in it."""
+    names = {p.name for p in directory.iterdir()} - {".lock", "manifest.json"}
+    return {name: (directory / name).read_bytes() for name in names}
+
+
+class Interruption:
+    """Stops a training at the first news of this many labels more than there were to begin with."""
+
+    def __init__(self, labels):
+        self.labels, self.seen = labels, []
+
+    def __call__(self, done, total):
+        self.seen.append((done, total))
+        if done >= self.seen[0][0] + self.labels:
+            raise KeyboardInterrupt
+
+
+def labels_kept(directory):
+    """Labels in finished blocks: of the trial, and of the model."""
+    found = read_manifest(directory)
+    kept = found.labels_done + (LABELS if settled(found) else 0)
+    with suppress(ModelError):
+        kept += read_manifest(directory / ".stage-trial").labels_done
+    return kept
+
+
+def settled(manifest):
+    needs = "calibration" if manifest.params["calibrate"] else "labels"
+    return manifest.params["delta"] != "auto" and needs in manifest.parts
+
+
+def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path):
+    params, expected = trial
+    directory, kept, stops = tmp_path / "model", 0, []
+    for _ in range(100):
+        stop = Interruption(100)
+        try:
+            train(*data, directory, params, threads=1, progress=stop)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            # What was in a finished block is not done again, and counts as done.
+            assert stop.seen[0] == (kept, 2 * LABELS)
+            assert [done for done, _ in stop.seen] == sorted(done for done, _ in stop.seen)
+        kept = labels_kept(directory)
+        stops.append(kept)
+    assert sum(0 < at < LABELS for at in stops) >= 2, stops
+    assert sum(at > LABELS for at in stops) >= 1, stops
+    assert stop.seen[-1] == (2 * LABELS, 2 * LABELS)
+    assert files_of(directory) == expected
+
+
+def test_a_trial_that_is_only_not_judged_yet_is_not_trained_again(data, trial, tmp_path):
+    params, expected = trial
+    judge = "delta.choose" if params.delta == "auto" else "trial.fit_calibration"
+    with (
+        mock.patch(f"dismec.training.{judge}", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(*data, tmp_path / "model", params, threads=1)
+    seen = []
+    train(*data, tmp_path / "model", params, threads=1, progress=lambda *now: seen.append(now))
+    assert seen[0] == (LABELS, 2 * LABELS)
+    assert files_of(tmp_path / "model") == expected
+
+
+@pytest.mark.parametrize("pattern", ["shard-*", "labels*", "manifest.json"])
+def test_a_damaged_trial_is_trained_again(data, tmp_path, pattern):
+    params = TRIALS["calibrate"]
+    train(*data, tmp_path / "whole", params)
+    with (
+        mock.patch("dismec.training.trial.fit_calibration", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(*data, tmp_path / "model", params)
+    (file,) = (tmp_path / "model" / ".stage-trial").glob(pattern)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 64
+    file.write_bytes(content)
+    train(*data, tmp_path / "model", params)
+    assert files_of(tmp_path / "model") == files_of(tmp_path / "whole")
+
+
+def test_a_trial_of_other_data_or_parameters_is_not_gone_on_with(data, tmp_path):
+    X, Y = data
+    path, params = tmp_path / "model", TRIALS["calibrate"]
+
+    def interrupt(done, total):
+        if labels_kept(path):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(X, Y, path, params, threads=1, progress=interrupt)
+    for other, reason in (
+        (lambda: train(X, Y, path, replace(params, C=2)), "C 1.0 instead of 2"),
+        (lambda: train(X[:, ::-1], Y, path, params), "other data"),
+        (lambda: train(X, Y, path, params, validation=(X, Y)), "calibrated on 90 held-out rows"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            other()
+        assert labels_kept(path) > 0
+    again = train(X, Y, path, replace(params, C=2), overwrite=True)
+    assert again.params["C"] == 2
+    assert files_of(path) == files_of_training(tmp_path / "new", data, replace(params, C=2))
+
+
+def files_of_training(path, data, params):
+    train(*data, path, params)
+    return files_of(path)
+
+
+def test_delta_is_chosen_once_before_a_refinement_that_is_stopped(data, tmp_path):
+    params = replace(PARAMS, refine=True, delta="auto")
+    expected = files_of_training(tmp_path / "whole", data, params)
+    path = tmp_path / "model"
+    with (
+        mock.patch("dismec.training.refining.Refining._out_of_fold", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(*data, path, params)
+    with mock.patch("dismec.training.trial.Split.fit", side_effect=AssertionError("tried again")):
+        train(*data, path, params)
+    assert files_of(path) == expected
+
+
+def test_in_memory_it_is_the_same_model(data, trial, tmp_path):
+    params, expected = trial
+    fit(*data, params).save(tmp_path / "saved")
+    assert files_of(tmp_path / "saved") == expected
+
+
+@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+def test_a_grid_that_is_stopped_goes_on(data, tmp_path):
+    grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
+    whole = tune(*data, tmp_path / "whole", grid, PARAMS, threads=1)
+    total, starts = 4 * LABELS, []
+    for _ in range(100):
+        stop = Interruption(200)
+        try:
+            tuned = tune(*data, path, grid, PARAMS, threads=1, progress=stop)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            starts.append(stop.seen[0][0])
+    assert any(0 < at < 3 * LABELS for at in starts), starts
+    assert starts == sorted(starts)
+    assert stop.seen[-1] == (total, total)
+    assert tuned.C == whole.C
+    for row, expected in zip(tuned.table, whole.table, strict=True):
+        assert row | {"seconds": 0} == expected | {"seconds": 0}
+    assert files_of(path) == files_of(tmp_path / "whole")
+
+
+@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+def test_a_training_that_is_tuned_goes_on_after_its_trial_is_stopped(data, tmp_path):
+    grid, path = [0.5, 1.0], tmp_path / "model"
+    params = TRIALS["both"]
+    tune(*data, tmp_path / "whole", grid, params, threads=1)
+    starts = []
+    for _ in range(100):
+        stop = Interruption(100)
+        try:
+            tune(*data, path, grid, params, threads=1, progress=stop)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            starts.append(stop.seen[0])
+    assert {total for _, total in starts} == {4 * LABELS}
+    assert any(2 * LABELS < at < 3 * LABELS for at, _ in starts), starts
+    assert files_of(path) == files_of(tmp_path / "whole")
+
+
+def test_the_pace_of_a_resumed_trial_counts_only_its_own_work(data, tmp_path):
+    from dismec.cli.pace import Pace
+
+    params, paces = TRIALS["calibrate"], []
+    with pytest.raises(KeyboardInterrupt):
+        train(*data, tmp_path / "model", params, threads=1, progress=Interruption(100))
+    kept, clock = labels_kept(tmp_path / "model"), iter(np.arange(10_000.0))
+    pace = Pace(lambda pace, done, total: paces.append((done, pace.rate)), lambda: next(clock))
+    train(*data, tmp_path / "model", params, threads=1, progress=pace)
+    assert paces[0] == (kept, 0.0)
+    for number, (done, rate) in enumerate(paces[1:], start=1):
+        assert rate in (0.0, pytest.approx((done - kept) / number))
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_within_its_trial(tmp_path):
+    X, Y = random_problem(rows=3000, features=200, labels=480, density=0.2)
+    save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
+    path = tmp_path / "model"
+    options = ["--calibrate", "--delta", "auto", "--C", "10", "--block-size", "4"]
+    command = [sys.executable, "-m", "dismec", "train", tmp_path / "data.xmc", "-o", path, *options]
+    command = list(map(str, command))
+    process = subprocess.Popen([*command, "--quiet"])
+
+    def blocks():
+        with suppress(ModelError):
+            return len(read_manifest(path / ".stage-trial").blocks)
+        return 0
+
+    while process.poll() is None and blocks() < 5:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    kept = read_manifest(path / ".stage-trial").labels_done
+    assert 0 < kept < 480
+    with pytest.raises(ModelError, match=f"unfinished training.*{kept} of 480"):
+        open_model(path)
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert f"going on after {kept} of 960 labels" in again.stderr
+    params = TrainingParams(calibrate=True, delta="auto", C=10)
+    assert files_of(path) == files_of_training(tmp_path / "whole", (X, Y), params)
+
+
+@pytest.mark.cluster
+def test_on_a_cluster_a_trial_and_a_grid_go_on(data, tmp_path):
+    params, grid = TRIALS["both"], [0.5, 1.0]
+    expected = files_of_training(tmp_path / "whole", data, params)
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        processes.worker()
+        how = {"cluster": str(processes.file)}
+        for stop in (Interruption(100), Interruption(1000)):
+            with suppress(KeyboardInterrupt):
+                train(*data, tmp_path / "model", params, progress=stop, **how)
+        assert stop.seen[0][0] > 0
+        assert files_of(tmp_path / "model") == expected
+        with pytest.raises(KeyboardInterrupt):
+            tune(*data, tmp_path / "tuned", grid, PARAMS, progress=Interruption(400), **how)
+        seen = []
+        again = tune(
+            *data, tmp_path / "tuned", grid, PARAMS, progress=lambda *at: seen.append(at), **how
+        )
+    assert LABELS <= seen[0][0] < 3 * LABELS
+    assert again.C == tune(*data, tmp_path / "here", grid, PARAMS).C
+    assert files_of(tmp_path / "tuned") == files_of(tmp_path / "here")
