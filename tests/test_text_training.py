@@ -390,7 +390,8 @@ def test_options_that_do_not_go_with_the_data_are_refused(data, tmp_path):
     run("train", data / "train.jsonl", *out, "--quiet", "--word-ngrams", "1", "--max-features", 99)
     assert open_model(tmp_path / "model").n_features == 99
     said = run("predict", tmp_path / "model", _numeric(tmp_path), code=2).stderr
-    assert "features" in said
+    assert "the model takes texts" in said
+    assert "--numeric" in said
     run("train", _numeric(tmp_path), "-o", tmp_path / "numeric", "--quiet")
     said = run("predict", tmp_path / "numeric", data / "test.jsonl", code=2).stderr
     assert "numeric features" in said

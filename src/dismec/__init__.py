@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimators import DiSMECClassifier
+    from dismec.features.text_rows import TextRows
     from dismec.features.vocabulary import TextParams
     from dismec.measure.metrics import evaluate
     from dismec.model.model import Model
@@ -31,6 +32,7 @@ __all__ = [
     "Model",
     "ModelError",
     "TextParams",
+    "TextRows",
     "TrainingParams",
     "add_labels",
     "evaluate",
@@ -51,6 +53,7 @@ _HOMES = {
     "data.synthetic": ("generate",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
     "estimators": ("DiSMECClassifier",),
+    "features.text_rows": ("TextRows",),
     "features.vocabulary": ("TextParams",),
     "measure.metrics": ("evaluate",),
     "model.model": ("Model",),

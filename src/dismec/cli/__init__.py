@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from dismec.cli import comparing, data, explanation, prediction, training, tuning
+from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -57,7 +58,7 @@ def _errors_told(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except DismecError as error:
-        fail(str(error))
+        fail(in_flags(str(error)))
     except KeyboardInterrupt:
         click.echo("dismec: stopped", err=True)
         ctx.exit(130)

@@ -45,7 +45,7 @@ def held_out(n_rows: int) -> npt.NDArray[np.int64]:
     if n_rows < 2:
         raise DataError(
             f"there is {n_rows} row: too few to hold one out; give rows to learn delta or "
-            "probabilities on (--validation), or do without"
+            "probabilities on (validation=…), or do without"
         )
     size = min(max(n_rows // 10, 1), _MOST_ROWS)
     return np.sort(np.random.default_rng(0).choice(n_rows, size, replace=False))

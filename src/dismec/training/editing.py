@@ -182,7 +182,7 @@ class _Edit:
         if names is None:
             raise DataError(
                 f"the data have {n_columns} labels and the model {self.model.n_labels}, which it "
-                "knows by name: give the names of those of the data (--label-names)"
+                "knows by name: give the names of those of the data (names=…)"
             )
         if len(set(names)) < len(names):
             raise DataError("two labels of the data have the same name")

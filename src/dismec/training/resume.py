@@ -60,7 +60,7 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
         tidy(directory, manifest)  # should it have been killed at the very end
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
-            "to train it again, overwrite it (--overwrite)"
+            "to train it again, overwrite it (overwrite=True)"
         )
     return manifest
 
@@ -139,7 +139,7 @@ def _same_training(directory: Path, job: Job) -> Manifest:
     if differences:
         raise ModelError(
             f"{directory} holds a model of another training ({', '.join(differences)}): "
-            "choose another directory, or overwrite it (--overwrite)"
+            "choose another directory, or overwrite it (overwrite=True)"
         )
     return manifest
 

@@ -192,7 +192,7 @@ class ChoiceOfC:
         if given is None and n_rows < 2:
             raise DataError(
                 f"there is {n_rows} row: too few to hold one out for the choice of C; "
-                "give rows to choose it on (--validation)"
+                "give rows to choose it on (validation=…)"
             )
         validation = Validation.prepare(job, given)
         fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
