@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from conftest import random_problem
 from dismec import DataError, DiSMECClassifier, ModelError, open_model
 from dismec import cpu as native
-from dismec import estimators as estimator
+from dismec.estimators import shared as estimator
 from dismec.model import scoring as predictor
 
 
