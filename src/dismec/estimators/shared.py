@@ -17,7 +17,6 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.metadata_routing import UNUSED
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
@@ -58,15 +57,6 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     return __init__
-
-
-def _gives_probabilities(estimator: Estimator) -> bool:
-    """Whether it is, or will be, calibrated; for scikit-learn it has no `predict_proba` else."""
-    model: Model | None = getattr(estimator, "model_", None)
-    if not (estimator.calibrate if model is None else model.calibration is not None):
-        name = type(estimator).__name__
-        raise AttributeError(f"predict_proba needs a calibrated model: {name}(calibrate=True)")
-    return True
 
 
 class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -121,13 +111,20 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         added[model.label_counts == 0] = -1
         return added
 
-    @available_if(_gives_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float32]:
-        """Probabilities, dense (n_rows, n_labels); there with `calibrate` only.
+    @property
+    def predict_proba(self) -> Callable[[Any], npt.NDArray[np.float32]]:
+        """A method: X → probabilities, dense (n_rows, n_labels); only there with `calibrate`.
 
         Each label is judged by itself, but the classes of a 1-d y sum to 1 in each row. `DataError`
         if the result does not fit memory: `predict_proba_topk` gives the most probable labels.
         """
+        model: Model | None = getattr(self, "model_", None)
+        if not (self.calibrate if model is None else model.calibration is not None):
+            name = type(self).__name__
+            raise AttributeError(f"predict_proba needs a calibrated model: {name}(calibrate=True)")
+        return self._probabilities
+
+    def _probabilities(self, X: Any) -> npt.NDArray[np.float32]:
         p = self._fitted().predict_proba(self._rows(X), threads=self._threads())
         if self._multilabel:
             return p

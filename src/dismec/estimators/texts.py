@@ -232,7 +232,7 @@ class DiSMECTextClassifier(Estimator):
         kind = about.get("label_type")
         # A label that was added later may have a name that is not a number.
         sound = kind in _TYPES and all(map(_TYPE_NAMES[kind].fullmatch, model.names or ()))
-        self._label_type = kind if sound else "str"
+        self._label_type = str(kind) if sound else "str"
         return self
 
     def _aligned(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import physical_memory
+from dismec.data.columns import label_names_of
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.names import check_names
@@ -64,7 +65,8 @@ class Job:
         Y = check_Y(request.Y, X.shape[0])
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
-        names = check_names(request.names, Y.shape[1])
+        given = label_names_of(request.Y) if request.names is None else request.names
+        names = check_names(given, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
         if transform is None:
             transform = Transform.fit(
