@@ -74,6 +74,13 @@ def test_pruning_commands_and_python_run(tmp_path):
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
+def test_python_of_the_page_on_python_runs(tmp_path):
+    script = "\n".join(examples("docs/python.md", "python"))
+    run = [sys.executable, "-c", script]
+    found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert f"print(model)  # {found.strip()}" in script
+
+
 def test_text_files_of_the_documentation_are_read(tmp_path):
     page = "docs/text-files.md"
     tags = TextFormat("title,body", "tags", "|")
