@@ -15,7 +15,11 @@ import scipy.sparse as sp
 
 from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model
+from dismec.cluster.prediction import ClusterModel
+from dismec.cluster.serving import ServedModel
 from dismec.model.orders import check_dense
+from dismec.model.reranking import Reranked
+from dismec.model.topk_model import TopkModel
 from dismec.training.recipe import carry_out, fit
 from dismec.training.texts import TextRequest, Texts
 
@@ -97,7 +101,8 @@ def test_texts_may_be_in_any_column(texts, wrap):
         (["a", None], "row 1: the text is missing"),
         (pd.Series(["a", np.nan]), "row 1: the text is missing"),
         (pd.Series(["a", pd.NA]), "row 1: the text is missing"),
-        (["a", 5], "row 1: the text is a int"),
+        (np.array(["a", pd.NA], object), "row 1: the text is missing"),
+        (["a", 5], "row 1: the text is of type int"),
         (pd.DataFrame({"t": ["a"], "n": [1]}), r"columns 't', 'n': pass one column.*\['t'\]"),
         (pl.DataFrame({"t": ["a"], "n": [1]}), r"columns 't', 'n': pass one column.*\['t'\]"),
         (pa.table({"t": ["a"], "n": [1]}), r"columns 't', 'n': pass one column.*\['t'\]"),
@@ -281,3 +286,10 @@ def test_damage_to_a_single_file_is_refused(texts):
         changed[int(rng.integers(begin, len(content)))] ^= 1 << int(rng.integers(8))
         with contextlib.suppress(ModelError):
             same_answers(open_model(bytes(changed)), *texts)
+
+
+def test_every_model_takes_rows_by_the_same_door():
+    """What is refused here is refused on a cluster and by the server, too."""
+    for kind in (Reranked, ClusterModel, ServedModel):
+        assert kind.predict_topk is TopkModel.predict_topk
+        assert kind.evaluate is TopkModel.evaluate

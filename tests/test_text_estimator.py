@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 import sklearn
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MultiLabelBinarizer
+from sklearn.utils import estimator_checks
 
 from dismec import (
     DataError,
@@ -372,3 +374,25 @@ def test_one_name_per_row_trains_the_same_weights_as_a_list_of_one():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_model(one.model_.to_bytes()).predict(TEXTS[:9]) == lists.predict(TEXTS[:9])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        estimator_checks.check_no_attributes_set_in_init,
+        estimator_checks.check_parameters_default_constructible,
+        estimator_checks.check_get_params_invariance,
+        estimator_checks.check_set_params,
+    ],
+)
+def test_scikit_learn_conventions_that_need_no_numbers(check):
+    check("DiSMECTextClassifier", DiSMECTextClassifier(n_jobs=1))
+
+
+def test_an_estimator_that_was_not_fitted_says_so():
+    clf = DiSMECTextClassifier(calibrate=True)
+    methods = (clf.predict, clf.predict_topk, clf.predict_proba, clf.decision_function)
+    for method in (*methods, clf.predict_proba_topk, clf.save, lambda _: clf.coef_):
+        with pytest.raises(NotFittedError):
+            method(TEXTS)
+    assert not hasattr(clf, "classes_")

@@ -19,6 +19,7 @@ __all__ = [
     "column_values",
     "frame_columns",
     "is_matrix",
+    "is_missing",
     "is_texts",
     "label_names_of",
     "text_column",
@@ -79,9 +80,16 @@ def text_column(texts: Any) -> list[str]:
     values = column_values(texts, "texts", "text")
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            shown = "missing" if value is None or value != value else f"a {type(value).__name__}"
+            shown = "missing" if is_missing(value) else f"of type {type(value).__name__}"
             raise DataError(f"row {row}: the text is {shown}; expected text, which may be empty")
     return values
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, or what pandas has for it."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value
 
 
 def is_matrix(data: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.columns import column_values, frame_columns
+from dismec.data.columns import column_values, frame_columns, is_missing
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError
 
@@ -153,7 +153,7 @@ def _checked_label(label: Any, where: str) -> Any:
         return bool(label)
     if isinstance(label, Integral) or (isinstance(label, Real) and float(label).is_integer()):
         return int(float(label)) if not isinstance(label, Integral) else int(label)
-    if label is None or type(label).__name__ in ("NAType", "NaTType") or label != label:
+    if is_missing(label):
         raise DataError(
             f"{where}: a label is {label}; leave it out, a row may have an empty list of labels"
         )
