@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem
-from dismec import DataError, ModelError, TextRows, TrainingParams, open_model
+from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
 from dismec.cluster.prediction import ClusterModel
 from dismec.cluster.serving import ServedModel
 from dismec.model.orders import check_dense
@@ -293,3 +293,34 @@ def test_every_model_takes_rows_by_the_same_door():
     for kind in (Reranked, ClusterModel, ServedModel):
         assert kind.predict_topk is TopkModel.predict_topk
         assert kind.evaluate is TopkModel.evaluate
+
+
+def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):
+    X, Y = random_problem(rows=120, labels=5)
+    names = ["e", "d", "c", "b", "a"]
+    lists = [[names[label] for label in row.nonzero()[0]] for row in Y.toarray()]
+    frame = pd.DataFrame(Y.toarray(), columns=names)
+    expected = train(X, Y, tmp_path / "one", names=names)
+    known = expected.evaluate(X, Y)
+    for labels in (lists, [set(row) for row in lists], pd.Series(lists), frame):
+        model = fit(X, labels)
+        assert set(model.names) == set(names)
+        assert model.nnz == expected.nnz
+        assert model.evaluate(X, labels) == pytest.approx(known)
+        assert expected.evaluate(X, labels) == pytest.approx(known)
+    for order in (["a", "b", "c", "d", "e"], ["c", "a", "e", "b", "d"]):
+        assert expected.evaluate(X, frame[order]) == pytest.approx(known)
+    new = expected.evaluate(X, frame.rename(columns={"e": "new"}))
+    assert new["R@5"] < known["R@5"]
+    named = fit(X, lists, names=names)
+    assert list(named.names) == names
+    params = TrainingParams(delta="auto")
+    for other in (lists, frame[["c", "a", "e", "b", "d"]], Y):
+        chosen = fit(X, Y, params, names=names, validation=(X, other))
+        assert chosen.params["delta_effect"]["before"]["P@1"] > 30
+    assert (
+        fit(X, Y, params, names=names, validation=(X, lists)).params["delta_auto"]
+        == (fit(X, Y, params, names=names, validation=(X, Y)).params["delta_auto"])
+    )
+    with pytest.raises(DataError, match="the label 'a' is text, and labels have numbers"):
+        fit(X, Y).evaluate(X, lists)

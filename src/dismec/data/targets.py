@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.columns import column_values, frame_columns, is_missing
+from dismec.data.columns import column_values, frame_columns, is_missing, label_names_of
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError
 
-__all__ = ["Kind", "Target", "is_label_lists"]
+__all__ = ["Kind", "Target", "is_label_lists", "matrix_of_labels", "named_matrix"]
 
 # How labels were given: lists of labels, one class per row, an indicator matrix dense or sparse.
 Kind = Literal["lists", "classes", "indicator", "sparse"]
@@ -101,6 +101,43 @@ class Target:
         moved.sum_duplicates()
         moved.data[:] = 1
         return moved
+
+
+def named_matrix(Y: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
+    """A label matrix and the names of its columns, by default as Y has them.
+
+    Lists of labels become a matrix; any other Y is returned as it is, and not checked.
+    """
+    if is_label_lists(Y):
+        target = Target.of(Y)
+        if names is None:
+            return target.Y, [str(label) for label in target.classes]
+        return _by_name(target, names), names
+    return Y, label_names_of(Y) if names is None else names
+
+
+def matrix_of_labels(Y: Any, names: Sequence[str] | None) -> Any:
+    """Labels as a matrix with a column for each of a model's labels, and further ones for others.
+
+    Lists of labels and the columns of a frame are put where the model has labels of these names;
+    any other matrix is returned as it is, and not checked.
+    """
+    if is_label_lists(Y):
+        return _by_name(Target.of(Y), names)
+    if names is None or label_names_of(Y) is None:
+        return Y
+    columns = [str(name).strip() for name in frame_columns(Y) or ()]
+    return _by_name(Target(check_Y(Y), columns, "indicator"), names)
+
+
+def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
+    if names is None:
+        numbers = [label for label in target.classes if not isinstance(label, int)]
+        if numbers:
+            raise DataError(f"the label {numbers[0]!r} is text, and labels have numbers, not names")
+        return target.among(range(1 + max(target.classes, default=-1)))
+    as_text = [str(label) for label in target.classes]
+    return Target(target.Y, as_text, target.kind).among(names)
 
 
 def is_label_lists(labels: Any) -> bool:

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from dismec.data.columns import label_names_of
 from dismec.data.matrices import check_Y, refuse_mask
-from dismec.data.targets import Target, is_label_lists
+from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
 from dismec.estimators.shared import Estimator, constructor
 from dismec.model.opening import open_model
@@ -134,9 +134,8 @@ class DiSMECClassifier(Estimator):
         """Other labels as a matrix whose columns are those that were trained."""
         if not self.multilabel_:
             return self._among_classes(y)
-        if label_names_of(y) is None:
-            return y
-        return Target.of(y).among([str(name) for name in self.classes_])
+        named = self.classes_.dtype.kind == "U"
+        return matrix_of_labels(y, self.classes_.tolist() if named else None)
 
     def _one_hot(self, y: Any) -> sp.csr_array:
         """A column per class; for two classes only the second has one."""

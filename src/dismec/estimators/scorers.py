@@ -10,7 +10,6 @@ from typing import Any
 from dismec.data.targets import Kind
 from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
-from dismec.measure.metrics import Truth
 from dismec.measure.probabilities import f1_scores
 
 __all__ = ["label_scorer", "refuse_matrix_scorer"]
@@ -75,7 +74,7 @@ class _LabelScorer:
             raise DataError(f"label_scorer is for the estimators of dismec, not {name}")
         rows, Y = estimator.rows_and_truth(X, y)
         model = estimator.model_
-        truth = Truth.align(Y, model.label_counts, model.manifest.n_rows)
+        truth = model.truth_of(Y)
         if self.metric in _F1:
             sets: Any = model.assign(rows)
             sets.resize(truth.Y.shape)

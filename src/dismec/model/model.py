@@ -15,7 +15,6 @@ import scipy.sparse as sp
 
 from dismec.data.matrices import check_X
 from dismec.errors import DataError, ModelError
-from dismec.measure.metrics import Truth
 from dismec.model.archive import archived, is_archive_path, write_archive
 from dismec.model.calibration import Calibration
 from dismec.model.explaining import explain
@@ -362,7 +361,7 @@ class Model(TopkModel):
         places, "ECE uncalibrated" if they were the logistic function of the scores, and "micro-F1"
         and "macro-F1" of the sets that `assign` gives at the thresholds chosen for them.
         """
-        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        truth = self.truth_of(Y, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
         X = self.rows_of(X, threads=threads)
         top, values = self.predict_topk(X, depth, rank=rank, threads=threads)

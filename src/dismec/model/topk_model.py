@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.labels import propensities
 from dismec.data.names import Names
+from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.measure.metrics import Truth
@@ -218,11 +219,17 @@ class TopkModel(ABC):
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count.
+        are never predicted, and count. The columns of a frame, and lists of labels, are matched by
+        their names.
         """
-        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        truth = self.truth_of(Y, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
         return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks)
+
+    def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5) -> Truth:
+        """The true labels of rows, as `evaluate` takes them, aligned with the model's labels."""
+        matrix = matrix_of_labels(Y, self.names)
+        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
