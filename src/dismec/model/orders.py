@@ -82,7 +82,7 @@ class Orders:
     def rule(self, threshold: Any, probabilities: bool) -> tuple[Predictor, Rule]:
         """Which labels reach a threshold, as for `Model.assign`, and the order to look in."""
         if threshold is None:
-            probabilities = self.calibrated
+            probabilities = probabilities and self.calibrated
             threshold = MICRO_F1 if probabilities else _ABOVE_ZERO
         named = (MICRO_F1, MACRO_F1) if probabilities else ()
         if isinstance(threshold, str) and threshold not in named:
