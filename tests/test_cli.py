@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from click.testing import CliRunner
 
 from conftest import random_problem
 from dismec import load_data, open_model, save_data
-from dismec.cli import main
+from dismec.cli import main, wording
+from dismec.cli.wording import in_flags
 from dismec.data.dataset import Dataset
 
 
@@ -160,7 +162,7 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["train", "data.txt", "-o", "new", "--C", "-1"], "C is -1.0"),
         (["train", "data.txt", "-o", "new", "--C", "nan"], "C is nan"),
         (["train", "data.txt", "-o", "new", "--bias", "inf"], "bias is inf"),
-        (["train", "data.txt", "-o", "new", "--block-size", "0"], "block_size is 0"),
+        (["train", "data.txt", "-o", "new", "--block-size", "0"], "--block-size is 0"),
         (["train", "data.txt", "-o", "new", "--threads", "0"], "--threads"),
         (["train", "data.txt"], "--output"),
         (["train", "data.txt", "-o", "model"], "finished model"),
@@ -362,3 +364,36 @@ def test_penalties_weightings_and_rankings_on_the_command_line(tmp_path):
         assert run(main, [*predict, *wrong]).exit_code == 2
     wrong = ["train", f"{data}/train.txt", "-o", str(tmp_path / "x"), "--penalty", "l1"]
     assert run(main, [*wrong, "--weighting", "propensity"]).exit_code == 2
+
+
+def test_errors_of_the_library_are_said_in_flags():
+    for said, expected in [
+        ("train it with calibrate=True", "train it with --calibrate"),
+        ("or overwrite it (overwrite=True)", "or overwrite it (--overwrite)"),
+        ("lower min_df (now 2) or raise max_df", "lower --min-df (now 2) or raise --max-df"),
+        ("max_df is 2; expected a share", "--max-df is 2; expected a share"),
+        ("min_df/max_df.csv: 'min_df' is not", "min_df/max_df.csv: 'min_df' is not"),
+        ("name another for the labels (labels=…)", "name another for the labels (--labels-to)"),
+        ("name the file of the labels (labels=…)", "name the file of the labels (--labels)"),
+    ]:
+        assert in_flags(said) == expected
+
+
+def test_every_flag_that_an_error_is_said_in_exists():
+    """A phrase that the library does not use any more, or a flag that is gone, is seen here."""
+    options = {
+        option
+        for command in main.commands.values()
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    sources = "".join(p.read_text() for p in Path(wording.__file__).parents[1].rglob("*.py"))
+    for phrase, flag in wording._PHRASES.items():
+        if "TextRows" in phrase:
+            continue
+        said = phrase.partition("(")[2] or phrase
+        assert sources.count(said) > 1, phrase
+        (name,) = re.findall(r"--[a-z-]+", flag)
+        assert name in options, name
+    for name in wording._PARAMETERS:
+        assert f"--{name.replace('_', '-')}" in options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import dismec
 from dismec.data.corpus import TextFormat, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +82,13 @@ def test_pruning_commands_and_python_run(tmp_path):
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
+def test_python_of_the_page_on_python_runs(tmp_path):
+    script = "\n".join(examples("docs/python.md", "python"))
+    run = [sys.executable, "-c", script]
+    found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert f"print(model)  # {found.strip()}" in script
+
+
 def test_text_files_of_the_documentation_are_read(tmp_path):
     page = "docs/text-files.md"
     tags = TextFormat("title,body", "tags", "|")
@@ -148,14 +153,14 @@ def test_links_in_the_documentation_lead_somewhere():
 
 
 def test_examples_in_docstrings_run():
-    tried = 0
-    for info in pkgutil.iter_modules(dismec.__path__):
-        if info.name.startswith("_"):
-            continue
-        result = doctest.testmod(importlib.import_module(f"dismec.{info.name}"))
+    package = ROOT / "src"
+    modules = [path for path in package.rglob("*.py") if ">>> " in path.read_text()]
+    assert len(modules) > 3
+    for path in modules:
+        name = ".".join(path.relative_to(package).with_suffix("").parts)
+        result = doctest.testmod(importlib.import_module(name))
         assert result.failed == 0
-        tried += result.attempted
-    assert tried
+        assert result.attempted
 
 
 def test_set_up_commands_are_in_the_makefile():

@@ -7,11 +7,12 @@ import sys
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 
 from conftest import random_problem, weight_files
-from dismec import DataError, ModelError, TrainingParams, open_model, train
+from dismec import DataError, DiSMECTextClassifier, ModelError, TrainingParams, open_model, train
 from dismec.data.dataset import Dataset, save_data
 from dismec.model.directory import locked, read_manifest
 from dismec.model.weight_files import write_block
@@ -307,3 +308,16 @@ def test_what_is_no_label_is_refused_in_one_line(tmp_path, problem_data, label):
 def test_numbers_of_numpy_are_labels(tmp_path, problem_data):
     train(*problem_data, tmp_path / "model")
     assert remove_labels(tmp_path / "model", [np.int64(3)]).label_counts[3] == 0
+
+
+def test_labels_of_a_model_of_texts_are_added_by_texts(tmp_path):
+    texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"] * 5
+    DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"] * 5).save(tmp_path / "model")
+    Y = pd.DataFrame({"pan": [0, 1, 0, 0] * 5})
+    plain = sp.csr_array(open_model(tmp_path / "model").vocabulary.rows(texts))
+    with pytest.raises(DataError, match=r"pass dismec.TextRows\(X\)"):
+        add_labels(tmp_path / "model", plain, Y)
+    model = add_labels(tmp_path / "model", texts, Y)
+    assert list(model.names) == ["bread", "egg", "pan"]
+    assert set(model.predict(["fry an egg"])[0]) == {"egg", "pan"}
+    assert model.find_label(" pan ") == 2

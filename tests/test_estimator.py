@@ -4,18 +4,22 @@ import pickle
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import scipy.sparse as sp
+import sklearn
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from conftest import random_problem
-from dismec import DataError, DiSMECClassifier, ModelError, open_model
+from dismec import DataError, DiSMECClassifier, ModelError, open_model, train
 from dismec import cpu as native
-from dismec import estimators as estimator
+from dismec.estimators import shared as estimator
 from dismec.model import scoring as predictor
 
 
@@ -136,3 +140,127 @@ def test_probabilities_need_calibration_and_are_saved(tmp_path):
     np.testing.assert_array_equal(again.predict_proba_topk(X, k=3)[1], p)
     with pytest.raises(ModelError, match="calibrate"):
         DiSMECClassifier().fit(X, Y).predict_proba_topk(X)
+
+
+def test_names_of_features_and_labels_survive_saving(tmp_path):
+    X, Y = random_problem(rows=80, labels=4)
+    features = [f"f{i}" for i in range(X.shape[1])]
+    for frame in (
+        lambda data, names: pd.DataFrame(data, columns=names),
+        lambda data, names: pl.DataFrame(data, schema=names),
+    ):
+        rows, labels = frame(X.toarray(), features), frame(Y.toarray(), list("abcd"))
+        clf = DiSMECClassifier(C=10, n_jobs=1).fit(rows, labels)
+        assert clf.classes_.tolist() == list("abcd")
+        clf.save(tmp_path / "model", overwrite=True)
+        assert list(open_model(tmp_path / "model").names) == list("abcd")
+        again = DiSMECClassifier.load(tmp_path / "model")
+        assert again.classes_.tolist() == list("abcd")
+        assert again.feature_names_in_.tolist() == features
+        assert clf.feature_names_in_.tolist() == features
+        np.testing.assert_array_equal(again.predict_topk(rows)[0], clf.predict_topk(rows)[0])
+        other = frame(X.toarray(), [f"x{i}" for i in range(X.shape[1])])
+        with pytest.raises(ValueError, match="feature names should match"):
+            again.predict(other)
+    content = clf.model_.to_bytes()
+    assert DiSMECClassifier.load(content).predict_topk(X, 1)[0].shape == (80, 1)
+
+
+def test_a_library_training_takes_names_from_a_frame(tmp_path):
+    X, Y = random_problem(rows=80, labels=4)
+    frame = pd.DataFrame(Y.toarray(), columns=[" a", "b c", "ü", "d"])
+    model = train(pd.DataFrame(X.toarray()), frame, tmp_path / "model")
+    assert list(model.names) == ["a", "b c", "ü", "d"]
+    plain = train(X, pd.DataFrame(Y.toarray()), tmp_path / "plain")
+    assert plain.names is None
+
+
+def test_validation_in_a_frame_is_put_in_the_order_of_the_labels():
+    X, Y = random_problem(rows=200, labels=4)
+    frame = pd.DataFrame(Y.toarray(), columns=list("abcd"))
+    models = [
+        DiSMECClassifier(calibrate=True, n_jobs=1).fit(X, frame, validation=(X, other)).model_
+        for other in (frame, frame[["c", "a", "d", "b"]])
+    ]
+    first, second = (model.calibration for model in models)
+    np.testing.assert_array_equal(first.slopes, second.slopes)
+    np.testing.assert_array_equal(first.intercepts, second.intercepts)
+
+
+@pytest.mark.parametrize(
+    ("y", "reason"),
+    [
+        ([["a"], ["a", "b"], []] * 10, "MultiLabelBinarizer"),
+        ([{"a"}, {"b"}, {"c"}] * 10, "MultiLabelBinarizer"),
+        (pd.Series([["a"], ["b"], ["c"]] * 10), "MultiLabelBinarizer"),
+        ([["a", "b"], ["b", "c"], ["a", "c"]] * 10, "MultiLabelBinarizer"),
+        ([[0], [1, 2], [0, 2]] * 10, "MultiLabelBinarizer"),
+        (np.array(["a", None, "b"] * 10, object), "row 1: the class is None"),
+        (np.ma.array([0, 1, 2] * 10, mask=[0, 0, 1] * 10), r"y is masked at \[2\]"),
+    ],
+)
+def test_classes_that_cannot_be_used_get_one_line(y, reason):
+    X, _ = random_problem(rows=30)
+    with pytest.raises(DataError, match=reason) as caught:
+        DiSMECClassifier().fit(X, y)
+    assert "\n" not in str(caught.value)
+
+
+def test_masked_rows_are_refused_by_the_estimator():
+    X, Y = random_problem(rows=30, labels=3)
+    masked = np.ma.masked_less(X.toarray(), 0.1)
+    with pytest.raises(DataError, match="X is masked"):
+        DiSMECClassifier().fit(masked, Y)
+    with pytest.raises(DataError, match="X is masked"):
+        DiSMECClassifier().fit(X, Y).predict(masked)
+
+
+@pytest.mark.parametrize("classes", [2, 3, None])
+def test_probabilities_of_rows(classes):
+    X, Y = random_problem(rows=300, labels=5)
+    y = Y if classes is None else np.arange(300) % classes
+    clf = DiSMECClassifier(calibrate=True, n_jobs=1).fit(X, y)
+    p = clf.predict_proba(X)
+    assert p.shape == (300, classes or 5)
+    assert ((p >= 0) & (p <= 1)).all()
+    if classes is None:
+        labels, best = clf.predict_proba_topk(X, 5)
+        np.testing.assert_array_equal(np.take_along_axis(p, labels, 1), best)
+    else:
+        np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
+    assert not hasattr(DiSMECClassifier(n_jobs=1).fit(X, y), "predict_proba")
+    assert not hasattr(DiSMECClassifier(), "predict_proba")
+
+
+@pytest.mark.parametrize("y", ["two", "three", "indicator"])
+def test_weights_and_intercepts_of_rows_give_the_scores(y):
+    X, Y = random_problem(rows=90, labels=5)
+    target = {"two": np.arange(90) % 2, "three": np.arange(90) % 3, "indicator": Y}[y]
+    clf = DiSMECClassifier(n_jobs=1, normalize=False, bias=2.0).fit(X, target)
+    assert sp.issparse(clf.coef_)
+    scores = X @ clf.coef_.T + clf.intercept_
+    expected = clf.decision_function(X).reshape(90, -1)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    with pytest.raises(NotFittedError):
+        _ = DiSMECClassifier().coef_
+
+
+def test_a_dense_answer_that_does_not_fit_memory_is_refused(problem_data, monkeypatch):
+    X, Y = problem_data
+    dense, sparse = (DiSMECClassifier(n_jobs=1).fit(X, y) for y in (Y.toarray(), Y))
+    expected = sparse.predict(X)
+    monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 1000)
+    for method in (dense.decision_function, dense.predict):
+        with pytest.raises(DataError, match=r"labels would be .* GiB"):
+            method(X)
+    monkeypatch.setattr("dismec.estimators.rows._DENSE_SCORES", 200)
+    assert (sparse.predict(X) != expected).nnz == 0
+
+
+def test_validation_is_routed_as_metadata(problem_data):
+    X, Y = problem_data
+    with sklearn.config_context(enable_metadata_routing=True):
+        clf = DiSMECClassifier(delta="auto", n_jobs=1).set_fit_request(validation=True)
+        search = GridSearchCV(clf, {"C": [0.1, 1.0]}, cv=2, scoring="f1_micro")
+        search.fit(X, Y, validation=(X[:50], Y[:50]))
+    assert search.best_estimator_.model_.params["delta_auto"]["rows"] == 50

@@ -22,12 +22,12 @@ from conftest import BASE, random_problem, related
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
-from dismec.estimators import DiSMECClassifier
+from dismec.estimators.rows import DiSMECClassifier
+from dismec.estimators.texts import DiSMECTextClassifier
 from dismec.features.transform import Transform
 from dismec.model.directory import read_manifest
 from dismec.report.facts import describe_model
 from dismec.report.pairs import strongest_pairs
-from dismec.text_estimator import DiSMECTextClassifier
 from dismec.training import refining
 from dismec.training.editing import add_labels, remove_labels
 from dismec.training.recipe import fit

@@ -48,7 +48,6 @@ def requests():
         mock.patch("dismec.training.recipe.carry_out", stop),
         mock.patch("dismec.training.tuning.carry_out", stop),
         mock.patch("dismec.training.texts.carry_out", stop),
-        mock.patch("dismec.text_estimator.carry_out", stop),
         mock.patch("dismec.training.editing.workplace", stop),
     ):
         yield seen

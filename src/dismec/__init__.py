@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from dismec.data.dataset import Dataset, load_data, save_data
     from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
-    from dismec.estimators import DiSMECClassifier
+    from dismec.estimators.rows import DiSMECClassifier
+    from dismec.estimators.scorers import label_scorer
+    from dismec.estimators.texts import DiSMECTextClassifier
+    from dismec.features.text_rows import TextRows
     from dismec.features.vocabulary import TextParams
     from dismec.measure.metrics import evaluate
     from dismec.model.model import Model
     from dismec.model.opening import open_model
-    from dismec.text_estimator import DiSMECTextClassifier
     from dismec.training.editing import add_labels, remove_labels, update_labels
     from dismec.training.params import TrainingParams
     from dismec.training.recipe import train
@@ -31,10 +33,12 @@ __all__ = [
     "Model",
     "ModelError",
     "TextParams",
+    "TextRows",
     "TrainingParams",
     "add_labels",
     "evaluate",
     "generate",
+    "label_scorer",
     "load_data",
     "open_model",
     "remove_labels",
@@ -50,12 +54,14 @@ _HOMES = {
     "data.dataset": ("Dataset", "load_data", "save_data"),
     "data.synthetic": ("generate",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
-    "estimators": ("DiSMECClassifier",),
+    "estimators.rows": ("DiSMECClassifier",),
+    "estimators.scorers": ("label_scorer",),
+    "estimators.texts": ("DiSMECTextClassifier",),
+    "features.text_rows": ("TextRows",),
     "features.vocabulary": ("TextParams",),
     "measure.metrics": ("evaluate",),
     "model.model": ("Model",),
     "model.opening": ("open_model",),
-    "text_estimator": ("DiSMECTextClassifier",),
     "training.editing": ("add_labels", "remove_labels", "update_labels"),
     "training.params": ("TrainingParams",),
     "training.recipe": ("train",),

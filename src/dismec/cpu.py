@@ -140,3 +140,13 @@ def _group_limits(root: Path) -> Iterator[int]:
                 yield int(limit)
             if folder == top:
                 break
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that can be taken without swapping, or all there is, if the system says."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else physical_memory()

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from dismec.cli import comparing, data, explanation, prediction, training, tuning
+from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -44,14 +45,6 @@ class _Commands(click.Group):
             return super().invoke(ctx)
 
 
-# What the library calls the parameters that its errors advise to set.
-_FLAGS = {
-    "overwrite=True": "--overwrite",
-    "validation=…": "--validation",
-    "names=…": "--label-names",
-}
-
-
 @contextmanager
 def _errors_told(ctx: click.Context) -> Iterator[None]:
     def fail(message: str) -> None:
@@ -65,10 +58,7 @@ def _errors_told(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except DismecError as error:
-        message = str(error)
-        for parameter, flag in _FLAGS.items():
-            message = message.replace(f"({parameter})", f"({flag})")
-        fail(message)
+        fail(in_flags(str(error)))
     except KeyboardInterrupt:
         click.echo("dismec: stopped", err=True)
         ctx.exit(130)

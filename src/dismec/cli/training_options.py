@@ -22,6 +22,7 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
+from dismec.cli.wording import in_flags
 from dismec.training.params import AUTO, TrainingParams
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Order:
         try:
             return TrainingParams(**given, **fixed)
         except ValueError as error:
-            raise click.UsageError(str(error)) from None
+            raise click.UsageError(in_flags(str(error))) from None
 
     def _text_params(self, data: DataFile) -> TextParams | None:
         """How texts become features; None if DATA holds no texts."""
@@ -122,7 +123,7 @@ class Order:
         try:
             return TextParams(**given)
         except ValueError as error:
-            raise click.UsageError(str(error)) from None
+            raise click.UsageError(in_flags(str(error))) from None
 
 
 def training_options(

@@ -345,13 +345,11 @@ class ClusterModel(TopkModel):
 
     def __init__(self, predictor: ClusterPredictor) -> None:
         super().__init__(predictor.manifest, predictor.transform, predictor.parts)
-        self._topk = predictor.topk
+        self._predictor = predictor
 
     @property
     def nnz(self) -> int:  # noqa: D102
         return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
-    def predict_topk(  # noqa: D102
-        self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[Labels, Scores]:
-        return self._topk(X, k)
+    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+        return self._predictor.topk(rows, k)

@@ -61,17 +61,15 @@ class ServedModel(TopkModel):
     def close(self) -> None:  # noqa: D102
         self._desk.close()
 
-    def predict_topk(  # noqa: D102
-        self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[Labels, Scores]:
+    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
-        rows = check_rows(X, self.n_features)
-        labels, scores = empty_topk(rows.n_rows, k)
+        checked = check_rows(rows, self.n_features)
+        labels, scores = empty_topk(checked.n_rows, k)
         places = min(k, self.n_labels)
-        if rows.n_rows:
-            rows = self.transform.apply_between(rows, 0, rows.n_rows)
-            labels[:, :places], scores[:, :places] = self._desk.ask(rows, places)
+        if checked.n_rows:
+            scored = self.transform.apply_between(checked, 0, checked.n_rows)
+            labels[:, :places], scores[:, :places] = self._desk.ask(scored, places)
         return labels, scores
 
 

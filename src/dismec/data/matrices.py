@@ -35,6 +35,7 @@ __all__ = [
     "first_fault",
     "indicator",
     "is_checked",
+    "refuse_mask",
     "row_pointers",
     "sealed",
 ]
@@ -205,7 +206,8 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     scipy believes the arrays it is given, and would read and write beyond others. `what` and
     `columns` name the matrix and its columns in errors.
     """
-    matrix = matrix if sp.issparse(matrix) else np.asarray(matrix)
+    refuse_mask(matrix, what)
+    matrix = matrix if sp.issparse(matrix) else _as_array(matrix, what)
     if matrix.ndim != 2:
         raise DataError(f"{what} is {matrix.ndim}-d; expected rows × {columns}")
     if matrix.dtype.kind not in "buif":
@@ -221,6 +223,23 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
     nnz = _entry_count(what, columns, rows)
     # On the same memory, but a new matrix: the caller's own flags may be out of date, and stay.
     return csr_on(rows.data[:nnz], rows.indices[:nnz], rows.indptr, rows.shape)
+
+
+def refuse_mask(values: Any, what: str) -> None:
+    """Refuse an array with masked entries: numpy would hand on what is behind the mask."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        entry = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(values))[0])
+        shown = ", ".join(map(str, entry))
+        raise DataError(
+            f"{what} is masked at [{shown}]: fill it with {what}.filled(0), or leave the row out"
+        )
+
+
+def _as_array(matrix: Any, what: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(matrix)
+    except ValueError:  # lists of unequal lengths
+        raise DataError(f"{what} is lists of unequal lengths; expected a matrix") from None
 
 
 def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
@@ -259,11 +278,12 @@ def csr_on(
     shape: tuple[int, int],
     *,
     canonical: bool = False,
+    kind: type[sp.csr_array] = sp.csr_array,
 ) -> sp.csr_array:
     """A csr_array on just these arrays: its constructor would look at all of them, or copy some."""
     if indptr[-1] <= np.iinfo(indices.dtype).max:
         indptr = indptr.astype(indices.dtype, copy=False)  # scipy is at ease with one type
-    result = sp.csr_array(shape, dtype=data.dtype)
+    result = kind(shape, dtype=data.dtype)
     result.data, result.indices, result.indptr = data, indices, indptr
     if canonical:
         result.has_canonical_format = True

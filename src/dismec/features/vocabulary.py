@@ -17,17 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.container import ContainerError
 from dismec.data.matrices import csr_on, row_pointers
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError
+from dismec.features.text_rows import TextRows
 
 __all__ = ["TextParams", "Vocabulary", "VocabularyBuilder"]
 
@@ -203,7 +203,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.terms)
 
-    def rows(self, texts: Sequence[str], *, threads: int | None = None) -> sp.csr_array:
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The lexicon is native, and made again from the terms.
+        return Vocabulary, (self.params, np.array(self._utf8), np.array(self._offsets))
+
+    def rows(self, texts: Sequence[str], *, threads: int | None = None) -> TextRows:
         """How often each term occurs in each text; one without known terms has no entries.
 
         The result is float32 (n_texts, n_terms), canonical: counts, or 1 + ln(count) if
@@ -222,7 +226,9 @@ class Vocabulary:
             for arrays in zip(*parts, strict=True)
         )
         shape = (len(ends), len(self))
-        return csr_on(values, features, row_pointers([sizes]), shape, canonical=True)
+        indptr = row_pointers([sizes])
+        rows = csr_on(values, features, indptr, shape, canonical=True, kind=TextRows)
+        return cast(TextRows, rows)
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
         """Where the features are in a text: (feature, begin, end) for each occurrence.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,20 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.matrices import check_X
 from dismec.errors import DataError, ModelError
-from dismec.measure.metrics import Truth
-from dismec.model import thresholds
-from dismec.model.calibration import Calibration, Float32s
-from dismec.model.explanation import Explanation, contributions
-from dismec.model.informed import Informed
+from dismec.model.archive import archived, is_archive_path, write_archive
+from dismec.model.calibration import Calibration
+from dismec.model.explaining import explain
+from dismec.model.explanation import Explanation
 from dismec.model.manifest import Manifest
+from dismec.model.orders import Orders, check_dense
 from dismec.model.parts import Parts
+from dismec.model.pruning import pruned_params, repacked
 from dismec.model.reliability import reliability
-from dismec.model.reranking import Gains, Reranked
+from dismec.model.reranking import Reranked
 from dismec.model.saving import write_model
-from dismec.model.scoring import Labels, Predictor, RowTransform, Scores
-from dismec.model.shards import Shard, first_labels, gather, pack, prune
-from dismec.model.thresholds import MACRO_F1, MICRO_F1
+from dismec.model.scoring import Labels, RowTransform, Scores
+from dismec.model.shards import Shard, first_labels, gather
+from dismec.model.thresholds import assigned, ranked
 from dismec.model.topk_model import Capabilities, TopkModel
 
 __all__ = ["RANKS", "Model"]
@@ -70,6 +72,10 @@ class Model(TopkModel):
     def nnz(self) -> int:  # noqa: D102
         return sum(shard.nnz for shard in self._shards)
 
+    def _facts(self) -> list[str]:
+        words = {"calibrated": self._parts.calibration, "refined": self.manifest.refined}
+        return [self.precision, *(word for word, there in words.items() if there is not None)]
+
     def predict_topk(
         self, X: Any, k: int = 5, *, rank: str | None = None, threads: int | None = None
     ) -> tuple[Labels, Scores]:
@@ -96,10 +102,29 @@ class Model(TopkModel):
         ModelError
             If probabilities are asked for and the model has no calibration.
         """
-        if self._rank(rank) == "score":
-            return self._predictor.topk(X, k, threads)
-        labels, z = self._logits.topk(X, k, threads)
-        return labels, np.where(labels < 0, np.float32(0), self._calibrated.of_logits(z))
+        by_score, rows = self._rank(rank) == "score", self.rows_of(X, threads=threads)
+        if by_score:
+            return self._orders.by_score.topk(rows, k, threads)
+        labels, z = self._orders.by_logit.topk(rows, k, threads)
+        p = self._orders.calibration.of_logits(z)
+        return labels, np.where(labels < 0, np.float32(0), p)
+
+    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+        return self.predict_topk(rows, k, threads=threads)
+
+    def predict(self, X: Any, *, threads: int | None = None) -> list[tuple[str | int, ...]]:
+        """The labels that each row or text is given, best first: names, or numbers without names.
+
+        Those with scores above 0; of a calibrated model those more probable than the threshold that
+        was best for micro-F1. `assign` takes other thresholds. X, `threads` and errors are as for
+        `predict_topk`.
+        """
+        found = ranked(self.assign(X, threads=threads))[0]
+        known = self.names
+        return [
+            tuple(label if known is None else known[label] for label in row if label >= 0)
+            for row in found.tolist()
+        ]
 
     def _rank(self, rank: str | None) -> str:
         if rank not in (None, *RANKS):
@@ -107,8 +132,30 @@ class Model(TopkModel):
         return rank or RANKS[self.calibration is not None]
 
     def decision_function(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
-        """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows."""
-        return self._predictor.decision_function(X, threads)
+        """Scores of all labels, dense float32 (n_rows, n_labels): for few labels or rows.
+
+        `DataError` if that does not fit memory; otherwise as for `predict_topk`. A label that no
+        training row had has score −1.
+        """
+        rows = self._dense_rows("decision_function", X, threads)
+        return self._orders.by_score.decision_function(rows, threads)
+
+    def predict_proba(self, X: Any, *, threads: int | None = None) -> npt.NDArray[np.float32]:
+        """Probabilities of all labels, dense float32 (n_rows, n_labels), as `decision_function`.
+
+        Each label is judged by itself. One that no training row had has probability 0.
+        `ModelError` if the model has no calibration.
+        """
+        rows = self._dense_rows("predict_proba", X, threads)
+        result = self._orders.dense_probabilities(rows, threads)
+        result[:, self.label_counts == 0] = 0
+        return result
+
+    def _dense_rows(self, what: str, X: Any, threads: int | None) -> Any:
+        rows = check_X(self.rows_of(X, threads=threads), self.n_features)
+        instead = "predict_topk or assign give the best labels of each row"
+        check_dense(what, rows.shape[0], self.n_labels, 4, instead)
+        return rows
 
     @property
     def capabilities(self) -> Capabilities:  # noqa: D102
@@ -152,7 +199,7 @@ class Model(TopkModel):
     def assign(
         self,
         X: Any,
-        threshold: float | str,
+        threshold: float | str | None = None,
         *,
         probabilities: bool = True,
         most: int | None = None,
@@ -167,7 +214,8 @@ class Model(TopkModel):
         threshold
             A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
             the model was calibrated: one probability for all labels, or one per label. Without
-            `probabilities` a score.
+            `probabilities` a score. By default "micro-f1" if the model is calibrated, and else all
+            scores above 0.
         probabilities
             Whether it is about probabilities, or scores, which need no calibration.
         most
@@ -191,19 +239,8 @@ class Model(TopkModel):
         """
         if most is not None and most < 1:
             raise DataError(f"most is {most}; expected at least 1")
-        named = (MICRO_F1, MACRO_F1) if probabilities else ()
-        if isinstance(threshold, str) and threshold not in named:
-            wanted = " or ".join(["a number", *named])
-            raise DataError(f"threshold is {threshold!r}; expected {wanted}")
-        calibration = self._calibrated if probabilities else None
-        if calibration is None:
-            ranking, rule = self._predictor, thresholds.by_score(threshold)
-        elif threshold == MACRO_F1:
-            ranking, rule = self._margins, thresholds.by_margin(calibration)
-        else:
-            least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
-            ranking, rule = self._logits, thresholds.by_probability(least, calibration)
-        return thresholds.assigned(ranking, X, rule, most, threads)
+        ranking, rule = self._orders.rule(threshold, probabilities)
+        return assigned(ranking, self.rows_of(X, threads=threads), rule, most, threads)
 
     def explain(self, X: Any, label: int, *, terms: Sequence[str] | None = None) -> Explanation:
         """What each feature of a row adds to the score of a label.
@@ -211,40 +248,27 @@ class Model(TopkModel):
         Parameters
         ----------
         X
-            One row, (1, up to n_features), as for `predict_topk`.
+            One row, (1, up to n_features), or a list of one text, as for `predict_topk`.
         label
             Its number.
         terms
-            What each feature stands for, one per feature, for the explanation to repeat.
+            What each feature stands for, one per feature, for the explanation to repeat; by default
+            the terms of the model's vocabulary, if it has one.
 
         Raises
         ------
         DataError
             If X is not one row, the label was never trained, and as `predict_topk` does.
         """
-        if terms is not None and len(terms) != self.n_features:
-            raise DataError(f"there are {len(terms)} terms for {self.n_features} features")
-        row, weights, score = self._predictor.explain(X, label)
-        probability = None
-        if self.calibration is not None:
-            probability = float(self.calibration.of_logits(self._logits.explain(X, label)[2]))
-        bias, found = contributions(row, weights, self.transform.n_columns, terms)
-        reasons = []
-        if isinstance(self.transform, Informed):
-            reasons = self.transform.reasons(X, found, self.names, terms)
-        return Explanation(
-            int(label),
-            None if self.names is None else self.names[label],
-            score,
-            probability,
-            bias,
-            [term for term in found if term.feature < self.n_features],
-            reasons,
-        )
+        if terms is None and self.vocabulary is not None:
+            terms = self.vocabulary.terms
+        return explain(self._orders, self.rows_of(X), label, self.names, terms)
 
     def place(self, X: Any, label: int) -> int:
         """The place of a label for one row, from 1, as `predict_topk` ranks all labels."""
-        return (self._predictor if self.calibration is None else self._logits).place(X, label)
+        orders = self._orders
+        order = orders.by_score if self.calibration is None else orders.by_logit
+        return order.place(self.rows_of(X), label)
 
     def reranked(
         self, alpha: float = 1.0, A: float = 0.55, B: float = 1.5, *, probabilities: bool = True
@@ -277,12 +301,7 @@ class Model(TopkModel):
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
         # Labels that share their weights have what the first of them has.
         bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
-        ranking: Predictor | Gains
-        if probabilities:
-            ranking = Gains(self._rescaled, self._calibrated, bonus)
-        else:
-            ranking = self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
-        return Reranked(self, ranking)
+        return Reranked(self, self._orders.by_gain(bonus, probabilities=probabilities))
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
@@ -295,31 +314,10 @@ class Model(TopkModel):
         DataError
             If `delta` is below the model's own: what training has dropped does not come back.
         """
-        params = dict(self.params)
-        if delta is not None:
-            own = params.get("delta")
-            if not isinstance(own, int | float):
-                raise ModelError("the model does not say at which delta it was pruned")
-            # What is left of any weights at infinity is nothing, but JSON has no word for it.
-            if not own <= delta <= np.finfo(np.float32).max:
-                raise DataError(
-                    f"delta is {delta}; expected at least {own}, that of the model: "
-                    "weights that have been dropped do not come back"
-                )
-            params = {k: v for k, v in params.items() if k not in ("delta_auto", "delta_effect")}
-            params["delta"] = float(delta)
-        params["precision"] = precision or self.precision
-        shards = self._repacked(delta or 0, params["precision"])
+        params = pruned_params(self.params, delta, precision or self.precision)
+        kept = delta or 0.0, params["precision"]
+        shards = repacked(self.manifest, self.transform, self._shards, *kept)
         return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
-
-    def _repacked(self, delta: float, precision: str) -> list[Shard]:
-        more = self.transform.pruned_more(delta) if isinstance(self.transform, Informed) else None
-        if not self.manifest.history:
-            return [s.repacked(prune(s.unpack(), delta, more), precision) for s in self._shards]
-        # Labels that came and went have left small shards behind: all go into as few as possible.
-        labels = np.flatnonzero(self.label_counts)
-        weights: Any = prune(self.weights, delta, more)
-        return list(pack([(labels, weights[labels])], self.transform.n_columns, precision))
 
     def save(
         self,
@@ -330,13 +328,27 @@ class Model(TopkModel):
     ) -> None:
         """Write the model to a directory of its own, with what `estimator` or its manifest says.
 
+        If the path ends in .zip and is not a directory, it becomes a single file there, which
+        `open_model` reads as well.
+
         Raises
         ------
         ModelError
             If there is a model already and `overwrite` is not set, or other files are there.
         """
-        parts = self.manifest, self.transform, self._parts, self._shards
-        write_model(Path(path), *parts, estimator=estimator, overwrite=overwrite)
+        write = self._writer(self.manifest.estimator if estimator is None else estimator)
+        if is_archive_path(path):
+            write_archive(Path(path), write, overwrite=overwrite)
+        else:
+            write(Path(path), overwrite=overwrite)
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of a single file, for `open_model`; as `save` to a .zip file."""
+        return archived(self._writer(self.manifest.estimator))
+
+    def _writer(self, estimator: dict[str, Any] | None) -> Callable[..., None]:
+        manifest = replace(self.manifest, estimator=estimator)
+        return partial(write_model, manifest, self.transform, self._parts, self._shards)
 
     def evaluate(
         self,
@@ -355,8 +367,9 @@ class Model(TopkModel):
         places, "ECE uncalibrated" if they were the logistic function of the scores, and "micro-F1"
         and "macro-F1" of the sets that `assign` gives at the thresholds chosen for them.
         """
-        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        truth = self.truth_of(Y, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
+        X = self.rows_of(X, threads=threads)
         top, values = self.predict_topk(X, depth, rank=rank, threads=threads)
         metrics = truth.metrics(top, ks)
         if self.calibration is None:
@@ -365,32 +378,9 @@ class Model(TopkModel):
         assign = partial(self.assign, X, threads=threads)
         return metrics | reliability(self.calibration, truth, top, values, by_score, assign)
 
-    @property
-    def _calibrated(self) -> Calibration:
-        if self.calibration is None:
-            raise ModelError("the model gives no probabilities: train it with --calibrate")
-        return self.calibration
-
     @cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self._shards, self.n_labels, self.transform)
-
-    @cached_property
-    def _logits(self) -> Predictor:
-        """Its scores are slope·score + intercept: their order is that of probabilities."""
-        calibration = self._calibrated
-        return self._rescaled(calibration.slopes, calibration.intercepts)
-
-    @cached_property
-    def _margins(self) -> Predictor:
-        """Its scores are how far that is above the label's threshold for macro-F1."""
-        calibration = self._calibrated
-        least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
-        return self._rescaled(calibration.slopes, calibration.intercepts - least)
-
-    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
-        shards = [s.rescaled(slopes, offsets, self.transform.bias) for s in self._shards]
-        return Predictor(shards, self.n_labels, self.transform.with_bias(1.0))
+    def _orders(self) -> Orders:
+        return Orders(self._shards, self.n_labels, self.transform, self.calibration)
 
     def __getstate__(self) -> dict[str, Any]:
         cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]

@@ -1,13 +1,15 @@
-"""A model directory → a `Model`."""
+"""A model directory, or a single file → a `Model`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
+from dismec.model.archive import unpacked
 from dismec.model.directory import read_manifest, unfinished
 from dismec.model.informed import Informed, Refinement
 from dismec.model.manifest import Manifest
@@ -18,16 +20,20 @@ from dismec.model.scoring import RowTransform
 __all__ = ["open_model", "read_head"]
 
 
-def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Model:
-    """Open a model directory.
+def open_model(
+    path: str | os.PathLike[str] | bytes | BinaryIO, *, check: bool | None = None
+) -> Model:
+    """Open a model directory, or a model in a single file.
 
-    Nothing is read but what is needed to find the weights: they come from the files when they are
-    used, and processes that open the same model share them.
+    Nothing of a directory is read but what is needed to find the weights: they come from the files
+    when they are used, and processes that open the same model share them. A single file, as
+    `Model.save` and `Model.to_bytes` make it, is unpacked into a temporary directory first, and
+    checked unless `check` is False.
 
     Parameters
     ----------
     path
-        The directory.
+        The directory, or a single file: its path, its bytes, or a file object in binary mode.
     check
         Whether to read every file and compare it with its SHA-256. By default only if the model is
         small enough for this to take no time (64 MB); a larger one is opened at once, and damage
@@ -38,7 +44,14 @@ def open_model(path: str | os.PathLike[str], *, check: bool | None = None) -> Mo
     ModelError
         If there is no finished model, or one of its files is missing, cut off or altered.
     """
-    directory = Path(path)
+    with unpacked(path) as folder:
+        if folder is not None:
+            # What is mapped stays readable when the files are gone.
+            return _open_directory(folder, check=check is not False)
+    return _open_directory(Path(cast(str, path)), check=check)
+
+
+def _open_directory(directory: Path, *, check: bool | None) -> Model:
     while True:
         before = read_manifest(directory)
         try:

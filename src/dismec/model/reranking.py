@@ -113,7 +113,5 @@ class Reranked(TopkModel):
     def nnz(self) -> int:  # noqa: D102
         return self._nnz
 
-    def predict_topk(  # noqa: D102
-        self, X: Any, k: int = 5, *, threads: int | None = None
-    ) -> tuple[Labels, Scores]:
-        return self._ranking.topk(X, k, threads)
+    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+        return self._ranking.topk(rows, k, threads)

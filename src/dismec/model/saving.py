@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dismec.errors import ModelError
 from dismec.model import weight_files
@@ -21,26 +20,24 @@ __all__ = ["write_model"]
 
 
 def write_model(
-    directory: Path,
     manifest: Manifest,
     transform: RowTransform,
     parts: Parts,
     shards: Sequence[Shard],
+    directory: Path,
     *,
-    estimator: dict[str, Any] | None,
     overwrite: bool,
 ) -> None:
-    """Write all that a model is, with what `estimator` or its manifest says; as `Model.save`."""
+    """Write all that a model is; as `Model.save`."""
     make_directory(directory)
     with locked(directory):
         if holds_model(directory) and not overwrite:
             raise ModelError(
                 f"{directory} holds a model already: "
-                "choose another directory, or replace it (overwrite=True)"
+                "choose another directory, or overwrite it (overwrite=True)"
             )
         discard(directory)
-        about = manifest.estimator if estimator is None else estimator
-        manifest = replace(manifest, parts=write_parts(directory, parts), estimator=about)
+        manifest = replace(manifest, parts=write_parts(directory, parts))
         receipts = [weight_files.write_shard(directory, i, s) for i, s in enumerate(shards)]
         if isinstance(transform, Informed):
             first = enumerate(transform.first)

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.labels import propensities
 from dismec.data.names import Names
+from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
+from dismec.features.text_rows import TextRows
 from dismec.measure.metrics import Truth
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
@@ -87,7 +90,10 @@ class TopkModel(ABC):
         """
         if isinstance(label, str):
             known = self.names
-            number = (known.find if isinstance(known, Names) else self.label_numbers.get)(label)
+            find = known.find if isinstance(known, Names) else self.label_numbers.get
+            number = find(label)
+            if number is None:  # white space around a name is not part of it
+                number = find(label := label.strip())
             if number is None and re.fullmatch(r"\d{1,20}", label):
                 number = int(label)
             if number is None or number >= self.n_labels:
@@ -129,7 +135,44 @@ class TopkModel(ABC):
     def nnz(self) -> int:
         """Number of weights that are stored; labels with the same weights share them."""
 
-    @abstractmethod
+    def __repr__(self) -> str:
+        facts = [
+            _number_of(self.n_labels, "label"),
+            _number_of(self.n_features, "feature"),
+            f"{_rounded(self.nnz)} weights",
+            *self._facts(),
+        ]
+        kind = "; of texts" if self.vocabulary is not None else ""
+        return f"{type(self).__name__}({', '.join(facts)}{kind})"
+
+    def _facts(self) -> list[str]:
+        """What else `repr` says."""
+        return []
+
+    def rows_of(self, X: Any, *, threads: int | None = None) -> Any:
+        """What the model scores: rows as they are, or the rows of texts.
+
+        A model of texts takes texts (a list, an array, a Series, a generator …) and `TextRows`. It
+        refuses any other matrix, as it cannot know whether columns are its own terms.
+
+        Raises
+        ------
+        DataError
+            If X is texts and the model takes numbers, or the other way round.
+        """
+        if self.vocabulary is None:
+            if is_texts(X):
+                raise DataError("the model was trained on numeric features, and X is texts")
+            return X
+        if isinstance(X, TextRows):
+            return X
+        if is_matrix(X):
+            raise DataError(
+                "the model takes texts, and X is a matrix; if its columns are the terms of the "
+                "model's vocabulary, pass dismec.TextRows(X)"
+            )
+        return self.vocabulary.rows(text_column(X), threads=threads)
+
     def predict_topk(
         self, X: Any, k: int = 5, *, threads: int | None = None
     ) -> tuple[Labels, Scores]:
@@ -139,7 +182,7 @@ class TopkModel(ABC):
         ----------
         X
             (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
-            transform is applied.
+            transform is applied. For a model of texts: texts, one per row, or `TextRows`.
         k
             Places per row. Those beyond the labels that had training rows hold label −1 and score
             −inf: what was never seen is never predicted.
@@ -154,8 +197,14 @@ class TopkModel(ABC):
         Raises
         ------
         DataError
-            If X has more features than the model, or values that are not finite.
+            If X has more features than the model, or values that are not finite; if it is a matrix
+            and the model takes texts, or the other way round.
         """
+        return self._topk(self.rows_of(X, threads=threads), k, threads)
+
+    @abstractmethod
+    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+        """`predict_topk` of rows that the model takes."""
 
     def evaluate(
         self,
@@ -170,12 +219,30 @@ class TopkModel(ABC):
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count.
+        are never predicted, and count. The columns of a frame, and lists of labels, are matched by
+        their names.
         """
-        truth = Truth.align(Y, self.label_counts, self.manifest.n_rows, A, B)
+        truth = self.truth_of(Y, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
         return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks)
+
+    def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5) -> Truth:
+        """The true labels of rows, as `evaluate` takes them, aligned with the model's labels."""
+        matrix = matrix_of_labels(Y, self.names)
+        return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return propensities(self.label_counts, self.manifest.n_rows, A, B)
+
+
+def _number_of(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _rounded(n: int) -> str:
+    """A number as a person says it: 950, 12.3 k, 5.3 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if n >= size:
+            return f"{n / (1e3 if unit == 'k' else size):.1f} {unit}"
+    return f"{n:,}"

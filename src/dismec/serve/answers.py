@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from dismec.errors import DismecError
+from dismec.features.text_rows import TextRows
 from dismec.model.explanation import highlights
 from dismec.model.model import Model
 from dismec.model.opening import open_model
@@ -22,7 +23,7 @@ from dismec.model.thresholds import MICRO_F1
 from dismec.model.topk_model import TopkModel
 from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
 from dismec.serve.label_search import LabelSearch
-from dismec.serve.queries import parse, rows_of_terms, text_vocabulary
+from dismec.serve.queries import parse, text_vocabulary
 
 __all__ = ["NoExplanations", "Service"]
 
@@ -106,7 +107,7 @@ class Service:
         model = self._explaining_model()
         seen = np.flatnonzero(model.label_counts)
         chances = model.label_counts[seen] / model.label_counts.sum()
-        every = rows_of_terms(model, sp.csr_array(np.ones((1, model.n_features), np.float32)))
+        every = TextRows(np.ones((1, model.n_features), np.float32))
         sentences = []
         for label in rng.choice(seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=chances):
             words: dict[str, None] = {}  # each once, those that speak most first
@@ -170,7 +171,7 @@ def _open_warm(path: Path, cluster: str | None) -> TopkModel:
         from dismec.cluster.serving import serve_on_cluster
 
         model = serve_on_cluster(cluster, directory)
-    model.predict_topk(rows_of_terms(model, sp.csr_array((1, model.n_features))), 1, threads=1)
+    model.predict_topk(TextRows((1, model.n_features)), 1, threads=1)
     return model
 
 

@@ -14,11 +14,12 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.errors import DataError
+from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
 from dismec.model.topk_model import TopkModel
 from dismec.serve.contract import LARGEST, Contract
 
-__all__ = ["NumericRows", "parse", "rows_of_terms", "text_vocabulary"]
+__all__ = ["NumericRows", "parse", "text_vocabulary"]
 
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
 _Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values of a row
@@ -58,12 +59,8 @@ def parse(
         )
     if has_texts:
         return text_vocabulary(model).rows([row["text"] for row in rows], threads=1), request
-    return rows_of_terms(model, _read_rows(rows, model) if X is None else X), request
-
-
-def rows_of_terms(model: TopkModel, X: sp.csr_array) -> sp.csr_array:
-    """Rows of the model's features as its own vocabulary would give them, if it has one."""
-    return X if model.vocabulary is None else type(model.vocabulary.rows([]))(X)
+    X = _read_rows(rows, model) if X is None else X
+    return (X if model.vocabulary is None else TextRows(X)), request
 
 
 def text_vocabulary(model: TopkModel) -> Vocabulary:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import thread_count
+from dismec.data.columns import label_names_of
 from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError, ModelError
@@ -67,7 +68,8 @@ def add_labels(
     path
         The model directory.
     X, Y
-        Rows with all their labels: (n_rows, up to n_features), and an indicator (n_rows, …).
+        Rows with all their labels: (n_rows, up to n_features), for a model of texts the texts or
+        `TextRows`; and an indicator (n_rows, …).
     names
         One name for each column of Y, by which labels are known if the model has names. Without
         names, column l is label l.
@@ -81,6 +83,7 @@ def add_labels(
     ModelError
         If there is no finished model, or another process is writing to it.
     """
+    names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
     with _opened(path) as edit:
         labels = edit.labels_of(Y, names, grow=True)
@@ -91,7 +94,7 @@ def add_labels(
             raise DataError("the model has all labels of these rows already")
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
-        request = Request(X, Y, edit.params, **how)
+        request = Request(edit.model.rows_of(X, threads=threads), Y, edit.params, **how)
         edit.train("added", request, columns, labels[columns])
     return open_model(path, check=False)
 
@@ -116,6 +119,7 @@ def update_labels(
     DataError
         Also if the model does not have one of the labels, or no row does.
     """
+    names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
     with _opened(path) as edit:
         wanted = edit.find(labels)
@@ -130,7 +134,7 @@ def update_labels(
         columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
-        request = Request(X, Y, edit.params, **how)
+        request = Request(edit.model.rows_of(X, threads=threads), Y, edit.params, **how)
         edit.train("updated", request, columns, found[columns])
     return open_model(path, check=False)
 

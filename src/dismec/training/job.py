@@ -14,6 +14,7 @@ from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.names import check_names
+from dismec.data.targets import named_matrix
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
@@ -61,10 +62,11 @@ class Job:
         """
         params, vocabulary = request.params, request.vocabulary
         X = check_X(request.X, transform.n_features if transform else None)
-        Y = check_Y(request.Y, X.shape[0])
+        found, named = named_matrix(request.Y, request.names)
+        Y = check_Y(found, X.shape[0])
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
-        names = check_names(request.names, Y.shape[1])
+        names = check_names(named, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
         if transform is None:
             transform = Transform.fit(

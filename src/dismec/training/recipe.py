@@ -126,15 +126,16 @@ def train(
     Parameters
     ----------
     X
-        (n_rows, n_features) sparse or dense; CSR float32 is used in place.
+        (n_rows, n_features) sparse, dense or a frame; CSR float32 is used in place.
     Y
-        (n_rows, n_labels) indicator, sparse or dense.
+        (n_rows, n_labels) indicator, sparse, dense or a frame; or for each row a list or set of
+        labels.
     path
         The model directory; it is created if it does not exist.
     params
         Defaults as in `TrainingParams`.
     names
-        One name per label.
+        One name per label; by default the columns of Y if that is a frame, or the labels in lists.
     validation
         X and Y to choose `delta="auto"` and to calibrate on, instead of a tenth of the rows held
         out for this.

@@ -98,7 +98,7 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
         _tidy_finished(directory, manifest)
         raise ModelError(
             f"{directory} holds the finished model of this training already; "
-            "to train it again, replace it (overwrite=True)"
+            "to train it again, overwrite it (overwrite=True)"
         )
     return manifest
 
@@ -192,7 +192,7 @@ def _same_training(directory: Path, job: Job) -> Manifest:
     if differences:
         raise ModelError(
             f"{directory} holds a model of another training ({', '.join(differences)}): "
-            "choose another directory, or replace it (overwrite=True)"
+            "choose another directory, or overwrite it (overwrite=True)"
         )
     return manifest
 

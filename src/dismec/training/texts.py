@@ -20,6 +20,7 @@ from dismec.data.files import StrPath
 from dismec.data.formats import detect
 from dismec.data.text_format import RefusedError, checked_names
 from dismec.errors import DataError
+from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
@@ -312,7 +313,7 @@ def vectorised(
         shape=(len(lengths) - 1, n_labels),
     )
     Y.sort_indices()
-    return Dataset(sp.vstack(rows, format="csr"), Y, sorted(known, key=known.__getitem__))
+    return Dataset(TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X, check_Y
+from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -57,7 +58,7 @@ class Validation(NamedTuple):
             return cls(None, delta.held_out(job.X.shape[0]))
         try:
             X = check_X(given[0], job.X.shape[1])
-            Y = check_Y(given[1], X.shape[0])
+            Y = check_Y(matrix_of_labels(given[1], job.parts.labels.names), X.shape[0])
         except DataError as error:
             raise DataError(f"validation data: {error}") from None
         if X.shape[0] == 0:

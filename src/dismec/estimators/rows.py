@@ -1,116 +1,29 @@
-"""The scikit-learn estimator of rows, and what that of texts shares with it.
-
-The only importer of scikit-learn. Parameters of the estimators are the fields of `TrainingParams`
-and `TextParams`: one that is added there is one of theirs, too.
-"""
+"""The scikit-learn estimator of rows."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from dismec.cpu import available_cpus
+from dismec.data.columns import label_names_of
+from dismec.data.matrices import check_Y, refuse_mask
+from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
-from dismec.model.model import Model
+from dismec.estimators.shared import Estimator, constructor
 from dismec.model.opening import open_model
-from dismec.training.params import AUTO, TrainingParams
+from dismec.model.orders import check_dense
+from dismec.training.params import TrainingParams
 from dismec.training.recipe import fit
 
-__all__ = ["DiSMECClassifier", "Estimator", "constructor"]
+__all__ = ["DiSMECClassifier"]
 
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
-_OWN = {"n_jobs": None, "engine": None, "cluster": None}
-
-
-def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
-    """An ``__init__`` that takes the fields of dataclasses, and keeps what it is given.
-
-    Parameters come in the order of `first`; all others after these. scikit-learn reads their names
-    and defaults off the signature.
-    """
-    defaults = {f.name: f.default for source in sources for f in fields(source)} | _OWN
-    names = [n for n in dict.fromkeys([*first.split(), *defaults]) if n not in without.split()]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [
-            inspect.Parameter("self", kind),
-            *(inspect.Parameter(name, kind, default=defaults[name]) for name in names),
-        ]
-    )
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{type(args[0]).__name__}.__init__() {error}") from None
-        bound.apply_defaults()
-        self, *values = bound.arguments.values()
-        for name, value in zip(names, values, strict=True):
-            setattr(self, name, value)
-
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
-    return __init__
-
-
-class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What both estimators do: parameters, threads, where to fit."""
-
-    model_: Model
-    n_jobs: int | None
-    engine: Any
-    cluster: Any
-
-    def _fitted(self) -> Model:
-        check_is_fitted(self, "model_")
-        return self.model_
-
-    def _params(self, **fixed: Any) -> TrainingParams:
-        own = self.get_params(deep=False)
-        given = {f.name: own[f.name] for f in fields(TrainingParams) if f.name in own}
-        return TrainingParams(**given, **fixed)
-
-    @classmethod
-    def _with_params_of(cls, model: Model) -> Any:
-        """An estimator with the parameters that a model was trained with, as far as it says."""
-        known = dict(model.params)
-        if model.vocabulary is not None:
-            known |= asdict(model.vocabulary.params)
-        self = cls(**{name: known[name] for name in cls._get_param_names() if name in known})
-        self.precision = model.precision
-        if "delta_auto" in known:
-            self.delta = AUTO
-        self.model_ = model
-        return self
-
-    @property
-    def _where(self) -> Any:
-        return self.engine if self.cluster is None else self.cluster
-
-    def _threads(self) -> int | None:
-        """Threads, by scikit-learn's way of counting them; None for all."""
-        if self.n_jobs is None or self.n_jobs >= 0:
-            return self.n_jobs
-        return max(1, available_cpus() + 1 + self.n_jobs)
-
-    def __sklearn_clone__(self) -> Any:
-        # A client cannot be copied, and one is enough.
-        where = {"engine": self.engine, "cluster": self.cluster}
-        self.engine = self.cluster = None
-        try:
-            copy = _clone_parametrized(self)
-        finally:
-            self.set_params(**where)
-        return copy.set_params(**where)
 
 
 class DiSMECClassifier(Estimator):
@@ -122,7 +35,8 @@ class DiSMECClassifier(Estimator):
         As for `TrainingParams`; `delta="auto"` is chosen on a tenth of the rows, which are held out
         for this, or on the `validation` of `fit`.
     calibrate
-        Learn on the same rows what probability a score stands for: for `predict_proba_topk`.
+        Learn on the same rows what probability a score stands for: for `predict_proba` and
+        `predict_proba_topk`.
     positive_weight, weighting, propensity_a, propensity_b
         As for `TrainingParams`: how much the losses of positive rows count.
     n_jobs
@@ -135,7 +49,12 @@ class DiSMECClassifier(Estimator):
     Attributes
     ----------
     classes_
-        The classes of a 1-d y, or the label numbers 0 … n_labels − 1.
+        The classes of a 1-d y, the columns of a frame of labels, or the label numbers
+        0 … n_labels − 1.
+    coef_, intercept_
+        The weights, sparse, and what is added to each score.
+    n_features_in_, feature_names_in_
+        Number of features, and their names if X was a frame.
     model_
         The fitted `Model`: its weights, names and top k.
     multilabel_
@@ -159,17 +78,28 @@ class DiSMECClassifier(Estimator):
     )
 
     def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
-        """Train one classifier a label.
+        """Train one classifier per label.
 
         Parameters
         ----------
         X
-            (n_rows, n_features) sparse or dense.
+            (n_rows, n_features) sparse or dense, or a frame, whose columns become
+            `feature_names_in_`.
         y
-            Indicator (n_rows, n_labels), sparse or dense, or (n_rows,) classes.
+            Indicator (n_rows, n_labels), sparse, dense or a frame, whose columns become the names
+            of the labels; or (n_rows,) classes.
         validation
-            Other X and y to choose `delta="auto"` and to calibrate on.
+            Other X and y to choose `delta="auto"` and to calibrate on. In a search or a pipeline
+            it is routed after ``set_fit_request(validation=True)``.
         """
+        refuse_mask(X, "X")
+        refuse_mask(y, "y")
+        if is_label_lists(y):
+            raise DataError(
+                "y is lists of labels; DiSMECClassifier takes an indicator matrix: pass "
+                "sklearn.preprocessing.MultiLabelBinarizer(sparse_output=True).fit_transform(y)"
+            )
+        names = label_names_of(y)
         self._sparse_output = sp.issparse(y)
         if self._sparse_output:
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
@@ -179,14 +109,16 @@ class DiSMECClassifier(Estimator):
             X, y = validate_data(
                 self, X, y, accept_sparse="csr", dtype=np.float32, multi_output=True
             )
+            _refuse_missing(y)
             check_classification_targets(y)
             self.multilabel_ = type_of_target(y).startswith("multilabel")
             Y = y if self.multilabel_ else self._one_hot(y)
         if self.multilabel_:
-            self.classes_ = np.arange(Y.shape[1])
-        names = None if self.multilabel_ else [str(c) for c in self.classes_[-Y.shape[1] :]]
-        if validation is not None and not self.multilabel_:
-            validation = validation[0], self._among_classes(validation[1])
+            self.classes_ = np.arange(Y.shape[1]) if names is None else np.array(names)
+        else:
+            names = [str(c) for c in self.classes_[-Y.shape[1] :]]
+        if validation is not None:
+            validation = validation[0], self._truth(validation[1])
         self.model_ = fit(
             X,
             Y,
@@ -198,8 +130,15 @@ class DiSMECClassifier(Estimator):
         )
         return self
 
+    def _truth(self, y: Any) -> Any:
+        """Other labels as a matrix whose columns are those that were trained."""
+        if not self.multilabel_:
+            return self._among_classes(y)
+        named = self.classes_.dtype.kind == "U"
+        return matrix_of_labels(y, self.classes_.tolist() if named else None)
+
     def _one_hot(self, y: Any) -> sp.csr_array:
-        """A column a class; for two classes only the second has one."""
+        """A column per class; for two classes only the second has one."""
         self.classes_, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         if len(self.classes_) == 2:
             return sp.csr_array(codes[:, None].astype(np.uint8))
@@ -208,7 +147,7 @@ class DiSMECClassifier(Estimator):
         return sp.csr_array((ones, codes, rows), shape=(len(codes), len(self.classes_)))
 
     def _among_classes(self, y: Any) -> sp.csr_array:
-        """A column a class that training has seen; other classes have none."""
+        """A column per class that training has seen; other classes have none."""
         y = column_or_1d(y)
         rows, columns = np.nonzero(y[:, None] == self.classes_[None, :])
         shape = (len(y), len(self.classes_))
@@ -260,8 +199,14 @@ class DiSMECClassifier(Estimator):
         if not self.multilabel_:
             return self.classes_[self.predict_topk(X, k=1)[0][:, 0]]
         if not self._sparse_output:
-            return (self.decision_function(X) > 0).astype(int)
-        rows = sp.csr_array(self._rows(X))
+            rows = self._rows(X)
+            instead = "fit on a sparse Y, and predict is sparse too"
+            check_dense("predict", rows.shape[0], len(self.classes_), 8, instead)
+            return self._indicator(rows).toarray().astype(int)
+        return self._indicator(self._rows(X))
+
+    def _indicator(self, X: Any) -> sp.csr_array:
+        rows = sp.csr_array(X)
         threads = self._threads()
         step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
         parts = [
@@ -270,8 +215,18 @@ class DiSMECClassifier(Estimator):
         ]
         return sp.vstack(parts, format="csr").astype(np.uint8)
 
+    def rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:  # noqa: D102
+        rows = self._rows(X)
+        if not self.multilabel_:
+            raise DataError("y has one class per row: scikit-learn's scorers are for that")
+        return rows, check_Y(self._truth(y), rows.shape[0])
+
+    @property
+    def _multilabel(self) -> bool:
+        return bool(self.multilabel_)
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the model to a directory that `open_model` and the command line read.
+        """Write the model to a directory that `open_model` and the command line read, or a .zip.
 
         The classes of a 1-d y become the label names there.
         """
@@ -280,26 +235,38 @@ class DiSMECClassifier(Estimator):
             "multilabel": self.multilabel_,
             "sparse_output": self._sparse_output,
             "classes": None if self.multilabel_ else self.classes_.tolist(),
+            "named": self.classes_.dtype.kind == "U",
+            "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
         }
         self.model_.save(path, estimator=about, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DiSMECClassifier:
-        """The estimator that was saved, or one for multi-label data around any other model."""
+    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> DiSMECClassifier:
+        """The estimator that was saved, or one for multi-label data around any other model.
+
+        `path` is as for `open_model`.
+        """
         model = open_model(path)
         if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
-            raise ModelError(f"{path}: parameter {min(missing)!r} is missing in its manifest")
+            raise ModelError(f"parameter {min(missing)!r} is missing in the manifest of the model")
+        if model.vocabulary is not None:
+            raise ModelError("the model is one of texts; DiSMECTextClassifier loads it")
         self: DiSMECClassifier = cls._with_params_of(model)
         about = model.manifest.estimator or {}
         classes = about.get("classes")
         self.multilabel_ = about.get("multilabel", True)
         self._sparse_output = about.get("sparse_output", True)
+        if self.multilabel_ and about.get("named"):
+            classes = list(model.names or ())
         self.classes_ = np.arange(model.n_labels) if classes is None else np.array(classes)
         self.n_features_in_ = model.n_features
+        if features := about.get("feature_names"):
+            self.feature_names_in_ = np.array(features, object)
         return self
 
     def _rows(self, X: Any) -> Any:
         check_is_fitted(self)
+        refuse_mask(X, "X")
         return validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
 
     def _is_binary(self) -> bool:
@@ -311,3 +278,11 @@ class DiSMECClassifier(Estimator):
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _refuse_missing(y: Any) -> None:
+    """Refuse a None among classes, which cannot be put in order with others."""
+    if y.dtype == object and y.ndim == 1:
+        for row, value in enumerate(y.tolist()):
+            if value is None:
+                raise DataError(f"row {row}: the class is None; leave the row out, or give it one")

@@ -1,0 +1,39 @@
+"""Errors of the library, which name parameters of Python → the flags of the command line."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["in_flags"]
+
+# What the library says → what is typed here; the longer of two that fit comes first.
+_PHRASES = {
+    "name another for the labels (labels=…)": "name another for the labels (--labels-to)",
+    "pass dismec.TextRows(X)": "add --numeric",
+    "calibrate=True": "--calibrate",
+    "(overwrite=True)": "(--overwrite)",
+    "(validation=…)": "(--validation)",
+    "(labels=…)": "(--labels)",
+    "(names=…)": "(--label-names)",
+    'delta="auto"': "--delta auto",
+}
+_PARAMETERS = (
+    "min_df",
+    "max_df",
+    "max_features",
+    "word_ngrams",
+    "char_ngrams",
+    "positive_weight",
+    "propensity_a",
+    "propensity_b",
+    "block_size",
+)
+# As words of their own: what is in quotes, or part of a path, is the user's.
+_WORD = re.compile(rf"(?<![\w/.'\"=-])({'|'.join(_PARAMETERS)})(?![\w/.'\"-])")
+
+
+def in_flags(message: str) -> str:
+    """The message with flags in place of parameters."""
+    for phrase, flag in _PHRASES.items():
+        message = message.replace(phrase, flag)
+    return _WORD.sub(lambda found: "--" + found[1].replace("_", "-"), message)

@@ -1,0 +1,227 @@
+"""Labels of a caller → a label matrix: names, numbers, lists of them, or an indicator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.columns import column_values, frame_columns, is_missing, label_names_of
+from dismec.data.matrices import check_Y
+from dismec.errors import DataError
+
+__all__ = ["Kind", "Target", "is_label_lists", "matrix_of_labels", "named_matrix"]
+
+# How labels were given: lists of labels, one class per row, an indicator matrix dense or sparse.
+Kind = Literal["lists", "classes", "indicator", "sparse"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The labels of some rows.
+
+    Attributes
+    ----------
+    Y
+        CSR (n_rows, n_labels), 1 where a row has a label.
+    classes
+        The label of each column, ascending unless Y was an indicator: names as text, or numbers.
+    kind
+        How labels were given.
+    named
+        Whether the columns say which labels they are, or just count them.
+    """
+
+    Y: sp.csr_array
+    classes: list[Any]
+    kind: Kind
+    named: bool = True
+
+    @classmethod
+    def of(cls, labels: Any, classes: Iterable[Any] | None = None) -> Target:
+        """The labels in any form.
+
+        `classes` are the labels that the columns of an indicator stand for: by default the columns
+        of a frame, or their numbers.
+        """
+        columns = frame_columns(labels)
+        is_array = sp.issparse(labels) or isinstance(labels, np.ndarray)
+        if (columns is not None and len(columns) != 1) or (is_array and _is_indicator(labels)):
+            return cls._of_indicator(labels, columns, classes)
+        if classes is not None:
+            raise DataError("classes are for an indicator matrix, and labels is a list")
+        return cls._of_rows(column_values(labels, "labels", "entry"))
+
+    @classmethod
+    def _of_indicator(
+        cls, labels: Any, columns: list[Any] | None, classes: Iterable[Any] | None
+    ) -> Target:
+        Y: Any = check_Y(labels)
+        kind: Kind = "sparse" if sp.issparse(labels) else "indicator"
+        given = columns if classes is None else _listed_classes(classes)
+        if given is None or given == list(range(Y.shape[1])):
+            return cls(Y, list(range(Y.shape[1])), kind, named=classes is not None)
+        if len(given) != Y.shape[1]:
+            raise DataError(f"there are {len(given)} classes for {Y.shape[1]} columns of labels")
+        where = "the columns of labels" if classes is None else "classes"
+        return cls(Y, _of_one_type([_checked_label(label, where) for label in given]), kind)
+
+    @classmethod
+    def _of_rows(cls, values: list[Any]) -> Target:
+        rows = [_label_row(number, value) for number, value in enumerate(values)]
+        alone = all(not _is_several(value) for value in values) and bool(values)
+        if not alone:
+            _refuse_an_indicator(values)
+        ordered = sorted(_of_one_type(list({label for row in rows for label in row})))
+        numbers = {label: number for number, label in enumerate(ordered)}
+        ids = [[numbers[label] for label in row] for row in rows]
+        return cls(_from_ids(ids, len(ordered)), ordered, "classes" if alone else "lists")
+
+    def among(self, classes: Sequence[Any]) -> sp.csr_array:
+        """The matrix with a column for each of these labels, and further ones for others."""
+        Y: Any = self.Y
+        if not self.named:  # columns are what they count
+            width = max(len(classes), Y.shape[1])
+            return sp.csr_array((Y.data, Y.indices, Y.indptr), shape=(Y.shape[0], width))
+        numbers = {label: number for number, label in reversed(list(enumerate(classes)))}
+        further = len(classes)
+        places = np.zeros(len(self.classes), np.int32)
+        for column, label in enumerate(self.classes):
+            if label not in numbers:
+                numbers[label], further = further, further + 1
+            places[column] = numbers[label]
+        moved = sp.csr_array(
+            (np.ones(Y.nnz, np.uint8), places[Y.indices], Y.indptr), shape=(Y.shape[0], further)
+        )
+        moved.sum_duplicates()
+        moved.data[:] = 1
+        return moved
+
+
+def named_matrix(Y: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
+    """A label matrix and the names of its columns, by default as Y has them.
+
+    Lists of labels become a matrix; any other Y is returned as it is, and not checked.
+    """
+    if is_label_lists(Y):
+        target = Target.of(Y)
+        if names is None:
+            return target.Y, [str(label) for label in target.classes]
+        return _by_name(target, names), names
+    return Y, label_names_of(Y) if names is None else names
+
+
+def matrix_of_labels(Y: Any, names: Sequence[str] | None) -> Any:
+    """Labels as a matrix with a column for each of a model's labels, and further ones for others.
+
+    Lists of labels and the columns of a frame are put where the model has labels of these names;
+    any other matrix is returned as it is, and not checked.
+    """
+    if is_label_lists(Y):
+        return _by_name(Target.of(Y), names)
+    if names is None or label_names_of(Y) is None:
+        return Y
+    columns = [str(name).strip() for name in frame_columns(Y) or ()]
+    return _by_name(Target(check_Y(Y), columns, "indicator"), names)
+
+
+def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
+    if names is None:
+        numbers = [label for label in target.classes if not isinstance(label, int)]
+        if numbers:
+            raise DataError(f"the label {numbers[0]!r} is text, and labels have numbers, not names")
+        return target.among(range(1 + max(target.classes, default=-1)))
+    as_text = [str(label) for label in target.classes]
+    return Target(target.Y, as_text, target.kind).among(names)
+
+
+def is_label_lists(labels: Any) -> bool:
+    """Whether labels are lists or sets of labels, which no matrix can be made of."""
+    if sp.issparse(labels) or frame_columns(labels) is not None:
+        return False
+    if isinstance(labels, np.ndarray) and (labels.ndim != 1 or labels.dtype != object):
+        return False
+    if not hasattr(labels, "__len__") or isinstance(labels, str | bytes):
+        return False
+    rows = [row for row in labels if _is_several(row)]
+    widths = {len(row) for row in rows}
+    return bool(rows) and (
+        len(rows) < len(labels)
+        or len(widths) > 1
+        or not all(isinstance(value, Real) for row in rows for value in row)
+        or any(isinstance(row, set | frozenset) for row in rows)
+    )
+
+
+def _is_indicator(labels: Any) -> bool:
+    return labels.ndim == 2 and (sp.issparse(labels) or labels.dtype.kind in "buif")
+
+
+def _is_several(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
+
+
+def _listed_classes(classes: Iterable[Any]) -> list[Any]:
+    return column_values(classes, "classes", "class")
+
+
+def _label_row(number: int, value: Any) -> list[Any]:
+    where = f"row {number}"
+    if not _is_several(value):
+        return [_checked_label(value, where)]
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return list(dict.fromkeys(_checked_label(label, where) for label in value))
+
+
+def _checked_label(label: Any, where: str) -> Any:
+    """A label as text without white space around it, or as a number."""
+    if isinstance(label, str):
+        name = label.strip()
+        if not name:
+            raise DataError(f"{where}: a label without a name")
+        return name
+    if isinstance(label, bool | np.bool_):
+        return bool(label)
+    if isinstance(label, Integral) or (isinstance(label, Real) and float(label).is_integer()):
+        return int(float(label)) if not isinstance(label, Integral) else int(label)
+    if is_missing(label):
+        raise DataError(
+            f"{where}: a label is {label}; leave it out, a row may have an empty list of labels"
+        )
+    raise DataError(
+        f"{where}: a label is {str(label)[:40]!r}, a {type(label).__name__}; "
+        "expected text or a whole number"
+    )
+
+
+def _of_one_type(labels: list[Any]) -> list[Any]:
+    kinds = {type(label) for label in labels}
+    if len(kinds) > 1:
+        raise DataError("some labels are text and some are numbers: make all of them text")
+    return labels
+
+
+def _refuse_an_indicator(values: list[Any]) -> None:
+    """Lists of 0 and 1, all as long, are taken for neither labels nor an indicator."""
+    widths = {len(row) if isinstance(row, list | tuple) else -1 for row in values}
+    if len(widths) == 1 and widths.pop() > 1:
+        found = {value for row in values for value in row if isinstance(value, int | float)}
+        if found <= {0, 1} and all(not isinstance(value, str) for row in values for value in row):
+            raise DataError(
+                "labels are lists of 0 and 1: for an indicator pass numpy.array(labels); for lists "
+                "of the labels 0 and 1 make them text"
+            )
+
+
+def _from_ids(ids: list[list[int]], n_labels: int) -> sp.csr_array:
+    lengths: npt.NDArray[np.int64] = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    flat = np.array([label for row in ids for label in row], np.int32)
+    Y = sp.csr_array((np.ones(len(flat), np.uint8), flat, lengths), shape=(len(ids), n_labels))
+    Y.sort_indices()
+    return Y

@@ -1,0 +1,124 @@
+"""A model directory ⇄ a single file: a zip archive of its files, not compressed.
+
+What is unpacked is not believed: only plain names of model files, stored as they are, in all no
+larger than the archive itself; the files then go through the checks of any model directory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from dismec.data.files import whole_file
+from dismec.errors import ModelError
+from dismec.model.format import LOCK, is_own
+
+__all__ = ["archived", "is_archive_path", "unpacked", "write_archive"]
+
+_ENDING = ".zip"
+_MOST_FILES = 1 << 16
+_DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError)
+
+WriteModel = Callable[..., None]  # to a directory, with `overwrite`
+
+
+def is_archive_path(path: str | os.PathLike[str]) -> bool:
+    """Whether a model that is saved there becomes a single file."""
+    return Path(path).suffix.lower() == _ENDING and not Path(path).is_dir()
+
+
+def archived(write: WriteModel) -> bytes:
+    """The bytes of the single file of a model; the same model always has the same bytes."""
+    buffer = io.BytesIO()
+    _pack_into(buffer, write)
+    return buffer.getvalue()
+
+
+def write_archive(path: Path, write: WriteModel, *, overwrite: bool) -> None:
+    """Write a model to a single file, which appears when it is complete."""
+    if path.exists() and not overwrite:
+        raise ModelError(
+            f"{path} exists already: choose another name, or overwrite it (overwrite=True)"
+        )
+    with whole_file(path) as file:
+        _pack_into(file, write)
+
+
+def _pack_into(file: BinaryIO, write: WriteModel) -> None:
+    with TemporaryDirectory(prefix="dismec-") as folder, zipfile.ZipFile(file, "w") as packed:
+        directory = Path(folder) / "model"
+        write(directory, overwrite=False)
+        for path in sorted(directory.iterdir()):
+            if path.name != LOCK:
+                entry = zipfile.ZipInfo(path.name)  # its date is always the same
+                with packed.open(entry, "w", force_zip64=True) as target, path.open("rb") as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+
+
+@contextmanager
+def unpacked(source: Any) -> Iterator[Path | None]:
+    """The model directory that a single file holds, as long as the context lasts.
+
+    `source` is a path, bytes, or a file object open for reading in binary mode. None for a path
+    that is not such a file. A `ModelError` of the body names the source, not the directory.
+    """
+    file: Any
+    with ExitStack() as stack:
+        if isinstance(source, bytes | bytearray | memoryview):
+            name, file = f"{len(source):,} bytes", io.BytesIO(source)
+        elif hasattr(source, "read"):
+            name, file = str(getattr(source, "name", "the file object")), _seekable(source)
+        elif Path(source).is_file() and zipfile.is_zipfile(source):
+            name, file = str(source), stack.enter_context(Path(source).open("rb"))
+        else:
+            yield None
+            return
+        folder = stack.enter_context(TemporaryDirectory(prefix="dismec-"))
+        try:
+            _unpack(name, file, Path(folder))
+            yield Path(folder)
+        except ModelError as error:
+            raise ModelError(str(error).replace(folder, name)) from None
+
+
+def _seekable(file: Any) -> Any:
+    """A file object that can be read at any place."""
+    if isinstance(file.read(0), str):
+        raise ModelError("the file object is open as text: open it in binary mode")
+    return file if file.seekable() else io.BytesIO(file.read())
+
+
+def _unpack(name: str, file: Any, folder: Path) -> None:
+    size = file.seek(0, os.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as packed:
+            entries = packed.infolist()
+            _check_packed(name, entries, size)
+            for entry in entries:
+                with packed.open(entry) as stored, (folder / entry.filename).open("xb") as target:
+                    shutil.copyfileobj(stored, target, 1 << 20)
+    except _DAMAGE as error:
+        raise ModelError(f"{name}: not a model in a single file, or damaged: {error}") from None
+
+
+def _check_packed(name: str, entries: list[zipfile.ZipInfo], size: int) -> None:
+    """Refuse an archive that `archived` cannot have made."""
+    if len(entries) > _MOST_FILES:
+        raise ModelError(f"{name}: {len(entries):,} files; a model has fewer")
+    for entry in entries:
+        file = entry.filename
+        if PurePath(file).name != file or "\\" in file or file[:1] == "." or not is_own(file):
+            raise ModelError(f"{name}: {file[:80]!r} is not a file of a model")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+            raise ModelError(f"{name}: {file!r} is compressed; a model is stored as it is")
+    if len({entry.filename for entry in entries}) < len(entries):
+        raise ModelError(f"{name}: two files have the same name")
+    if sum(entry.file_size for entry in entries) > size:
+        raise ModelError(f"{name}: its files would be larger than itself")

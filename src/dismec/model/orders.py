@@ -1,0 +1,119 @@
+"""One set of weights → the orders in which a model can rank labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dismec.cpu import available_memory
+from dismec.errors import DataError, ModelError
+from dismec.model.calibration import Calibration, Float32s, Floats
+from dismec.model.reranking import Gains
+from dismec.model.scoring import Predictor, RowTransform, Scores
+from dismec.model.shards import Shard
+from dismec.model.thresholds import MACRO_F1, MICRO_F1, Rule, by_margin, by_probability, by_score
+
+__all__ = ["Orders", "check_dense"]
+
+_ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))
+_CHUNK_SCORES = 1 << 22  # that become probabilities at a time
+
+
+class Orders:
+    """Predictors on the weights of a model, each made when it is first asked for.
+
+    Parameters
+    ----------
+    shards, n_labels, transform
+        As for `Predictor`.
+    calibration
+        What makes probabilities of scores; without one `ModelError` is raised where it is needed.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        n_labels: int,
+        transform: RowTransform,
+        calibration: Calibration | None,
+    ) -> None:
+        self._shards, self._n_labels, self.transform = shards, n_labels, transform
+        self._calibration = calibration
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there is a calibration."""
+        return self._calibration is not None
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration; `ModelError` if there is none."""
+        if self._calibration is None:
+            raise ModelError("the model gives no probabilities: train it with calibrate=True")
+        return self._calibration
+
+    @cached_property
+    def by_score(self) -> Predictor:
+        """Ranks by score."""
+        return Predictor(self._shards, self._n_labels, self.transform)
+
+    @cached_property
+    def by_logit(self) -> Predictor:
+        """Ranks by slope·score + intercept: the order is that of probabilities."""
+        calibration = self.calibration
+        return self._rescaled(calibration.slopes, calibration.intercepts)
+
+    @cached_property
+    def by_margin(self) -> Predictor:
+        """Ranks by how far that is above the label's threshold for macro-F1."""
+        calibration = self.calibration
+        least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
+        return self._rescaled(calibration.slopes, calibration.intercepts - least)
+
+    def by_gain(self, bonus: Floats, *, probabilities: bool) -> Predictor | Gains:
+        """Ranks by log P + bonus, or by score + bonus."""
+        if probabilities:
+            return Gains(self._rescaled, self.calibration, bonus)
+        return self._rescaled(np.ones(self._n_labels, np.float32), bonus.astype(np.float32))
+
+    def rule(self, threshold: Any, probabilities: bool) -> tuple[Predictor, Rule]:
+        """Which labels reach a threshold, as for `Model.assign`, and the order to look in."""
+        if threshold is None:
+            probabilities = probabilities and self.calibrated
+            threshold = MICRO_F1 if probabilities else _ABOVE_ZERO
+        named = (MICRO_F1, MACRO_F1) if probabilities else ()
+        if isinstance(threshold, str) and threshold not in named:
+            wanted = " or ".join(["a number", *named])
+            raise DataError(f"threshold is {threshold!r}; expected {wanted}")
+        if not probabilities:
+            return self.by_score, by_score(threshold)
+        calibration = self.calibration
+        if threshold == MACRO_F1:
+            return self.by_margin, by_margin(calibration)
+        least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
+        return self.by_logit, by_probability(least, calibration)
+
+    def dense_probabilities(self, X: Any, threads: int | None) -> Scores:
+        """The probabilities of all labels, float32 (n_rows, n_labels)."""
+        result = self.by_logit.decision_function(X, threads)
+        step = max(1, _CHUNK_SCORES // max(1, self._n_labels))
+        for begin in range(0, len(result), step):
+            result[begin : begin + step] = self.calibration.of_logits(result[begin : begin + step])
+        return result
+
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
+        shards = [s.rescaled(slopes, offsets, self.transform.bias) for s in self._shards]
+        return Predictor(shards, self._n_labels, self.transform.with_bias(1.0))
+
+
+def check_dense(what: str, n_rows: int, n_labels: int, itemsize: int, instead: str) -> None:
+    """Refuse a dense result that memory does not hold; `instead` says what to do."""
+    needed, free = itemsize * n_rows * n_labels, available_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            f"{what} of {n_rows:,} rows × {n_labels:,} labels would be {needed / 2**30:,.1f} GiB, "
+            f"and {free / 2**30:,.1f} GiB of memory are available: {instead}"
+        )
