@@ -285,3 +285,26 @@ def test_on_a_cluster_a_trial_and_a_grid_go_on(data, tmp_path):
     assert LABELS <= seen[0][0] < 3 * LABELS
     assert again.C == tune(*data, tmp_path / "here", grid, PARAMS).C
     assert files_of(tmp_path / "tuned") == files_of(tmp_path / "here")
+
+
+@mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
+def test_labels_that_were_solved_at_one_C_only_count_there_once(data, tmp_path):
+    from dismec.solve.threads import solve_path
+
+    def first_place(*args, **kwargs):
+        for solution in solve_path(*args, **kwargs):
+            yield solution[np.flatnonzero(solution.place == 0)]
+        raise KeyboardInterrupt
+
+    grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
+    whole = tune(*data, tmp_path / "whole", grid, PARAMS)
+    with (
+        mock.patch("dismec.training.grid.solve_path", first_place),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        tune(*data, path, grid, PARAMS)
+    seen = []
+    again = tune(*data, path, grid, PARAMS, progress=lambda *at: seen.append(at))
+    assert seen[0] == (LABELS, 4 * LABELS)
+    for row, expected in zip(again.table, whole.table, strict=True):
+        assert row | {"seconds": 0} == expected | {"seconds": 0}

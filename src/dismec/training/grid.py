@@ -75,7 +75,7 @@ class GridTrials:
         state.take_over(self.stages.known(_GRID_STAGE, training))
         order = _from_the_middle(grid)
         total = len(grid) * problem.n_labels
-        done = total - len(grid) * state.labels_left
+        done = total - len(grid) * len(equal.labels) + state.labels_done
         if progress:
             progress(done, total)
         path = solve_path(problem, params.solver, order, state.left, threads=threads)
@@ -84,10 +84,11 @@ class GridTrials:
             for solution in solutions:
                 for place in np.unique(solution.place).tolist():
                     part = solution[np.flatnonzero(solution.place == place)]
-                    state.add(grid.index(order[place]), part)
-                    done += int(equal.copies(part.labels)[1][-1])
-                if state.pending > _PENDING or done == total or monotonic() - last > _KEEP_SECONDS:
+                    done += state.add(grid.index(order[place]), part)
+                keep = done == total or monotonic() - last > _KEEP_SECONDS
+                if keep or state.pending > _PENDING:
                     state.score(pool, params.precision)
+                if keep:
                     self.stages.keep(_GRID_STAGE, training, state.arrays)
                     last = monotonic()
                 if progress:
@@ -147,47 +148,49 @@ def _from_the_middle(grid: Sequence[float]) -> list[float]:
 
 
 class _GridState:
-    """The trial at each C, and which labels each of them still lacks.
+    """The trial at each C, and which labels each of them has.
 
-    A label takes part once it is solved at every C, so that what is kept for a later run is the
-    same labels for all.
+    A label that an earlier run has solved at some C only goes through the whole grid again; where
+    it was solved before, it does not count a second time.
     """
 
     def __init__(self, equal: EqualLabels, trials: list[_TrialAt]) -> None:
         self.trials = trials
         self._equal = equal
-        self._missing = np.full(len(equal.distinct), len(trials))  # values of C, of each label
+        self._has = np.zeros((len(trials), len(equal.distinct)), np.bool_)
 
     @property
     def left(self) -> Ints:
         """The labels to solve."""
-        return self._equal.distinct[self._missing > 0]
+        return self._equal.distinct[~self._has.all(axis=0)]
 
     @property
-    def labels_left(self) -> int:
-        """How many labels these stand for."""
-        return int(self._equal.sizes[self._missing > 0].sum())
+    def labels_done(self) -> int:
+        """How many labels the trials have in all, with those of the same rows."""
+        return int((self._has * self._equal.sizes).sum())
 
     @property
     def pending(self) -> int:
         """Weights that have not been used yet."""
         return sum(trial.pending for trial in self.trials)
 
-    def add(self, trial: int, part: Solution) -> None:
-        """Take in labels that have been solved at one C."""
-        self.trials[trial].add(part)
-        self._missing[self._equal.find(part.labels)] -= 1
+    def add(self, trial: int, part: Solution) -> int:
+        """Take in labels that have been solved at one C; how many of them are new there."""
+        at = self._equal.find(part.labels)
+        new = np.flatnonzero(~self._has[trial, at])
+        self._has[trial, at] = True
+        self.trials[trial].add(part[new])
+        return int(self._equal.sizes[at[new]].sum())
 
     def score(self, pool: ThreadPoolExecutor, precision: str) -> None:
-        """Let the labels compete that have been solved at every C."""
-        solved = self._equal.distinct[self._missing == 0]
-        list(pool.map(lambda trial: trial.score(solved, precision), self.trials))
+        """Let the labels that came in since the last time compete."""
+        list(pool.map(lambda trial: trial.score(precision), self.trials))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What a later run needs to go on after the last `score`."""
+        """What a later run needs to go on, right after `score`."""
         return {
-            "labels": self._equal.distinct[self._missing == 0],
+            "has": self._has.astype(np.uint8),
             "top": np.stack([trial.top for trial in self.trials]),
             "scores": np.stack([trial.scores for trial in self.trials]),
             "weights": np.array([trial.nnz for trial in self.trials], np.int64),
@@ -198,7 +201,7 @@ class _GridState:
         """Go on from what an earlier run of the same training has kept."""
         if arrays is None:
             return
-        self._missing[self._equal.find(arrays["labels"])] = 0
+        self._has = arrays["has"].astype(np.bool_)
         for number, trial in enumerate(self.trials):
             trial.top = arrays["top"][number].copy()
             trial.scores = arrays["scores"][number].copy()
@@ -222,18 +225,14 @@ class _TrialAt:
         """Take in labels that have been solved."""
         self._parts.append(part)
         self.pending += part.weights.nnz
+        self.seconds += float(part.seconds.sum())
 
-    def score(self, solved: Ints, precision: str) -> None:
-        """Let some of the labels that came in compete, rounded as a model has them."""
-        ready = [np.isin(part.labels, solved) for part in self._parts]
-        parts = [part[np.flatnonzero(now)] for part, now in zip(self._parts, ready, strict=True)]
-        later = [part[np.flatnonzero(~now)] for part, now in zip(self._parts, ready, strict=True)]
-        self._parts = [part for part in later if len(part.labels)]
-        self.pending = sum(part.weights.nnz for part in self._parts)
-        parts = [part for part in parts if len(part.labels)]
+    def score(self, precision: str) -> None:
+        """Let the labels that came in since the last time compete, rounded as a model has them."""
+        parts = [part for part in self._parts if len(part.labels)]
+        self._parts, self.pending = [], 0
         if not parts:
             return
-        self.seconds += sum(float(part.seconds.sum()) for part in parts)
         labels = np.concatenate([part.labels for part in parts])
         stacked: Any = sp.vstack([part.weights for part in parts], format="csr")
         order = np.argsort(labels)
