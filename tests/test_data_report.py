@@ -381,7 +381,7 @@ def test_an_existing_output_is_refused_before_data_are_read(tmp_path, monkeypatc
     (tmp_path / "out").write_text("precious")
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "out exists; --overwrite replaces it" in result.stderr
+    assert "out exists: choose another file, or give --overwrite" in result.stderr
     result = invoke(*command, "--overwrite")
     assert "nothing.txt: No such file or directory" in result.stderr
     assert (tmp_path / "out").read_text() == "precious"
@@ -417,7 +417,7 @@ def test_generate_never_overwrites_data_unasked(tmp_path, options):
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     result = invoke(*command, "--seed", 1)
     assert result.exit_code == 2
-    assert "exists; --overwrite replaces it" in result.stderr
+    assert "exists: choose another file, or give --overwrite" in result.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     facts = json.loads(invoke(*command, "--overwrite", "--json").stdout)
     assert {facts["train"], facts["test"]} == {str(path) for path in tmp_path.iterdir()}
@@ -431,7 +431,7 @@ def test_demo_reports_json_and_never_overwrites_unasked(tmp_path):
     assert facts["metrics"]["rows"] == 10
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "train.txt exists; --overwrite replaces it" in result.stderr
+    assert "train.txt exists: choose another file, or give --overwrite" in result.stderr
     assert invoke(*command, "--overwrite").exit_code == 0
 
 

@@ -50,10 +50,10 @@ def refused(*arguments):
         ("train DATA -o file.svg/model", "cannot be a model directory"),
         ("tune DATA -o model", "model holds the finished model of a training already"),
         ("tune DATA -o foreign", "'notes.txt' is in it"),
-        ("tune DATA -o new --plot file.svg", "file.svg exists already"),
-        ("sweep DATA --test DATA --plot file.svg", "file.svg exists already"),
+        ("tune DATA -o new --plot file.svg", "file.svg exists"),
+        ("sweep DATA --test DATA --plot file.svg", "file.svg exists"),
         ("sweep DATA --test DATA --plot no/file.svg", "no: no such directory"),
-        ("compare DATA --test DATA -o new --html file.svg", "file.svg exists already"),
+        ("compare DATA --test DATA -o new --html file.svg", "file.svg exists"),
         ("compare DATA --test DATA -o new --html foreign", "foreign is a directory"),
         ("compare DATA --test DATA -o foreign", "such as 'notes.txt'"),
         ("compare DATA --test DATA -o file.svg", "file.svg is a file"),
@@ -77,7 +77,7 @@ def test_overwrite_replaces_files(files, tmp_path):
     plot, data = tmp_path / "plot.svg", files / "data.xmc"
     plot.write_text("old")
     options = ["--test", data, "--plot", plot, "--delta", "0.01,0.1"]
-    assert "exists already" in refused("sweep", files / "model", *options)
+    assert "exists: choose" in refused("sweep", files / "model", *options)
     assert run("sweep", files / "model", *options, "--overwrite").exit_code == 0
     assert plot.read_text() != "old"
 

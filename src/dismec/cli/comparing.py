@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_paragraphs, print_table, refuse_file, spoken
+from dismec.cli.console import print_paragraphs, print_table, spoken
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -17,6 +17,7 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
+from dismec.cli.targets import check_new_files
 
 if TYPE_CHECKING:
     from dismec.compare.rows import Pair
@@ -108,7 +109,7 @@ def compare(
     names = SYSTEMS if systems is None else [name.strip() for name in systems.split(",")]
     chosen = check_systems(names, tuned)
     check_folder(folder)
-    refuse_file(page, overwrite)
+    check_new_files(page, overwrite=overwrite)
     if page is not None:
         from dismec.report.figures import check_drawing
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.errors import DismecError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -115,18 +113,6 @@ def say_trained(model: Model, path: Path, seconds: float) -> None:
         f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
         f"{facts['bytes'] / 1e6:,.1f} MB; {seconds:.1f} s"
     )
-
-
-def refuse_file(path: Path | None, overwrite: bool) -> None:
-    """Refuse to replace a file, or one that cannot be written: before anything is read."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise DismecError(f"{path} is a directory; name a file")
-    if not path.parent.is_dir():
-        raise DismecError(f"{path.parent}: no such directory")
-    if path.is_file() and not overwrite:
-        raise DismecError(f"{path} exists already: name another file, or replace it (--overwrite)")
 
 
 def say_unsolved(model: Model) -> None:

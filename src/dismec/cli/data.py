@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from dismec.cli.console import (
 )
 from dismec.cli.facts import print_facts
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
+from dismec.cli.targets import check_new_files
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
@@ -60,7 +60,7 @@ def inspect(
     good it is, on which labels, and beside the most frequent labels and chance.
     """
     _check_inspection(path, page, sheet, test, reading)
-    _refuse_existing((page, sheet), overwrite)
+    check_new_files(page, sheet, overwrite=overwrite)
     if path.is_dir():
         facts = _facts_of_model(path, test, reading, threads)
     else:
@@ -128,23 +128,6 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
     return describe_data(data, reading.labels, names=names, threads=threads)
 
 
-def _refuse_existing(
-    targets: Iterable[Path | None], overwrite: bool, *, makes_folder: bool = False
-) -> None:
-    """Refuse what cannot be written, or is there and may not be overwritten; before any reading."""
-    seen = set()
-    for target in filter(None, targets):
-        if target.is_dir():
-            raise click.UsageError(f"{target} is a directory; name a file")
-        if target.is_file() and not overwrite:
-            raise click.UsageError(f"{target} exists; --overwrite replaces it")
-        if not makes_folder and not target.parent.is_dir():
-            raise click.UsageError(f"{target.parent}: no such directory")
-        if target.resolve() in seen:
-            raise click.UsageError(f"{target} is named twice; name two files")
-        seen.add(target.resolve())
-
-
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
@@ -171,7 +154,7 @@ def convert(
     """
     from dismec.data.dataset import load_data, save_data
 
-    _refuse_existing((target, labels_to), overwrite)
+    check_new_files(target, labels_to, overwrite=overwrite)
     dataset = load_data(source, labels=labels, threads=threads)
     save_data(dataset, target, labels=labels_to)
     keeps_names = target.suffix.lower() == ".xmc"
@@ -226,7 +209,7 @@ def generate(
         raise click.UsageError("--format is for numeric data; --text makes JSON lines")
     ending = "jsonl" if as_text else ending or "txt"
     paths = [directory / f"{name}.{ending}" for name in ("train", "test")]
-    _refuse_existing(paths, overwrite, makes_folder=True)
+    check_new_files(*paths, overwrite=overwrite, makes_folder=True)
     if as_text:
         from dismec.data.synthetic_text import generate_text, write_text
 
@@ -268,7 +251,7 @@ def demo(
 
     if keep is not None:
         outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")
-        _refuse_existing(outputs, overwrite, makes_folder=True)
+        check_new_files(*outputs, overwrite=overwrite, makes_folder=True)
     say = spoken if as_json else click.echo
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)

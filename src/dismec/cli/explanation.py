@@ -108,7 +108,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
         rows = load_features(found)
         seen = rows.shape[0]
         if number <= seen:
-            return None, rows[[number - 1]]
+            return None, reading.terms(model, found, rows[[number - 1]])
     raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
 
 

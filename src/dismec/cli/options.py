@@ -82,7 +82,8 @@ class Reading:
         """DATA as rows of the model's features and labels, in memory."""
         if not data.is_texts:
             self._check_numeric(model, data)
-            return self.load(data, threads)
+            dataset = self.load(data, threads)
+            return dataset._replace(X=self.terms(model, data, dataset.X))
         from dismec.training.texts import text_dataset
 
         return text_dataset(model, data, fmt=self.fmt_for(model, data), threads=threads)
@@ -92,9 +93,8 @@ class Reading:
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
-            self._check_numeric(model, data)
             for rows in feature_batches(data, threads=threads):
-                yield DataBatch(rows)
+                yield DataBatch(self.terms(model, data, rows))
             return
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
@@ -102,6 +102,15 @@ class Reading:
         vocabulary = vocabulary_of(model)
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
             yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+
+    def terms(self, model: TopkModel, data: DataFile, rows: csr_array) -> csr_array:
+        """Numeric rows of DATA as the model takes them, if it does or --numeric is given."""
+        self._check_numeric(model, data)
+        if model.vocabulary is None:
+            return rows
+        from dismec.features.text_rows import TextRows
+
+        return TextRows(rows)
 
     def _check_numeric(self, model: TopkModel, data: DataFile) -> None:
         if model.vocabulary is not None and not self.numeric:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.options import PATH, F
+from dismec.cli.targets import check_new_files
 from dismec.data.prediction_formats import BINARY_FORMATS, ENDINGS, FORMATS, format_of
 
 if TYPE_CHECKING:
@@ -42,22 +43,6 @@ class Output:
         with prediction_writer(sys.stdout.buffer, self.form, columns, encoding) as writer:
             yield writer
         sys.stdout.flush()
-
-
-def check_new_file(path: Path, overwrite: bool, *sources: Path | None) -> None:
-    """Refuse a file that is there, unless it is to be overwritten, and any that is read itself.
-
-    A device or a pipe is never refused.
-    """
-    if path.is_dir():
-        raise click.UsageError(f"{path} is a directory: name a file")
-    if not path.is_file():
-        return
-    for source in sources:
-        if source is not None and source.exists() and path.samefile(source):
-            raise click.UsageError(f"{path} is read by this command: choose another file")
-    if not overwrite:
-        raise click.UsageError(f"{path} exists: choose another file, or give --overwrite")
 
 
 def output_options(command: F) -> Callable[..., Any]:
@@ -101,7 +86,7 @@ def output_options(command: F) -> Callable[..., Any]:
         output = output or STANDARD
         if output != STANDARD:
             read = [value for value in others.values() if isinstance(value, Path)]
-            check_new_file(output, overwrite, *read)
+            check_new_files(output, overwrite=overwrite, sources=read)
         found = _checked_output(output, "json" if as_json else form)
         return command(*args, output=found, **others)
 

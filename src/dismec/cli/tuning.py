@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_table, refuse_file, say_trained, say_unsolved, trained_facts
+from dismec.cli.console import print_table, say_trained, say_unsolved, trained_facts
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
+from dismec.cli.targets import check_new_files
 from dismec.cli.training_options import Order, training_options
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def tune(
 
 
 def _check_plot(plot: Path | None, overwrite: bool) -> None:
-    refuse_file(plot, overwrite)
+    check_new_files(plot, overwrite=overwrite)
     if plot is not None:
         from dismec.report.figures import check_plot
 

@@ -27,6 +27,11 @@ _PARAMETERS = (
     "propensity_a",
     "propensity_b",
     "block_size",
+    "text_column",
+    "label_column",
+    "label_separator",
+    "id_column",
+    "data_format",
 )
 # As words of their own: what is in quotes, or part of a path, is the user's.
 _WORD = re.compile(rf"(?<![\w/.'\"=-])({'|'.join(_PARAMETERS)})(?![\w/.'\"-])")

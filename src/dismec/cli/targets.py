@@ -1,0 +1,42 @@
+"""Files that a command is about to write: refused before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+__all__ = ["check_new_files"]
+
+
+def check_new_files(
+    *targets: Path | None,
+    overwrite: bool,
+    sources: Iterable[Path | None] = (),
+    makes_folder: bool = False,
+) -> None:
+    """Refuse files that cannot be written, or that are there and may not be overwritten.
+
+    A device or a pipe is never refused, and a file that is one of the `sources` always.
+    `makes_folder` is for commands that make the directories of their files.
+    """
+    seen = set()
+    for target in filter(None, targets):
+        if target.is_dir():
+            raise click.UsageError(f"{target} is a directory: name a file")
+        if not makes_folder and not target.parent.is_dir():
+            raise click.UsageError(f"{target.parent}: no such directory")
+        if target.resolve() in seen:
+            raise click.UsageError(f"{target} is named twice: name two files")
+        seen.add(target.resolve())
+        if not target.is_file():
+            continue
+        if any(source is not None and _is_same(target, source) for source in sources):
+            raise click.UsageError(f"{target} is read by this command: choose another file")
+        if not overwrite:
+            raise click.UsageError(f"{target} exists: choose another file, or give --overwrite")
+
+
+def _is_same(target: Path, source: Path) -> bool:
+    return source.exists() and target.samefile(source)
