@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-__all__ = ["StrPath", "whole_file"]
+__all__ = ["StrPath", "sync_directory", "whole_file"]
 
 StrPath: TypeAlias = str | os.PathLike[str]
 
@@ -43,14 +43,14 @@ def whole_file(path: StrPath) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
 
 
-def _sync_directory(directory: Path) -> None:
-    """Flush a rename to the disk, on systems that let a directory be opened."""
+def sync_directory(directory: Path) -> None:
+    """Flush what was renamed or linked to the disk, on systems that let a directory be opened."""
     with suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -31,6 +31,7 @@ from dismec.model.format import (
     FORMAT_VERSION,
     LOCK,
     MANIFEST,
+    NEW,
     RUN,
     STAGE,
     is_own,
@@ -131,12 +132,12 @@ def tidy(directory: Path, manifest: Manifest) -> None:
     for path in list(directory.iterdir()):
         if not manifest.complete and path.name.startswith(STAGE):
             continue  # what the training goes on from
-        if is_own(path.name) and path.name not in named:
+        if is_own(path.name) and path.name not in named and path.name != NEW:
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    if path.name.startswith((RUN, STAGE)) or path.name == EDIT:
+    if path.name.startswith((RUN, STAGE)) or path.name in (EDIT, NEW):
         rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

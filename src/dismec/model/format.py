@@ -25,6 +25,7 @@ STAGE = ".stage-"  # how the names of what the stages of a training leave to the
 JOURNAL = "blocks-", ".journal"  # how the name of the journal of a training begins and ends
 ARRAYS = ".safetensors"  # how the names of all files of arrays end
 EDIT = ".edit"  # labels of a finished model that are being trained
+NEW = ".new"  # a model that is to replace a finished one
 DATA, RUN = ".data-", ".run-"  # how the names of what a training on a cluster needs begin
 
 PRECISIONS: dict[str, np.dtype[Any]] = {
@@ -46,7 +47,7 @@ def check_precision(precision: str) -> None:
 def is_own(name: str) -> bool:
     """Whether a file of this name in a model directory is the model's."""
     return (
-        name in (MANIFEST, LOCK, EDIT)
+        name in (MANIFEST, LOCK, EDIT, NEW)
         or (name.startswith((*PARTS, BLOCK, SHARD, FIRST)) and name.endswith(ARRAYS))
         or (name.startswith(JOURNAL[0]) and name.endswith(JOURNAL[1]))
         or (name.startswith(".") and name.endswith(".tmp"))

@@ -13,6 +13,7 @@ from dismec.model.format import FIRST
 from dismec.model.informed import Informed
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts, write_parts
+from dismec.model.replacing import move_in, replaces
 from dismec.model.scoring import RowTransform
 from dismec.model.shards import Shard
 
@@ -36,11 +37,16 @@ def write_model(
                 f"{directory} holds a model already: "
                 "choose another directory, or overwrite it (overwrite=True)"
             )
-        discard(directory)
-        manifest = replace(manifest, parts=write_parts(directory, parts))
-        receipts = [weight_files.write_shard(directory, i, s) for i, s in enumerate(shards)]
+        new = replaces(directory)
+        folder = new or directory
+        make_directory(folder)
+        discard(folder)
+        manifest = replace(manifest, parts=write_parts(folder, parts))
+        receipts = [weight_files.write_shard(folder, i, s) for i, s in enumerate(shards)]
         if isinstance(transform, Informed):
             first = enumerate(transform.first)
-            named = tuple(weight_files.write_shard(directory, i, s, FIRST) for i, s in first)
+            named = tuple(weight_files.write_shard(folder, i, s, FIRST) for i, s in first)
             manifest = replace(manifest, first=named)
-        commit(directory, manifest.finished(receipts))
+        commit(folder, manifest.finished(receipts))
+        if new:
+            move_in(directory)

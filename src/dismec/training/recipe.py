@@ -26,12 +26,13 @@ from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
+from dismec.model.replacing import move_in, replaces
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.refining import Refining, stated
 from dismec.training.request import Progress, Request
-from dismec.training.running import run_in_memory, run_into, workplace
+from dismec.training.running import Workplace, run_in_memory, run_into, workplace
 from dismec.training.stages import Stages
 from dismec.training.trial import Trial
 
@@ -73,21 +74,45 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
     if request.params.refine:
         trial = trial._replace(job=stated(trial.job))
     with _locked(request.path), workplace(request, threads) as place:
-        earlier, progress = None, request.progress
-        if request.path and not request.overwrite:
-            earlier = resume.earlier_run(request.path, trial.job)
-        stages = Stages(request.path, replace(place, source=None))
-        if settle:
-            job, earlier, progress = settle(trial.job, earlier, stages, progress)
-            trial = trial._replace(job=job)
-        job, earlier, progress = trial.outcome(stages, earlier, progress)
-        if request.params.refine:
-            job, earlier, progress = Refining.prepare(job, stages).outcome(earlier, progress)
-            place = place if job.informed is None else stages.place
-        if request.path is None:
-            return run_in_memory(job, place, progress)
-        run_into(request.path, job, earlier, place, progress)
+        path, earlier, progress = request.path, None, request.progress
+        new = replaces(path) if path and request.overwrite else None
+        if new:
+            path = new
+            make_directory(path)
+            earlier = resume.earlier_edit(path, trial.job, "training")
+        elif path and not request.overwrite:
+            earlier = resume.earlier_run(path, trial.job)
+        if not (new and earlier and earlier.complete):
+            trained = _carry_on(path, trial, settle, earlier, place, progress)
+            if trained is not None:
+                return trained
+        assert request.path is not None
+        if new:
+            move_in(request.path)
     return open_model(request.path, check=False)
+
+
+def _carry_on(
+    path: Path | None,
+    trial: Trial,
+    settle: Settle | None,
+    earlier: Manifest | None,
+    place: Workplace,
+    progress: Progress | None,
+) -> Model | None:
+    """Steps 4 to 6, into a directory; without one the model is returned."""
+    stages = Stages(path, replace(place, source=None))
+    if settle:
+        job, earlier, progress = settle(trial.job, earlier, stages, progress)
+        trial = trial._replace(job=job)
+    job, earlier, progress = trial.outcome(stages, earlier, progress)
+    if job.params.refine:
+        job, earlier, progress = Refining.prepare(job, stages).outcome(earlier, progress)
+        place = place if job.informed is None else stages.place
+    if path is None:
+        return run_in_memory(job, place, progress)
+    run_into(path, job, earlier, place, progress)
+    return None
 
 
 @contextmanager
@@ -142,7 +167,8 @@ def train(
     threads
         All available CPUs by default.
     overwrite
-        Replace a model that is there, finished or not.
+        Replace a model that is there, finished or not. A finished one can be opened until the new
+        one is finished, and is then replaced in one step.
     progress
         Called now and then with (labels done, labels in all); each label counts twice if rows are
         held out, as it is then trained twice.
