@@ -35,7 +35,7 @@ class Transform:
     def __post_init__(self) -> None:
         if self.n_features < 0:
             raise DataError(f"n_features is {self.n_features}; expected at least 0")
-        if not abs(self.bias) <= np.finfo(np.float32).max:
+        if not abs(self.bias) <= float(np.finfo(np.float32).max):
             raise DataError(f"bias is {self.bias}; expected a finite float32")
         if self.idf is None:
             return
@@ -146,5 +146,5 @@ class Transform:
         factors = None if idf is None else np.asarray(idf, dtype=np.float32)
         try:
             return cls(d["n_features"], d["normalize"], float(d["bias"]), factors)
-        except DataError as error:
+        except (DataError, OverflowError) as error:
             raise ModelError(f"transform: {error}") from None

@@ -220,7 +220,7 @@ def _read_manifest(directory: Path) -> Manifest:
     try:
         if path.stat().st_size > _MOST_MANIFEST_BYTES:
             raise ModelError(f"{path}: larger than a manifest can be")
-        content = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if _is_begun(directory):
             raise ModelError(f"{directory}: {unfinished(directory)}") from None
@@ -228,10 +228,8 @@ def _read_manifest(directory: Path) -> Manifest:
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path}: not sound JSON; the file is damaged") from None
     try:
-        return Manifest.from_json(content)
+        return Manifest.from_bytes(content)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import PurePath
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS, REFINED_VERSION
@@ -22,6 +23,10 @@ __all__ = [
 ]
 
 R = TypeVar("R", bound="_Receipt | PartReceipt")
+
+_NAME = re.compile(r"[a-z][a-z0-9.-]{0,99}", re.ASCII)  # of a file
+_MOST = 1 << 62  # that anything counts to
+_CHECKSUM = "checksum"  # of all that is before it in the file
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,24 @@ class Manifest:
             receipts = getattr(self, name)
             lines = ",\n  ".join(map(receipt_text, receipts or ()))
             text += f',\n "{name}": ' + ("null" if receipts is None else f"[\n  {lines}\n ]")
-        return text + "\n}\n"
+        return f'{text},\n "{_CHECKSUM}": "{sha256(text.encode()).hexdigest()}"\n}}\n'
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """The inverse of `to_json`, from the bytes of the file.
+
+        Manifests that have no checksum, because an earlier version has written them, are read as
+        they are. Errors as of `from_json`.
+        """
+        try:
+            parsed = json.loads(content)
+        except (ValueError, RecursionError):
+            raise ValueError("not sound JSON; the file is damaged") from None
+        if isinstance(parsed, dict) and _CHECKSUM in parsed:
+            text, _, _ = content.rpartition(f',\n "{_CHECKSUM}": '.encode())
+            if sha256(text).hexdigest() != parsed[_CHECKSUM]:
+                raise ValueError("altered since it was written: its checksum differs")
+        return cls.from_json(parsed)
 
     @classmethod
     def from_json(cls, content: Any) -> Manifest:
@@ -263,8 +285,8 @@ def _parse_receipt(cls: type[R], entry: Any) -> R:
 
 
 def _check_name(file: str) -> None:
-    if PurePath(file).name != file:
-        raise ValueError(f"file {file!r} is not in the model directory")
+    if not _NAME.fullmatch(file):
+        raise ValueError(f"{file[:100]!r} is not the name of a file of a model")
 
 
 def _parse_stats(stats: Any) -> BlockStats | None:
@@ -275,7 +297,9 @@ def _parse_stats(stats: Any) -> BlockStats | None:
     if not (
         isinstance(stats, dict)
         and stats.keys() - {"weight_counts"} == known
-        and all(type(stats[name]) in (int, float) for name in known)
+        and all(_is_count(stats[name]) for name in known - {"seconds"})
+        and type(stats["seconds"]) in (int, float)
+        and 0 <= stats["seconds"] < _MOST
         and (counts is None or _are_counts(counts))
     ):
         raise ValueError("the solver's statistics are not the ones of this format")
@@ -286,8 +310,12 @@ def _are_counts(values: Any) -> bool:
     return (
         isinstance(values, list)
         and len(values) == BINS
-        and all(type(value) is int and value >= 0 for value in values)
+        and all(map(_is_count, values))
     )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
 
 
 def _check_sizes(manifest: Manifest) -> None:

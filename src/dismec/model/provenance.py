@@ -33,9 +33,16 @@ def shown(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence(key: str, value: Any) -> Any:
-    """How one value was chosen; what is not made of fields is returned as it is."""
+    """How one value was chosen; what is not made of the right fields is returned as it is."""
     if not isinstance(value, dict):
         return value
+    try:
+        return _sentence(key, value)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return value
+
+
+def _sentence(key: str, value: dict[str, Any]) -> str:
     if key == "delta_effect":
         after = ", ".join(f"{name} {p:.2f}" for name, p in value["after"].items())
         return (
