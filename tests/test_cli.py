@@ -181,7 +181,7 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["train", "data.txt", "-o", "new", "--C", "1e39"], "C is 1e+39"),
         (["train", "data.txt", "-o", "new", "--threads", "1000000"], "--threads"),
         (["convert", "data.txt", "new.npz"], "--labels-to"),
-        (["predict", "model", "data.txt", "-o", "no/such/place.txt"], "No such file"),
+        (["predict", "model", "data.txt", "-o", "no/such/place.txt"], "no such directory"),
         (["predict", "nowhere", "nothing", "-o", "data.txt"], "data.txt exists"),
         (["predict", "nowhere", "nothing", "-o", "model"], "is a directory"),
         (

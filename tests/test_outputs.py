@@ -83,9 +83,9 @@ def test_overwrite_replaces_files(files, tmp_path):
 
 
 def test_the_library_names_its_own_parameter(files, tmp_path):
-    with pytest.raises(ModelError, match=r"replace it \(overwrite=True\)"):
+    with pytest.raises(ModelError, match=r"overwrite it \(overwrite=True\)"):
         train_text(tmp_path / "missing.jsonl", files / "model")
-    with pytest.raises(ModelError, match=r"replace it \(overwrite=True\)"):
+    with pytest.raises(ModelError, match=r"overwrite it \(overwrite=True\)"):
         open_model(files / "model").save(files / "model")
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from dismec.data.files import whole_file
 from dismec.errors import ModelError
-from dismec.model.format import LOCK, is_own
+from dismec.model.format import LOCK, MANIFEST, is_own
 
 __all__ = ["archived", "is_archive_path", "unpacked", "write_archive"]
 
@@ -118,6 +118,8 @@ def _check_packed(name: str, entries: list[zipfile.ZipInfo], size: int) -> None:
             raise ModelError(f"{name}: {file[:80]!r} is not a file of a model")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
             raise ModelError(f"{name}: {file!r} is compressed; a model is stored as it is")
+    if not any(entry.filename == MANIFEST for entry in entries):
+        raise ModelError(f"{name} is not a dismec model: no {MANIFEST} in it")
     if len({entry.filename for entry in entries}) < len(entries):
         raise ModelError(f"{name}: two files have the same name")
     if sum(entry.file_size for entry in entries) > size:

@@ -25,12 +25,12 @@ def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:
             fits = _SHORTEST <= len(text.strip()) <= _LONGEST
             if fits and labels and used.isdisjoint(labels) and len(found) < _EXAMPLES:
                 used.update(labels)
-                found.append(_beginning(text.strip()))
+                found.append(_opening_words(text.strip()))
         break
     return tuple(found)
 
 
-def _beginning(text: str) -> str:
+def _opening_words(text: str) -> str:
     """The text, cut after a word if it is long."""
     if len(text) <= _KEPT:
         return text

@@ -78,7 +78,7 @@ def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> N
     if manifest.complete or not resumes:
         kind = "the finished model of a training" if manifest.complete else "an unfinished model"
         raise ModelError(
-            f"{directory} holds {kind} already: choose another directory, or replace it "
+            f"{directory} holds {kind} already: choose another directory, or overwrite it "
             "(overwrite=True)"
         )
 
