@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
@@ -16,10 +17,12 @@ from conftest import random_problem, train_unfinished, weight_files
 from dismec import ModelError, TrainingParams, open_model, train
 from dismec.cpu import kernels
 from dismec.data.container import write_arrays
+from dismec.errors import DismecError
 from dismec.model.directory import commit, read_manifest
 from dismec.model.format import FORMAT_VERSION, REFINED_VERSION
 from dismec.model.shards import Shard
 from dismec.model.weight_files import read_block, write_block
+from dismec.report.facts import describe_model
 
 SHARDS = ["shard-000000.safetensors", "shard-000001.safetensors"]
 BLOCKS = [f"block-00000{i}.safetensors" for i in range(3)]
@@ -49,6 +52,9 @@ def unfinished(tmp_path):
 
 def edit(path, change):
     manifest = json.loads((path / "manifest.json").read_text())
+    manifest.pop(
+        "checksum", None
+    )  # as older versions left it out: what it says is checked all the same
     change(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
@@ -211,7 +217,7 @@ def test_newer_format_is_refused(model):
         (lambda m: m["shards"][1].update(precision=7), "'precision' is not of type str"),
         (lambda m: m["shards"][1].update(bytes=5), "the manifest says 5"),
         (lambda m: m["shards"][1].update(nnz=10**12), "cannot hold"),
-        (lambda m: m["shards"][1].update(file="../../secret"), "not in the model directory"),
+        (lambda m: m["shards"][1].update(file="../../secret"), "not the name of a file of a model"),
         (lambda m: m["shards"][1].pop("sha256"), "'sha256' is missing"),
         (lambda m: m["shards"].pop(), "do not hold every label that had rows"),
         (lambda m: m["shards"].append(m["shards"][1]), "shards hold 42 labels, there are 40"),
@@ -241,7 +247,7 @@ def test_manifest_that_lies_is_refused(model, change, reason):
     ("change", "reason"),
     [
         (lambda m: m["blocks"][1].update(number=0), "order of their numbers"),
-        (lambda m: m["blocks"][1].update(file="../../secret"), "not in the model directory"),
+        (lambda m: m["blocks"][1].update(file="../../secret"), "not the name of a file of a model"),
         (lambda m: m["blocks"][0].update(stats={"solved": 1}), "statistics"),
         (lambda m: m.update(n_labels=39), "blocks hold 40 labels, there are 39"),
         (lambda m: m.update(blocks=[3]), "not described by an object"),
@@ -274,6 +280,57 @@ def test_block_whose_labels_have_no_row_is_refused(unfinished, row):
     receipt = write_block(unfinished, replace(block, rows=rows))
     with pytest.raises(ModelError, match="a row is out of range"):
         read_block(unfinished, manifest, receipt)
+
+
+def test_a_manifest_that_was_altered_is_refused(model):
+    file = model / "manifest.json"
+    whole = file.read_bytes()
+    for old, new in ((b'"bias": 1.0', b'"bias": 9.0'), (b'"n_rows": ', b'"n_rows" : ')):
+        assert old in whole
+        file.write_bytes(whole.replace(old, new))
+        assert "altered since it was written" in refused(model)
+    for place in range(0, len(whole), 97):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        file.write_bytes(flipped)
+        refused(model)
+    file.write_bytes(whole)
+    open_model(model)
+
+
+def _leaves(value, path=()):
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    for key, part in parts:
+        yield (*path, key)
+        if isinstance(part, dict | list):
+            yield from _leaves(part, (*path, key))
+
+
+ODD = (None, True, -1, 1.5, 10**400, float("nan"), "", "\0", "\ud800", "x" * 5000, "../x", [], {})
+
+
+def test_no_value_of_a_manifest_ends_in_a_traceback(model):
+    whole = (model / "manifest.json").read_text()
+    paths = list(_leaves(json.loads(whole)))
+    assert len(paths) > 60
+    X, Y = random_problem()
+
+    def put(manifest, path, value):
+        *folders, last = path
+        for key in folders:
+            manifest = manifest[key]
+        manifest[last] = value
+
+    for path in paths:
+        if path == ("checksum",):
+            continue
+        for value in ODD:
+            (model / "manifest.json").write_text(whole)
+            edit(model, lambda manifest, path=path, value=value: put(manifest, path, value))
+            with suppress(DismecError):
+                describe_model(model)
+                open_model(model).evaluate(X[:3], Y[:3])
+    (model / "manifest.json").write_text(whole)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "\0" * 50, "[" * 100_000])

@@ -307,11 +307,7 @@ def _parse_stats(stats: Any) -> BlockStats | None:
 
 
 def _are_counts(values: Any) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == BINS
-        and all(map(_is_count, values))
-    )
+    return isinstance(values, list) and len(values) == BINS and all(map(_is_count, values))
 
 
 def _is_count(value: Any) -> bool:
