@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -381,3 +382,54 @@ def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
     commit(unfinished, replace(manifest, version=1).with_blocks(blocks))
     edit(unfinished, lambda m: m.update(labels_sha256=m["parts"]["labels"]["sha256"]))
     assert "do not hold every label once" in refused(unfinished)
+
+
+def test_what_a_link_in_a_model_points_to_is_never_written(tmp_path):
+    X, Y = random_problem()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    train(X, Y, tmp_path / "model", PARAMS)
+    names = [path.name for path in (tmp_path / "model").iterdir() if path.name != ".lock"]
+    for overwrite in (False, True):
+        model = tmp_path / f"new-{overwrite}"
+        if overwrite:
+            train(X, Y, model, replace(PARAMS, C=3.0))
+        model.mkdir(exist_ok=True)
+        for name in names:
+            if name != "manifest.json":
+                (model / name).unlink(missing_ok=True)
+                (model / name).symlink_to(victim)
+        train(X, Y, model, PARAMS, overwrite=True)
+        assert victim.read_text() == "precious"
+        assert not any(path.is_symlink() for path in model.iterdir())
+        open_model(model, check=True)
+
+
+def test_pipes_in_the_place_of_files_are_refused_at_once(model):
+    for pattern in ("shard-*", "labels*", "manifest.json"):
+        (file,) = list(model.glob(pattern))[:1]
+        whole = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        assert "not a regular file" in refused(model)
+        file.unlink()
+        file.write_bytes(whole)
+    open_model(model, check=True)
+
+
+@pytest.mark.parametrize("change", [[0, 2**30], [0, -5], [5, 0], [0, 0]])
+def test_labels_that_are_not_shared_out_among_classifiers_are_refused(model, change):
+    file = min(model.glob("shard-*"))
+    arrays = load_file(file)
+    arrays["label_starts"] = np.resize(np.array(change, np.int32), len(arrays["label_starts"]))
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        about = json.loads(opened.read(length))["__metadata__"]
+    write_arrays(file, arrays, about)
+    size = file.stat().st_size
+
+    def lie(manifest):
+        manifest["shards"][0]["bytes"] = size
+
+    edit(model, lie)
+    assert "not shared out among its classifiers" in refused(model, check=False)

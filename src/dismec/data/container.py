@@ -70,6 +70,8 @@ def write_arrays(
     arrays: Mapping[str, np.ndarray[Any, Any] | Spooled],
     metadata: Mapping[str, str],
     digest: Any = None,
+    *,
+    follow: bool = True,
 ) -> None:
     """Write arrays and metadata to ``path``, atomically.
 
@@ -96,7 +98,7 @@ def write_arrays(
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     if len(text) > _MAX_HEADER:
         raise ValueError(f"names and metadata take {len(text)} bytes; at most {_MAX_HEADER} fit")
-    with whole_file(path) as file, ThreadPoolExecutor(1) as pool:
+    with whole_file(path, follow=follow) as file, ThreadPoolExecutor(1) as pool:
 
         def write(part: Any) -> None:
             hashed = pool.submit(digest.update, part) if digest else None

@@ -16,23 +16,24 @@ StrPath: TypeAlias = str | os.PathLike[str]
 
 
 @contextmanager
-def whole_file(path: StrPath) -> Iterator[BinaryIO]:
+def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when it is complete.
 
     It is written under a temporary name in the same directory, flushed to the disk and renamed. If
     the body raises, the temporary file is removed and what was at ``path`` stays as it was. A link
-    is followed; a device or a pipe cannot be replaced and is written to as it is. An ``OSError``
-    has ``path`` as its ``filename``.
+    is followed; a device or a pipe cannot be replaced and is written to as it is. Unless `follow`
+    is set, whatever is at ``path`` is replaced, and what a link points to is left alone. An
+    ``OSError`` has ``path`` as its ``filename``.
     """
     path = Path(path)
     try:
-        if path.is_dir():
+        if path.is_dir() and (follow or not path.is_symlink()):
             raise IsADirectoryError(errno.EISDIR, "is a directory")
-        if path.exists() and not path.is_file():
+        if follow and path.exists() and not path.is_file():
             with path.open("wb") as file:
                 yield file
             return
-        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        target = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
         temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.tmp")
         try:
             with temporary.open("xb") as file:

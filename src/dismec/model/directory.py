@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,7 +110,7 @@ def holds_model(directory: Path) -> bool:
 
 def commit(directory: Path, manifest: Manifest) -> None:
     """Make the directory the model that `manifest` says."""
-    with whole_file(directory / MANIFEST) as file:
+    with whole_file(directory / MANIFEST, follow=False) as file:
         file.write(manifest.to_json().encode())
 
 
@@ -218,6 +219,7 @@ def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
 def _read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     try:
+        _check_regular(path)
         if path.stat().st_size > _MOST_MANIFEST_BYTES:
             raise ModelError(f"{path}: larger than a manifest can be")
         content = path.read_bytes()
@@ -244,7 +246,7 @@ def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata:
     """Write a file of arrays and return its SHA-256; the metadata name the format too."""
     digest = hashlib.sha256()
     about = {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata}
-    write_arrays(path, arrays, about, digest)
+    write_arrays(path, arrays, about, digest, follow=False)
     return digest.hexdigest()
 
 
@@ -256,6 +258,7 @@ def open_checked(
     Raises `ModelError` if it is missing, cut off, altered or no file of arrays.
     """
     try:
+        _check_regular(path)
         if size is not None and path.stat().st_size != size:
             raise ModelError(
                 f"{path}: {path.stat().st_size} bytes, the manifest says {size}; cut off or altered"
@@ -269,6 +272,12 @@ def open_checked(
         raise ModelError(f"{path}: {error.strerror}") from None
     except ContainerError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a device or a pipe, which could be waited for without end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ModelError(f"{path}: not a regular file")
 
 
 def sha256_of(path: Path) -> str:

@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 30
 def make_journal(directory: Path) -> str:
     """Make an empty journal under a name of its own; the manifest does not name it yet."""
     name = f"{JOURNAL[0]}{secrets.token_hex(8)}{JOURNAL[1]}"
-    with whole_file(directory / name):
+    with whole_file(directory / name, follow=False):
         pass
     return name
 

@@ -80,7 +80,7 @@ def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) ->
         return
     if hashlib.sha256(source).hexdigest() != receipt.sha256:
         raise ModelError(f"{target}: altered on its way here (SHA-256 differs)")
-    with whole_file(target) as file:
+    with whole_file(target, follow=False) as file:
         file.write(source)
 
 
@@ -247,6 +247,15 @@ def read_shard(
     labels = shard.labels
     if len(labels) and not 0 <= labels.min() <= labels.max() < n_labels:
         raise ModelError(f"{path}: a label is out of range")
+    starts = shard.label_starts
+    if not (
+        starts.dtype == np.int32
+        and starts.shape == (len(shard.scales) + 1,)
+        and starts[0] == 0
+        and starts[-1] == len(labels)
+        and (np.diff(starts) > 0).all()
+    ):
+        raise ModelError(f"{path}: the labels are not shared out among its classifiers")
     return shard
 
 
