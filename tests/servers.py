@@ -45,12 +45,12 @@ class Server:
     def half_sent(self, body):
         """A request of which one half has arrived; yields what sends the rest and answers."""
         data = json.dumps(body).encode()
-        pending = self.metric("dismec_pending_requests")
+        arriving = self.metric("dismec_arriving_requests")
         with self.connect() as connection:
             connection.putrequest("POST", "/predict")
             connection.putheader("Content-Length", str(len(data)))
             connection.endheaders(data[: len(data) // 2])
-            wait_until(lambda: self.metric("dismec_pending_requests") == pending + 1)
+            wait_until(lambda: self.metric("dismec_arriving_requests") == arriving + 1)
 
             def finish():
                 connection.send(data[len(data) // 2 :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -58,7 +59,7 @@ class Service:
         X, request = parse("/predict", body, model, self.contract)
         rows = _best_labels(model, X, request)
         answer = {"rows": rows} if "rows" in request else rows[0]
-        return json.dumps(answer).encode(), X.shape[0]
+        return _json_bytes(answer), X.shape[0]
 
     def explain(self, body: bytes) -> bytes:
         """What adds to the score of a label, and its rank."""
@@ -76,7 +77,7 @@ class Service:
         if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
             marked = highlights(explanation, vocabulary.spans(text))
             result["highlights"] = _strongest(text, marked)
-        return json.dumps(result).encode()
+        return _json_bytes(result)
 
     def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The labels that a search finds."""
@@ -220,3 +221,19 @@ def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[in
         places[word] += 1
         ranks.append((-abs(totals[word]) / places[word], number))
     return [pieces[number] for number in sorted(n for _, n in sorted(ranks)[:HIGHLIGHTS])]
+
+
+def _json_bytes(answer: Any) -> bytes:
+    """JSON, in which a score that is not finite is null: features may be as large as float32."""
+    try:
+        return json.dumps(answer, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(answer)).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

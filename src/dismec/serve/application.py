@@ -23,12 +23,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dismec.cpu import thread_count
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
 from dismec.serve.answers import NoExplanations, Service
+from dismec.serve.connections import ConnectionLimits, connection_class
 from dismec.serve.contract import Limits
 from dismec.serve.description import openapi
 from dismec.serve.page import docs_page, page
@@ -36,7 +36,8 @@ from dismec.serve.queries import NumericRows
 
 __all__ = ["serve"]
 
-_BODY_SECONDS = 30  # for a body to arrive: a slow sender holds a place in the queue
+_BODY_SECONDS = 30  # for a body to arrive
+_BODIES_BYTES = 1 << 28  # of all bodies together, or four of the largest
 _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
 _CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
@@ -76,7 +77,7 @@ def serve(
         endpoints = _Endpoints(service, thread_count(threads), token)
         config = uvicorn.Config(
             _application(endpoints),
-            http=_Connection,
+            http=connection_class(ConnectionLimits(), _trusted(listener, host, token)),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -95,6 +96,29 @@ def serve(
             service.model.close()
 
 
+def _trusted(listener: socket.socket, host: str, token: str | None) -> Callable[[str], bool] | None:
+    """Which Host headers are answered; None for all.
+
+    A web page of somebody else can make its own name point to this machine, and a browser here
+    send requests under that name: without a token, a server that is for this machine alone answers
+    only to the names of this machine.
+    """
+    address = listener.getsockname()[0]
+    if token is not None or not ipaddress.ip_address(address).is_loopback:
+        return None
+    names = {"localhost", host.lower(), address}
+
+    def trusted(header: str) -> bool:
+        name = header.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        try:
+            return name in names or ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+    return trusted
+
+
 def _bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -107,22 +131,6 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
     return listener
-
-
-class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's, which reads through one buffer.
-
-    A read of asyncio's own takes 256 KB and gives back all but what has arrived. What is left lies
-    scattered over the heap, and the next read finds no 256 KB in between: the heap grows.
-    """
-
-    _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._buffer[:nbytes]))
 
 
 class _Server(uvicorn.Server):
@@ -161,6 +169,8 @@ class _Endpoints:
         self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
+        self._held = 0  # bytes of bodies
+        self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
     async def predict(self, request: Request) -> Response:
         answer, rows = await self._work(request, self._service.predict)
@@ -184,31 +194,39 @@ class _Endpoints:
         self._check_ready()
         if int(request.headers.get("content-length", 0)) > self._limits.body:
             raise self._too_large()
-        # A place is taken before the body is read: what is held in memory is bounded by places.
-        if self.metrics.pending >= self._places:
-            raise NotReady("the queue is full")
-        self.metrics.pending += 1
-        try:
-            body = await self._read(request)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, task, body)
-        finally:
-            self.metrics.pending -= 1
-
-    async def _read(self, request: Request) -> bytes:
+        # A body that arrives slowly takes no place of others; what is held of all is bounded.
         body = bytearray()
+        try:
+            await self._read(request, body)
+            if self.metrics.pending >= self._places:
+                raise NotReady("the queue is full")
+            self.metrics.pending += 1
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._pool, task, bytes(body))
+            finally:
+                self.metrics.pending -= 1
+        finally:
+            self._held -= len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        self.metrics.arriving += 1
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for chunk in request.stream():
                     if len(body) + len(chunk) > self._limits.body:
                         raise self._too_large()
+                    if self._held + len(chunk) > self._most_held:
+                        raise NotReady("the bodies of other requests take all memory there is")
+                    self._held += len(chunk)
                     body += chunk
         except TimeoutError:
             reason = f"the body did not arrive within {_BODY_SECONDS} seconds"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
         except ClientDisconnect:
             raise HTTPException(400, "the body was cut off") from None
-        return bytes(body)
+        finally:
+            self.metrics.arriving -= 1
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")

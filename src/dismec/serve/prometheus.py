@@ -17,7 +17,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.rows = 0  # predicted
-        self.pending = 0  # prediction requests that are being read, wait or run
+        self.arriving = 0  # requests whose bodies are being read
+        self.pending = 0  # prediction requests that wait or run
         self.reloads = Counter({"ok": 0, "failed": 0})
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}
@@ -48,8 +49,10 @@ class Metrics:
             lines.append(f'{name}_count{{path="{path}"}} {below}')
         lines += _head("dismec_rows_predicted_total", "counter", "Rows predicted.")
         lines.append(f"dismec_rows_predicted_total {self.rows}")
-        lines += _head("dismec_pending_requests", "gauge", "Predictions being read or computed.")
+        lines += _head("dismec_pending_requests", "gauge", "Predictions waiting or being computed.")
         lines.append(f"dismec_pending_requests {self.pending}")
+        lines += _head("dismec_arriving_requests", "gauge", "Requests whose bodies are being read.")
+        lines.append(f"dismec_arriving_requests {self.arriving}")
         lines += _head("dismec_reloads_total", "counter", "Reloads of the model.")
         lines += [
             f'dismec_reloads_total{{result="{result}"}} {n}'

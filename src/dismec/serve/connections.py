@@ -1,0 +1,224 @@
+"""Connections → requests, with bounds on what silent, slow and greedy clients can hold.
+
+A connection that says nothing, dribbles a header or does not read its answer costs a file
+descriptor and some memory. Where there are too many, the one that has been idle for longest makes
+room for a new one: whoever sends a whole request is always answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import json
+import logging
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["ConnectionLimits", "connection_class"]
+
+_log = logging.getLogger(__name__)
+_SPARE_FILES = 64  # descriptors that are left for other things than connections
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What connections may hold."""
+
+    connections: int = 1024  # in all; fewer if the process may not have so many files open
+    per_address: int = 512
+    header_bytes: int = 1 << 15
+    headers: int = 100
+    header_seconds: float = 10.0  # for a header to arrive
+    write_seconds: float = 30.0  # for a client to read some of its answer
+    answer_bytes: int = 1 << 27  # of answers that wait to be read, in all
+
+    @property
+    def most(self) -> int:
+        """Connections in all."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = self.connections if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
+        return max(8, min(self.connections, files))
+
+
+class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+    """uvicorn's, which reads through one buffer and has limits.
+
+    A read of asyncio's own takes 256 KB and gives back all but what has arrived. What is left lies
+    scattered over the heap, and the next read finds no 256 KB in between: the heap grows.
+    """
+
+    limits: ClassVar[ConnectionLimits]
+    trusted_hosts: ClassVar[Callable[[str], bool] | None] = None  # None: any
+    _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
+
+    _quiet_since: float  # when it last finished something
+    _header_bytes = 0  # of a header that is not complete
+    _in_message = False  # between a header and the end of its body
+    _timer: asyncio.TimerHandle | None = None  # for a header
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._quiet_since = time.monotonic()
+        self._await_header()
+        near = [other for other in self._all if other._address == self._address]
+        if len(near) > self.limits.per_address:
+            self._make_room(near, "too many connections from this address")
+        elif len(self._all) > self.limits.most:
+            self._make_room(list(self._all), "too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._timer is None and not self._in_message:
+            self._await_header()
+        if self._timer is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > self.limits.header_bytes + len(self._buffer):
+                self._refuse(431, "the header is too large")
+                return
+        super().data_received(data)
+        if self._timer is not None and self._header_bytes > self.limits.header_bytes:
+            self._refuse(431, "the header is too large")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= self.limits.headers:
+            self._refuse(431, "too many header fields")
+            return
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._cancel_header_timer()
+        self._in_message = True
+        if self.parser.should_upgrade():
+            # What follows such a header belongs to another protocol, and must not become a request.
+            self._refuse(400, "this server does not switch protocols: leave out Upgrade")
+            return
+        if sum(len(name) + len(value) for name, value in self.headers) > self.limits.header_bytes:
+            self._refuse(431, "the header is too large")
+            return
+        trusted = type(self).trusted_hosts
+        if trusted is not None:
+            hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
+            if len(hosts) != 1 or not trusted(hosts[0]):
+                self._refuse(403, "the Host header does not name this server")
+                return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._quiet_since = time.monotonic()
+        super().on_response_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """It has been answered."""
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self._write_timer or self.loop.call_later(
+            self.limits.write_seconds, self._give_up_writing
+        )
+        waiting = [other for other in self._all if other._write_timer is not None]
+        sizes = {c: c.transport.get_write_buffer_size() for c in waiting}
+        if sum(sizes.values()) > self.limits.answer_bytes:
+            # The one that holds most is not reading, or asks for more than its share.
+            max(waiting, key=lambda c: sizes[c])._give_up_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    @property
+    def _all(self) -> set[_Connection]:
+        return cast("set[_Connection]", self.connections)
+
+    @property
+    def _address(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no request that is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_header(self) -> None:
+        self._header_bytes = 0
+        self._timer = self.loop.call_later(self.limits.header_seconds, self._give_up_header)
+
+    def _give_up_header(self) -> None:
+        self._timer = None
+        if self._header_bytes:
+            self._refuse(408, "the header did not arrive in time")
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _give_up_writing(self) -> None:
+        self._write_timer = None
+        self.transport.abort()
+
+    def _make_room(self, among: list[_Connection], reason: str) -> None:
+        """Close the connection that has been idle for longest; this one if none is."""
+        idle = [c for c in among if c is not self and c._is_idle and not c.transport.is_closing()]
+        if idle:
+            min(idle, key=lambda c: c._quiet_since).transport.abort()
+        else:
+            self._refuse(503, reason)
+
+    def _refuse(self, status: int, reason: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = json.dumps({"error": reason}).encode()
+        head = (
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
+            "Content-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._cancel_timers()
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _cancel_header_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancel_timers(self) -> None:
+        self._cancel_header_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def connection_class(
+    limits: ConnectionLimits, trusted_hosts: Callable[[str], bool] | None
+) -> type[asyncio.Protocol]:
+    """Connections with these limits, which answer only requests for hosts that are trusted."""
+    trusted = None if trusted_hosts is None else staticmethod(trusted_hosts)
+    return type("Connection", (_Connection,), {"limits": limits, "trusted_hosts": trusted})

@@ -1,0 +1,146 @@
+"""Silent, slow and greedy clients: whoever sends a whole request is answered."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from conftest import random_problem
+from dismec import TrainingParams, train
+from servers import serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("connections")
+    train(*random_problem(), folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with serving(files, files / "model") as server:
+        yield server
+
+
+def connected(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def answer_of(connection):
+    data = b""
+    while part := connection.recv(1 << 16):
+        data += part
+    return data
+
+
+def said(server, *parts):
+    with closing(connected(server)) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except OSError:
+                break
+        try:
+            return answer_of(connection)
+        except ConnectionResetError:
+            return b""
+
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_a_large_header_is_refused_at_once(server):
+    begin = time.monotonic()
+    found = said(server, HEAD + b"X: ", *[b"a" * (1 << 16)] * 100)
+    assert found == b"" or found.startswith(b"HTTP/1.1 431 ")
+    assert said(server, HEAD + b"X: " + b"a" * 40_000 + b"\r\n\r\n").startswith(b"HTTP/1.1 431 ")
+    many = b"".join(b"X-%d: 1\r\n" % i for i in range(200))
+    assert said(server, HEAD + many + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    assert time.monotonic() - begin < 5
+    assert server.predict({"features": []})[0] == 200
+
+
+def test_an_upgrade_is_refused_and_what_follows_is_no_request(server):
+    inner = b"GET /model HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    found = said(server, head + b"Content-Length: %d\r\n\r\n" % len(inner) + inner)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert found.count(b"HTTP/1.1") == 1
+    assert b"n_labels" not in found
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""]
+)
+def test_another_host_is_refused_on_loopback_without_a_token(server, host):
+    found = said(server, f"GET /model HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert found.startswith(b"HTTP/1.1 403 ")
+    for good in ("localhost", "127.0.0.1", f"localhost:{server.port}", "[::1]:1", "127.0.0.1:9"):
+        request = f"GET /health HTTP/1.1\r\nHost: {good}\r\nConnection: close\r\n\r\n"
+        assert said(server, request.encode()).startswith(b"HTTP/1.1 200 ")
+
+
+def test_with_a_token_any_host_is_answered(files):
+    with serving(files, files / "model", token="secret") as server:
+        request = b"GET /health HTTP/1.1\r\nHost: models.example\r\nConnection: close\r\n\r\n"
+        assert said(server, request).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.unhurried
+def test_silent_connections_make_room_for_others_without_a_flood_of_log_lines(files):
+    with serving(files, files / "model") as server, ExitStack() as held:
+        for i in range(1300):
+            connection = held.enter_context(closing(connected(server)))
+            if i % 3 == 0:
+                connection.sendall(HEAD[: i % 30])
+            if i % 100 == 0:
+                assert server.predict({"features": []})[0] == 200
+        assert server.predict({"features": []})[0] == 200
+        files_open = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        assert files_open < 600
+        assert len(server.log.read_text()) < 10_000
+
+
+@pytest.mark.unhurried
+def test_a_header_that_does_not_arrive_is_given_up(server):
+    begin = time.monotonic()
+    with closing(connected(server)) as silent, closing(connected(server)) as slow:
+        slow.sendall(HEAD)
+        assert answer_of(silent) == b""
+        assert answer_of(slow).startswith(b"HTTP/1.1 408 ")
+    assert 8 < time.monotonic() - begin < 20
+
+
+@pytest.mark.unhurried
+def test_answers_that_nobody_reads_do_not_fill_the_memory(files):
+    row = {"features": [[i, 1.0] for i in range(40)]}
+    body = json.dumps({"rows": [row] * 1000, "k": 40}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with serving(files, files / "model", "--threads", "2") as server, ExitStack() as held:
+        before = server.memory()
+        for _ in range(150):
+            connection = held.enter_context(closing(connected(server)))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(request)
+        wait_until(lambda: server.metric("dismec_pending_requests") == 0)
+        assert server.predict({"features": []})[0] == 200
+        assert server.memory() - before < 400_000_000
+
+
+def test_answers_are_json_whatever_the_scores_are(files):
+    train(*random_problem(), files / "raw", TrainingParams(normalize=False))
+    huge = {"features": [[i, 3e38] for i in range(30)]}
+    with serving(files, files / "raw") as server:
+        for path, body in (("/predict", huge), ("/explain", huge | {"label": 0})):
+            with server.connect() as connection:
+                connection.request("POST", path, json.dumps(body))
+                text = connection.getresponse().read().decode()
+            assert "null" in text
+            assert not re.search("Infinity|NaN", text)
