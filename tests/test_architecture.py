@@ -274,6 +274,7 @@ def test_public_names_are_exactly_these():
         "generate",
         "label_scorer",
         "load_data",
+        "merge_models",
         "open_model",
         "remove_labels",
         "save_data",

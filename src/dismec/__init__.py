@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
     from dismec.model.opening import open_model
     from dismec.training.editing import add_labels, remove_labels, update_labels
+    from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
     from dismec.training.recipe import train
     from dismec.training.texts import train_text
@@ -40,6 +41,7 @@ __all__ = [
     "generate",
     "label_scorer",
     "load_data",
+    "merge_models",
     "open_model",
     "remove_labels",
     "save_data",
@@ -63,6 +65,7 @@ _HOMES = {
     "model.model": ("Model",),
     "model.opening": ("open_model",),
     "training.editing": ("add_labels", "remove_labels", "update_labels"),
+    "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
     "training.recipe": ("train",),
     "training.texts": ("train_text",),

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import comparing, data, explanation, prediction, training, tuning
+from dismec.cli import comparing, copies, data, explanation, prediction, training, tuning
 from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
@@ -104,7 +104,8 @@ def main() -> None:
 
 
 for _group in (
-    (training.train, training.prune, training.add_labels, training.update, training.remove_labels),
+    (training.train, training.add_labels, training.update, training.remove_labels),
+    (copies.prune, copies.subset, copies.merge),
     (tuning.tune, tuning.sweep, comparing.compare),
     (prediction.predict, prediction.evaluate, explanation.explain, prediction.serve),
     (data.inspect, data.convert, data.generate, data.demo),
