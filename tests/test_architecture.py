@@ -264,6 +264,7 @@ def test_public_names_are_exactly_these():
         "DiSMECClassifier",
         "DiSMECTextClassifier",
         "DismecError",
+        "Hierarchy",
         "Model",
         "ModelError",
         "TextParams",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset, load_data, save_data
+    from dismec.data.hierarchy import Hierarchy
     from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimators.rows import DiSMECClassifier
@@ -31,6 +32,7 @@ __all__ = [
     "DiSMECClassifier",
     "DiSMECTextClassifier",
     "DismecError",
+    "Hierarchy",
     "Model",
     "ModelError",
     "TextParams",
@@ -54,6 +56,7 @@ __all__ = [
 
 _HOMES = {
     "data.dataset": ("Dataset", "load_data", "save_data"),
+    "data.hierarchy": ("Hierarchy",),
     "data.synthetic": ("generate",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
     "estimators.rows": ("DiSMECClassifier",),

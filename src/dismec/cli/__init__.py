@@ -1,7 +1,7 @@
 """The command line: thin commands over the library; the one room that imports click.
 
-In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `model`,
-`cluster`, `training`, `report`, `compare`, `serve`.
+In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `measure`,
+`model`, `cluster`, `training`, `report`, `compare`, `serve`.
 """
 
 from __future__ import annotations

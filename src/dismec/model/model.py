@@ -28,7 +28,7 @@ from dismec.model.reranking import Reranked
 from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores
 from dismec.model.shards import Shard, first_labels, gather
-from dismec.model.subsets import subset_parts
+from dismec.model.subsets import parts_in_use, subset_parts
 from dismec.model.thresholds import assigned, ranked
 from dismec.model.topk_model import Capabilities, TopkModel
 
@@ -326,9 +326,8 @@ class Model(TopkModel):
         Labels keep their order, and are numbered from 0. `ModelError` if the model is refined.
         """
         found = np.unique(np.array([self.find_label(label) for label in labels], np.int64))
-        parts = replace(self._parts, calibration=self.calibration)
-        manifest, parts, shards = subset_parts(self.manifest, parts, self._shards, found)
-        return Model(manifest, self.transform, parts, shards)
+        made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
+        return Model(made[0], self.transform, *made[1:])
 
     def save(
         self,

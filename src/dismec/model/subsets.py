@@ -14,8 +14,9 @@ from dismec.model.parts import LabelTable, Parts
 from dismec.model.provenance import history_entry, ranges
 from dismec.model.selection import selected
 from dismec.model.shards import Shard
+from dismec.model.topk_model import TopkModel
 
-__all__ = ["check_separable", "parts_of", "renumbered", "subset_parts"]
+__all__ = ["check_separable", "parts_in_use", "parts_of", "renumbered", "subset_parts"]
 
 
 def subset_parts(
@@ -60,6 +61,12 @@ def check_separable(manifest: Manifest, name: str) -> None:
             f"the classes of {name} exclude each other and cannot be taken apart; "
             "train it with lists of labels"
         )
+
+
+def parts_in_use(model: TopkModel) -> Parts:
+    """What a model has besides weights, with the curves that labels share given to each."""
+    table = LabelTable(model.label_counts, model.names, model.transform.idf)
+    return Parts(table, model.vocabulary, model.calibration)
 
 
 def parts_of(parts: Parts, labels: npt.NDArray[np.int64]) -> Parts:

@@ -49,6 +49,7 @@ _SECTIONS = (
     "duplicate rows",
     "duplicate texts",
     "all labels",
+    "hierarchy",
     "training",
     "file sizes",
     "weight counts",

@@ -22,7 +22,7 @@ from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts
 from dismec.model.provenance import history_entry, ranges
-from dismec.model.subsets import check_separable, parts_of, renumbered
+from dismec.model.subsets import check_separable, parts_in_use, parts_of, renumbered
 from dismec.solve.block import BlockStats
 from dismec.training.calibrating import fit_calibration
 from dismec.training.examples import EXAMPLES
@@ -94,7 +94,7 @@ def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = No
     found = fit_calibration(model, rows, Y, threads=threads)
     learned = {"rows": Y.shape[0], "data": fingerprint(rows, Y)[:16]}
     params = model.params | {"calibrate": True, "calibrated": learned}
-    parts = replace(_parts(model), calibration=found)
+    parts = replace(parts_in_use(model), calibration=found)
     return Model(replace(model.manifest, params=params), model.transform, parts, model.shards)
 
 
@@ -188,7 +188,7 @@ def _kept_labels(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
 
 def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     first = models[0]
-    pieces = [parts_of(_parts(m), labels) for m, labels in zip(models, kept, strict=True)]
+    pieces = [parts_of(parts_in_use(m), labels) for m, labels in zip(models, kept, strict=True)]
     counts = np.concatenate([part.labels.counts for part in pieces])
     names = None
     if first.names is not None:
@@ -203,12 +203,6 @@ def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     parts = Parts(LabelTable(counts, names, first.transform.idf), first.vocabulary, calibration)
     manifest = _manifest([m.manifest for m in models], offsets, calibration is not None)
     return Model(manifest, first.transform, parts, shards)
-
-
-def _parts(model: Model) -> Parts:
-    """What a model has besides weights, with what its labels share given to each."""
-    table = LabelTable(model.label_counts, model.names, model.transform.idf)
-    return Parts(table, model.vocabulary, model.calibration)
 
 
 def _joined_curves(parts: Sequence[Calibration | None]) -> Calibration | None:
