@@ -294,7 +294,8 @@ def parent(name):
 
 
 def test_predictions_are_closed_upwards(files):
-    plain = ask(files, "-k", 3)
+    options = files / "test.xmc", "-k", 3, "--format", "jsonl"
+    plain = list(map(json.loads, told("predict", files / "model", *options).splitlines()))
     closed = ask(files, "-k", 3, "--close-upwards")
     assert len(closed) == 300
     for before, after in zip(plain, closed, strict=True):
@@ -342,7 +343,7 @@ def test_inspect_shows_the_tree_with_counts_and_metrics(files, tmp_path):
     assert "By level" in told("inspect", *options, "--test", files / "test.xmc", "--html", page)
     text = page.read_text()
     assert text.count("<details") == text.count("</details>")
-    assert 'the group <span class="note">20 labels below, group,' in text
+    assert 'the group <span class="note">group of 20 labels,' in text
     assert "hP@5, %" in text
     shown = text.partition('class="tree"')[2]
     assert all(f">{name} <" in shown for name in LABELS)
@@ -370,8 +371,9 @@ def test_commands_refuse_what_does_not_go_together(files, tmp_path):
     assert "need --hierarchy" in line("predict", model, test, "--leaves-only")
     assert "needs a model" in line("inspect", test, "--hierarchy", tree_file)
     wrong = written(tmp_path / "wrong.tsv", "label 3\tlabel 4\nlabel 77\tlabel 3\n")
-    for command in ("predict", "evaluate"):
-        said = line(command, model, test, "--hierarchy", wrong)
+    assert "--hierarchy goes with" in line("predict", model, test, "--hierarchy", tree_file)
+    for command, *options in (("predict", "--leaves-only"), ("evaluate",)):
+        said = line(command, model, test, "--hierarchy", wrong, *options)
         assert said == f"dismec: {wrong}:2: 'label 77' is neither a label of the model nor a parent"
     assert ":2: " in line("inspect", model, "--hierarchy", wrong)
 

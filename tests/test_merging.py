@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -28,9 +29,11 @@ from dismec import (
 from dismec.cli import main
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
-from dismec.model.format import PRECISIONS
+from dismec.model.format import FORMAT_VERSION, PRECISIONS
 from dismec.model.selection import selected
 from dismec.model.shards import gather, pack
+from dismec.serve.answers import Service
+from dismec.serve.contract import Limits
 from dismec.training.recipe import fit
 
 NAMES = [f"label {i}" for i in range(40)]
@@ -141,6 +144,16 @@ def test_a_subset_is_written_and_opened_and_says_where_it_comes_from(whole, tmp_
     assert entry["numbers"] == "3-5,11"
     assert found.manifest.stats is None
     assert found.evaluate(*random_problem()).keys() >= {"P@1", "PSP@1", "micro-F1"}
+
+
+@pytest.mark.parametrize("version", ["model-v1", "model-v2"])
+def test_a_subset_of_a_model_of_an_older_format_is_written_in_the_one_of_today(version, tmp_path):
+    old = open_model(Path(__file__).parent / "golden" / version)
+    wanted = np.flatnonzero(old.label_counts)[:3]
+    old.subset(wanted).save(tmp_path / "new")
+    new = open_model(tmp_path / "new", check=True)
+    assert new.manifest.version == FORMAT_VERSION
+    assert same_weights(new, slice(None), old, wanted)
 
 
 def test_a_subset_of_all_labels_has_the_same_files(whole, tmp_path):
@@ -297,6 +310,9 @@ def test_a_merged_model_is_a_model_like_any_other(tmp_path):
     smaller = open_model(tmp_path / "model").pruned(0.1, precision="int8")
     assert smaller.nnz < grown.nnz
     assert DiSMECClassifier.load(tmp_path / "model").model_.n_labels == 40
+    service = Service(tmp_path / "model", None, Limits())
+    answer, n_rows = service.predict(json.dumps({"features": [[3, 1.5]], "k": 2}).encode())
+    assert (len(json.loads(answer)["labels"]), n_rows) == (2, 1)
     found = run("inspect", tmp_path / "model")
     assert "30 labels merged from 2 models" in found.output
 

@@ -88,6 +88,8 @@ def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if hierarchy is None and (close_upwards or leaves_only):
             raise click.UsageError("--close-upwards and --leaves-only need --hierarchy")
+        if hierarchy is not None and not (close_upwards or leaves_only):
+            raise click.UsageError("--hierarchy goes with --close-upwards or --leaves-only")
         branches = Branches(hierarchy, close_upwards, leaves_only)
         return command(*args, branches=branches, **others)
 

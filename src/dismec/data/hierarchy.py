@@ -69,20 +69,21 @@ class Hierarchy:
 
     def _fill(self, pairs: Iterable[tuple[str, str]]) -> None:
         numbers: dict[str, int] = {}
-        found: dict[tuple[int, int], int] = {}  # each pair of numbers, and where it first was
-        for place, (child, parent) in enumerate(pairs):
-            child, parent = child.strip(), parent.strip()
+        ends: list[int] = []  # a child and a parent in turns
+        for place, pair in enumerate(pairs):
+            child, parent = map(str.strip, pair)
             if not child or not parent:
                 raise DataError(f"{self._at(place)}: a label without a name")
             if child == parent:
                 raise DataError(f"{self._at(place)}: {child!r} is its own parent")
-            key = tuple(numbers.setdefault(name, len(numbers)) for name in (child, parent))
-            found.setdefault((key[0], key[1]), place)
-        self.names = list(numbers)
-        self._numbers = numbers
-        edges = np.array(list(found), np.int64).reshape(-1, 2)
-        self._child, self._parent = edges[:, 0], edges[:, 1]
-        self._place = np.fromiter(found.values(), np.int64, len(found))
+            ends.append(numbers.setdefault(child, len(numbers)))
+            ends.append(numbers.setdefault(parent, len(numbers)))
+        self.names, self._numbers = list(numbers), numbers
+        edges = np.array(ends, np.int64).reshape(-1, 2)
+        # Where each pair is first: one that is there twice counts once.
+        keys = edges[:, 0] * len(numbers) + edges[:, 1]
+        self._place = np.sort(np.unique(keys, return_index=True)[1])
+        self._child, self._parent = edges[self._place].T
         self._levels = self._find_levels()
 
     def _find_levels(self) -> Ints:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dismec.report.headline import counted
 from dismec.report.page import MOST_LABELS, folded, paragraphs, table
 from dismec.report.tested import KS
 
@@ -46,10 +47,13 @@ def _tree(nodes: Mapping[str, Sequence[Any]]) -> Iterator[str]:
         for parent in parents:
             children[parent].append(child)
     roots = [root for root, parents in enumerate(nodes["parents"]) if not parents]
-    # Those with the most below them first; labels that stand alone come last.
-    below = nodes["labels below"]
+    # Those with the most labels below them first, then the most frequent.
+    rank = [
+        (-below, -(rows or 0))
+        for below, rows in zip(nodes["labels below"], nodes["training rows"], strict=True)
+    ]
     for several in (roots, *children):
-        several.sort(key=lambda node: (-below[node], nodes["name"][node]))
+        several.sort(key=rank.__getitem__)
     shown: set[int] = set()
     waiting: list[int | None] = list(reversed(roots))
     yield '<div class="tree">'
@@ -73,13 +77,14 @@ def _tree(nodes: Mapping[str, Sequence[Any]]) -> Iterator[str]:
 
 def _line(nodes: Mapping[str, Sequence[Any]], node: int) -> str:
     """A node's name, and its counts and metrics."""
-    facts = []
-    if below := nodes["labels below"][node]:
-        facts.append(f"{below:,} label{'' if below == 1 else 's'} below")
-    rows = nodes["training rows"][node]
-    facts.append("group" if rows is None else f"{rows:,} training row{'' if rows == 1 else 's'}")
+    below, rows = nodes["labels below"][node], nodes["training rows"][node]
+    if rows is None:
+        facts = [f"group of {counted(below, 'label')}"]
+    else:
+        facts = [f"{counted(below, 'label')} below"] if below else []
+        facts.append(counted(rows, "training row"))
     if nodes.get("test rows"):
-        facts.append(f"{nodes['test rows'][node]:,} test rows")
+        facts.append(counted(nodes["test rows"][node], "test row"))
         shares = ((key, nodes[key][node]) for key in ("precision", "recall"))
         facts += [f"{key} {share:.1f}\u00a0%" for key, share in shares if share is not None]
     said = escape(", ".join(facts))
