@@ -76,6 +76,14 @@ def test_names_with_commas_and_quotes_are_read_from_csv_and_from_tabs(tmp_path):
     assert Hierarchy.load(tabs).leaves == ["salt, pepper", 'the "best"']
 
 
+def test_only_line_feeds_end_a_line(tmp_path):
+    odd = "next\x85line\u2028 and more"
+    for name, between in (("a.tsv", "\t"), ("a.csv", ",")):
+        path = written(tmp_path / name, f"{odd}{between}b\n\nb{between}b\n")
+        assert refused(path) == ":3: 'b' is its own parent"
+        assert Hierarchy.load(written(path, f"{odd}{between}b\n")).leaves == [odd]
+
+
 def test_what_is_wrong_is_refused_with_file_and_line(tmp_path):
     def refuses(text, names=None):
         return refused(written(tmp_path / "tree.tsv", text), names)

@@ -29,6 +29,7 @@ from dismec import (
 from dismec.cli import main
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
+from dismec.data.targets import columns_by_name
 from dismec.model.format import FORMAT_VERSION, PRECISIONS
 from dismec.model.selection import selected
 from dismec.model.shards import gather, pack
@@ -339,6 +340,13 @@ def test_commands_write_models_and_evaluate_them_by_name(whole, tmp_path):
     Y_odd = sp.hstack([Y[:, 1::2], Y[:, ::2]], format="csr")
     expected = open_model(a).evaluate(X, Y_odd, rank="score")
     assert json.loads(odd.stdout)["P@1"] == round(expected["P@1"], 2)
+
+
+def test_columns_are_found_by_name_and_unknown_ones_come_last():
+    Y = sp.csr_array(np.array([[1, 0, 1, 0], [0, 1, 0, 1]], np.uint8))
+    found, names = columns_by_name(Y, ["new", "b", "a", "b"], ["a", "b", "c"])
+    assert names == ["a", "b", "c", "new"]
+    assert found.toarray().tolist() == [[1, 0, 0, 1], [0, 1, 0, 0]]
 
 
 def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):

@@ -208,7 +208,7 @@ def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
     except UnicodeDecodeError as error:
         line = 1 + error.object[: error.start].count(b"\n")
         raise DataError(f"{path}:{line}: not UTF-8") from None
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
     with_tabs = "\t" in first
     order = 1
@@ -231,9 +231,9 @@ def _fields(path: Path, lines: list[str], with_tabs: bool) -> Iterator[tuple[int
     if with_tabs:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield number, line.strip("\r\n").split("\t")
+                yield number, line.removesuffix("\r").split("\t")
         return
-    reader: Any = csv.reader(lines, strict=True)
+    reader: Any = csv.reader((f"{line}\n" for line in lines), strict=True)
     begin = 1
     try:
         for row in reader:

@@ -31,7 +31,8 @@ __all__ = ["merge_models", "with_probabilities"]
 
 Ids = npt.NDArray[np.int64]
 
-_SAME = ("penalty", "weighting")  # parameters that decide what a score means
+# Parameters that decide what a score means, and what models had before there were such.
+_SAME = {"penalty": "l2", "weighting": None}
 _LEARNED = ("C_auto", "C_table", "delta_auto", "delta_effect", "refine_effect", "calibrated")
 
 
@@ -44,8 +45,8 @@ def merge_models(
     """One model, in memory, of models whose labels are disjoint and whose features are the same.
 
     Weights and scores are bit for bit those of the models. The labels of the first model come
-    first, each model's in its own order, and are numbered anew. A label that has no training rows
-    in one model and some in another is that of the other. Parameters are those of the first model,
+    first, each model's in its own order, and are renumbered. A label that has no training rows in
+    one model and some in another is taken from the other. Parameters are those of the first model,
     by which labels that are added later are trained; the manifest's history says which the others
     had.
 
@@ -122,8 +123,8 @@ def _hindrances(one: Model, other: Model) -> Iterator[str]:
             f"their precision is {one.precision} and {other.precision}; "
             "change that of one (Model.pruned)"
         )
-    for key in _SAME:
-        values = [manifest.params.get(key) for manifest in (first, second)]
+    for key, default in _SAME.items():
+        values = [manifest.params.get(key, default) for manifest in (first, second)]
         if values[0] != values[1]:
             yield f"{key} is {values[0]} in the first and {values[1]} in the second"
     if (one.names is None) != (other.names is None):
