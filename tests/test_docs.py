@@ -56,6 +56,7 @@ def test_readme_commands_and_python_run(tmp_path):
         for name in (
             "comparing",
             "guide",
+            "hierarchy",
             "inspecting",
             "predictions",
             "probabilities",

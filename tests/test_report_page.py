@@ -10,10 +10,11 @@ import shutil
 import pytest
 
 from conftest import random_problem
-from dismec import TrainingParams, train
+from dismec import Hierarchy, TrainingParams, train
 from dismec.data.dataset import Dataset
 from dismec.report import page as page_module
 from dismec.report.facts import describe_model, describe_texts
+from dismec.report.hierarchy_facts import describe_hierarchy
 from dismec.report.inspection import write_page
 from dismec.report.page import label_table, page_of
 from dismec.report.tested import describe_test
@@ -91,7 +92,11 @@ def pages(tmp_path_factory):
     X, Y = random_problem(labels=120)
     names = [*ODD_NAMES, *(f"label {i}" for i in range(len(ODD_NAMES), 120))]
     model = train(X, Y, folder / "model", TrainingParams(calibrate=True), names=names)
-    facts = describe_model(folder / "model") | {"test": describe_test(model, Dataset(X, Y))}
+    tree = Hierarchy((name, names[i % 9]) for i, name in enumerate(names) if i > 8).over(names)
+    facts = describe_model(folder / "model")
+    facts["test"] = describe_test(model, Dataset(X, Y), tree=tree)
+    measured = facts["test"].pop("hierarchy")
+    facts["hierarchy"] = describe_hierarchy(tree, model.label_counts, measured)
     write_page(folder / "model.html", "model", facts)
     rows = [
         {"text": f"text {i % 40} " * 20, "labels": [ODD_NAMES[i % 6], "Apples", "dessert"][: i % 4]}
@@ -161,6 +166,19 @@ def test_the_csv_has_all_labels_with_their_names_intact(pages, visit, name):
     if name == "model":
         assert sorted(int(row["label"]) for row in found) == list(range(120))
         assert {"training rows", "test rows", "precision", "recall", "F1"} < found[0].keys()
+
+
+def test_the_tree_of_labels_is_unfolded_step_by_step(pages, visit):
+    page = visit(pages / "model.html")
+    root = page.locator(".tree summary", has_text="label 7 ")
+    child = page.locator(".tree p", has_text="label 16 ")
+    expect(root).to_be_hidden()
+    page.get_by_text("The tree").click()
+    expect(root).to_be_visible()
+    expect(child).to_be_hidden()
+    root.click()
+    expect(child).to_be_visible()
+    expect(child).to_contain_text("training rows")
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -110,6 +110,8 @@ COMMANDS = [
     "evaluate MODEL DATA",
     "explain MODEL 1:1",
     "prune MODEL -o NEW --delta 0.1",
+    "subset MODEL 3 -o NEW",
+    "merge MODEL MODEL -o NEW",
     "sweep MODEL --test DATA",
     "add-labels MODEL DATA",
     "update MODEL DATA --labels LIST",

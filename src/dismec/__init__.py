@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset, load_data, save_data
+    from dismec.data.hierarchy import Hierarchy
     from dismec.data.synthetic import generate
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimators.rows import DiSMECClassifier
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
     from dismec.model.opening import open_model
     from dismec.training.editing import add_labels, remove_labels, update_labels
+    from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
     from dismec.training.recipe import train
     from dismec.training.texts import train_text
@@ -30,6 +32,7 @@ __all__ = [
     "DiSMECClassifier",
     "DiSMECTextClassifier",
     "DismecError",
+    "Hierarchy",
     "Model",
     "ModelError",
     "TextParams",
@@ -40,6 +43,7 @@ __all__ = [
     "generate",
     "label_scorer",
     "load_data",
+    "merge_models",
     "open_model",
     "remove_labels",
     "save_data",
@@ -52,6 +56,7 @@ __all__ = [
 
 _HOMES = {
     "data.dataset": ("Dataset", "load_data", "save_data"),
+    "data.hierarchy": ("Hierarchy",),
     "data.synthetic": ("generate",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
     "estimators.rows": ("DiSMECClassifier",),
@@ -63,6 +68,7 @@ _HOMES = {
     "model.model": ("Model",),
     "model.opening": ("open_model",),
     "training.editing": ("add_labels", "remove_labels", "update_labels"),
+    "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
     "training.recipe": ("train",),
     "training.texts": ("train_text",),

@@ -1,7 +1,7 @@
 """The command line: thin commands over the library; the one room that imports click.
 
-In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `model`,
-`cluster`, `training`, `report`, `compare`, `serve`.
+In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `measure`,
+`model`, `cluster`, `training`, `report`, `compare`, `serve`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import comparing, data, explanation, prediction, training, tuning
+from dismec.cli import comparing, copies, data, explanation, prediction, training, tuning
 from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
@@ -104,7 +104,8 @@ def main() -> None:
 
 
 for _group in (
-    (training.train, training.prune, training.add_labels, training.update, training.remove_labels),
+    (training.train, training.add_labels, training.update, training.remove_labels),
+    (copies.prune, copies.subset, copies.merge),
     (tuning.tune, tuning.sweep, comparing.compare),
     (prediction.predict, prediction.evaluate, explanation.explain, prediction.serve),
     (data.inspect, data.convert, data.generate, data.demo),

@@ -22,6 +22,7 @@ from dismec.cli.console import (
 from dismec.cli.facts import print_facts
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
 from dismec.cli.targets import check_new_files
+from dismec.cli.trees import hierarchy_option, tree_of, tree_of_test
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
@@ -39,6 +40,7 @@ _overwrite_option = click.option(
 @click.option(
     "--test", type=PATH, metavar="DATA", help="Measure the model at PATH on this, label by label."
 )
+@hierarchy_option
 @_overwrite_option
 @data_options(model=True)
 @threads_option
@@ -48,6 +50,7 @@ def inspect(
     page: Path | None,
     sheet: Path | None,
     test: Path | None,
+    hierarchy: Path | None,
     overwrite: bool,
     reading: Reading,
     threads: int | None,
@@ -57,12 +60,13 @@ def inspect(
 
     Of data: which labels are frequent, rare, alike or always together, which rows occur twice, and
     what training would take here (a few labels are solved to find out). Of a model with --test: how
-    good it is, on which labels, and beside the most frequent labels and chance.
+    good it is, on which labels, and beside the most frequent labels and chance. With --hierarchy:
+    the tree of its labels, and how good it is at each level.
     """
-    _check_inspection(path, page, sheet, test, reading)
+    _check_inspection(path, page, sheet, test, hierarchy, reading)
     check_new_files(page, sheet, overwrite=overwrite)
     if path.is_dir():
-        facts = _facts_of_model(path, test, reading, threads)
+        facts = _facts_of_model(path, test, hierarchy, reading, threads)
     else:
         facts = _facts_of_data(path, reading, threads)
     if page is not None:
@@ -80,15 +84,21 @@ def inspect(
 
 
 def _check_inspection(
-    path: Path, page: Path | None, sheet: Path | None, test: Path | None, reading: Reading
+    path: Path,
+    page: Path | None,
+    sheet: Path | None,
+    test: Path | None,
+    hierarchy: Path | None,
+    reading: Reading,
 ) -> None:
     """Refuse what cannot be, before anything is read."""
     for target in (page, sheet):
-        for source in (path, test):
+        for source in (path, test, hierarchy):
             if target and source and target.resolve().is_relative_to(source.resolve()):
                 raise click.UsageError(f"{target} would overwrite {source}: choose another file")
-    if test is not None and path.exists() and not path.is_dir():
-        raise click.UsageError(f"--test needs a model; {path} is not one")
+    for option, given in (("--test", test), ("--hierarchy", hierarchy)):
+        if given is not None and path.exists() and not path.is_dir():
+            raise click.UsageError(f"{option} needs a model; {path} is not one")
     if path.is_dir() and test is None:
         if reading.names or reading.labels:
             raise click.UsageError("--label-names and --labels of a model go with --test")
@@ -101,19 +111,35 @@ def _check_inspection(
 
 
 def _facts_of_model(
-    path: Path, test: Path | None, reading: Reading, threads: int | None
+    path: Path,
+    test: Path | None,
+    hierarchy: Path | None,
+    reading: Reading,
+    threads: int | None,
 ) -> dict[str, Any]:
     from dismec.report.facts import describe_model
 
     facts = describe_model(path)
+    if test is None and hierarchy is None:
+        return facts
+    from dismec.model.opening import open_model
+
+    model = open_model(path, check=False)  # it has just been
+    tree = tree_of(hierarchy, model.names, model.n_labels) if hierarchy else None
     if test is not None:
-        from dismec.model.opening import open_model
         from dismec.report.tested import describe_test
 
-        model = open_model(path, check=False)  # it has just been
         dataset = reading.rows_of(model, reading.look(test), threads)
         say_unknown(model, dataset)
-        facts["test"] = {"data": str(test), **describe_test(model, dataset, threads)}
+        if hierarchy is not None:
+            tree = tree_of_test(hierarchy, model, dataset)
+        facts["test"] = {"data": str(test), **describe_test(model, dataset, threads, tree)}
+    if tree is not None:
+        from dismec.report.hierarchy_facts import describe_hierarchy
+
+        measured = facts["test"].pop("hierarchy") if test is not None else None
+        facts["hierarchy"] = {"file": str(hierarchy)}
+        facts["hierarchy"] |= describe_hierarchy(tree, model.label_counts, measured)
     return facts
 
 

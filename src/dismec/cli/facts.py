@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dismec.cli.console import print_metrics, print_pairs, print_paragraphs, print_table
+from dismec.cli.trees import print_level_table
 
 __all__ = ["print_facts"]
 
@@ -44,6 +45,10 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         _print_files(facts["file sizes"])
     if "test" in facts:
         _print_test(facts["test"])
+    if "hierarchy" in facts:
+        from dismec.report.tested import KS
+
+        print_level_table(facts["hierarchy"]["levels"], KS)
 
 
 def _print_labels(facts: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -82,7 +82,7 @@ class Reading:
         """DATA as rows of the model's features and labels, in memory."""
         if not data.is_texts:
             self._check_numeric(model, data)
-            dataset = self.load(data, threads)
+            dataset = _aligned_by_name(self.load(data, threads), model.names)
             return dataset._replace(X=self.terms(model, data, dataset.X))
         from dismec.training.texts import text_dataset
 
@@ -128,6 +128,19 @@ class Reading:
         n_labels = len(names) if names is not None else None
         dataset = load_data(data, labels=self.labels, n_labels=n_labels, threads=threads)
         return dataset if names is None else dataset._replace(names=names)
+
+
+def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
+    """The data with the columns of a model's labels, found by name, before those of others.
+
+    Data without names have them by number.
+    """
+    if names is None or dataset.names is None or names == dataset.names:
+        return dataset
+    from dismec.data.targets import columns_by_name
+
+    Y, known = columns_by_name(dataset.Y, dataset.names, names)
+    return dataset._replace(Y=Y, names=known)
 
 
 def data_options(

@@ -14,7 +14,6 @@ import click
 from dismec.cli.console import (
     cluster_news,
     hush_dask,
-    print_metrics,
     say_unknown,
     spoken,
 )
@@ -32,6 +31,14 @@ from dismec.cli.options import (
     threads_option,
 )
 from dismec.cli.output import Output, output_options
+from dismec.cli.trees import (
+    Branches,
+    branch_options,
+    hierarchy_option,
+    measure_levels,
+    print_levels,
+    rounded,
+)
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -111,6 +118,7 @@ _rank_option = click.option(
     metavar="NUMBER|micro-f1|macro-f1",
     help="Only labels that reach this score, or probability; or as was best for F1.",
 )
+@branch_options
 @output_options
 @_rerank_option
 @propensity_options
@@ -125,6 +133,7 @@ def predict(
     probabilities: bool,
     rank: str | None,
     threshold: float | str | None,
+    branches: Branches,
     output: Output,
     rerank: float | None,
     A: float,
@@ -158,7 +167,8 @@ def predict(
         raise click.UsageError("--format xmc has no place for ids: leave out --id-column")
     names = load_names(reading.names) if reading.names else None
     with _model_at(model, cluster) as opened:
-        opened = _reranked(opened, rerank, A, B)
+        tree = branches.tree(opened, names, cluster)
+        opened = _reranked(branches.limit(opened, tree), rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
         if probabilities and cluster is not None:
@@ -168,6 +178,7 @@ def predict(
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # the others would be empty
         rank_rows = _ranking(opened, places, threshold, probabilities, threads)
+        rank_rows = branches.close(rank_rows, tree)
         if data is None:
             batches = _rows_of_texts(opened, texts, threads)
         else:
@@ -237,6 +248,7 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
 )
 @_rank_option
 @_rerank_option
+@hierarchy_option
 @propensity_options
 @data_options(model=True)
 @cluster_option
@@ -248,6 +260,7 @@ def evaluate(
     ks: tuple[int, ...],
     rank: str | None,
     rerank: float | None,
+    hierarchy: Path | None,
     A: float,
     B: float,
     reading: Reading,
@@ -260,7 +273,8 @@ def evaluate(
     The propensities come from the label counts of the training data with the constants A and B
     (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5). Of a calibrated
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
-    odds, and F1 at the thresholds that were chosen.
+    odds, and F1 at the thresholds that were chosen. With --hierarchy also hP@k and hR@k, precision
+    and recall of labels with their ancestors, in all and by level.
     """
     with _model_at(model, cluster) as opened:
         dataset = reading.rows_of(opened, reading.look(data), threads)
@@ -275,11 +289,14 @@ def evaluate(
                     "--rank is not supported with --cluster: labels are ranked by score"
                 )
             how["rank"] = rank
+        levels: dict[str, Any] = {}
+        if hierarchy is not None:  # first, as the file may be wrong
+            levels = measure_levels(hierarchy, opened, dataset, ks, threads, **how)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:
-        click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
+        click.echo(json.dumps(rounded(result | levels)))
     else:
-        print_metrics(result, ks)
+        print_levels(result | levels, ks)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     json_option,
-    precision_option,
     quiet_option,
     threads_option,
 )
@@ -91,43 +90,6 @@ def _warn_of_few_rows(model: Model) -> None:
             f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
             err=True,
         )
-
-
-@click.command()
-@click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The new model directory.")
-@click.option("--delta", type=float, help="Weights with |w| below this are dropped.")
-@precision_option(None)
-@click.option("--overwrite", is_flag=True, help="Replace a model that is there.")
-@json_option
-@quiet_option
-def prune(
-    model: Path,
-    output: Path,
-    delta: float | None,
-    precision: str | None,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Write a smaller model, as training with a larger delta or another precision would give it.
-
-    A model of an older format is written in the one of today.
-    """
-    from dismec.model.opening import open_model
-    from dismec.training.resume import check_output
-
-    if output.exists() and model.exists() and output.samefile(model):
-        raise click.UsageError(f"{output} is the model itself: choose another directory")
-    check_output(output, overwrite, resumes=False)
-    begin = time.perf_counter()
-    opened = open_model(model, check=True)
-    opened.pruned(delta, precision=precision).save(output, overwrite=overwrite)
-    written, seconds = open_model(output, check=False), time.perf_counter() - begin
-    if as_json:
-        click.echo(json.dumps(trained_facts(written, output, seconds)))
-    elif not quiet:
-        say_trained(written, output, seconds)
 
 
 @click.command("add-labels")
@@ -219,7 +181,7 @@ def _edit(
 
 
 def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
-    from dismec.training.editing import ranged
+    from dismec.model.provenance import ranged
 
     entry = model.manifest.history[-1]
     numbers = list(ranged(entry["numbers"]))
@@ -236,7 +198,7 @@ def _say_changed(model: Model, done: str) -> None:
 
 
 def _warn_of_no_negatives(model: Model) -> None:
-    from dismec.training.editing import ranged
+    from dismec.model.provenance import ranged
 
     entry = model.manifest.history[-1]
     everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]

@@ -15,7 +15,14 @@ from dismec.data.columns import column_values, frame_columns, is_missing, label_
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError
 
-__all__ = ["Kind", "Target", "is_label_lists", "matrix_of_labels", "named_matrix"]
+__all__ = [
+    "Kind",
+    "Target",
+    "columns_by_name",
+    "is_label_lists",
+    "matrix_of_labels",
+    "named_matrix",
+]
 
 # How labels were given: lists of labels, one class per row, an indicator matrix dense or sparse.
 Kind = Literal["lists", "classes", "indicator", "sparse"]
@@ -156,6 +163,27 @@ def is_label_lists(labels: Any) -> bool:
         or not all(isinstance(value, Real) for row in rows for value in row)
         or any(isinstance(row, set | frozenset) for row in rows)
     )
+
+
+def columns_by_name(
+    Y: Any, names: Sequence[str], known: Sequence[str]
+) -> tuple[sp.csr_array, list[str]]:
+    """A label matrix with the columns of labels that are known first, and the names of all.
+
+    `names` are those of the columns of Y. Columns of other names come after the known ones.
+    """
+    numbers = {name: number for number, name in reversed(list(enumerate(known)))}
+    found = list(known)
+    for name in names:
+        if numbers.setdefault(name, len(found)) == len(found):
+            found.append(name)
+    columns = np.array([numbers[name] for name in names], np.int32)
+    matrix = sp.csr_array(
+        (Y.data, columns[Y.indices], Y.indptr), shape=(Y.shape[0], len(found)), copy=True
+    )
+    matrix.sum_duplicates()
+    matrix.data[:] = np.minimum(matrix.data, 1)
+    return matrix, found
 
 
 def _is_indicator(labels: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from dismec.model.reranking import Reranked
 from dismec.model.saving import write_model
 from dismec.model.scoring import Labels, RowTransform, Scores
 from dismec.model.shards import Shard, first_labels, gather
+from dismec.model.subsets import parts_in_use, subset_parts
 from dismec.model.thresholds import assigned, ranked
 from dismec.model.topk_model import Capabilities, TopkModel
 
@@ -318,6 +319,15 @@ class Model(TopkModel):
         kept = delta or 0.0, params["precision"]
         shards = repacked(self.manifest, self.transform, self._shards, *kept)
         return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
+
+    def subset(self, labels: Iterable[str | int]) -> Model:
+        """A model of some labels, given by name or number, in memory; its scores are the same bits.
+
+        Labels keep their order, and are numbered from 0. `ModelError` if the model is refined.
+        """
+        found = np.unique(np.array([self.find_label(label) for label in labels], np.int64))
+        made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
+        return Model(made[0], self.transform, *made[1:])
 
     def save(
         self,

@@ -16,10 +16,15 @@ there were fields hold the sentences themselves; `parse` turns those into fields
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
-__all__ = ["parse", "sentence", "shown"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["history_entry", "parse", "ranged", "ranges", "sentence", "shown"]
 
 _KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated")
 _ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
@@ -74,3 +79,22 @@ def parse(key: str, value: Any) -> Any:
     if match := _ROWS.fullmatch(value):
         return {"rows": int(match[1])} | ({"data": match[2]} if match[2] else {})
     return value
+
+
+def history_entry(action: str, **facts: Any) -> dict[str, Any]:
+    """What was done to the labels of a model just now, for its manifest's history."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"action": action, **facts, "dismec": version("dismec"), "time": now}
+
+
+def ranged(numbers: str) -> Iterator[int]:
+    """The numbers of labels in an entry of the history, such as "3-5,8"."""
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def ranges(labels: npt.NDArray[np.int64]) -> str:
+    """Ascending numbers, as in "3-5,8"."""
+    runs = np.split(labels, np.flatnonzero(np.diff(labels) > 1) + 1)
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

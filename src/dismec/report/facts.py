@@ -49,6 +49,7 @@ _SECTIONS = (
     "duplicate rows",
     "duplicate texts",
     "all labels",
+    "hierarchy",
     "training",
     "file sizes",
     "weight counts",
@@ -313,6 +314,8 @@ def _history_lines(history: Sequence[dict[str, Any]]) -> list[str]:
     """What was done to labels later, one line per entry."""
     return [
         f"{entry.get('time')}: {entry.get('labels')} labels {entry.get('action')}"
+        + (f" of {entry['of']}" if "of" in entry else "")
+        + (f" from {len(entry['models'])} models" if "models" in entry else "")
         + (f" on {entry['rows']} rows" if "rows" in entry else "")
         for entry in history
     ]

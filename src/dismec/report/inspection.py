@@ -14,6 +14,7 @@ from dismec.report.facts import frequency_range, plain_facts
 from dismec.report.headline import counted, percent, tell_data, tell_oddities, tell_test
 from dismec.report.page import figure, folded, label_table, page_of, paragraphs, table
 from dismec.report.tested import KS
+from dismec.report.tree_page import hierarchy_sections
 
 __all__ = ["make_page", "write_page"]
 
@@ -190,6 +191,8 @@ def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield from _test_sections(test, size)
+    if "hierarchy" in facts:
+        yield from hierarchy_sections(facts["hierarchy"])
     internals = [
         _frequencies(facts["label frequencies"], "Label frequencies in the training data"),
         "<h2>Weights before and after pruning</h2>" + _weights(facts),

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.dataset import Dataset
+from dismec.data.label_tree import LabelTree
 from dismec.errors import DataError
 from dismec.measure.breakdown import by_group, by_label
 from dismec.measure.guesses import precision_of_guesses
+from dismec.measure.levels import by_level, by_node
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import reliability
 from dismec.model.model import Model
@@ -24,7 +26,9 @@ _LEAST_TEST_ROWS = 5  # that such a label has in the test data
 _SCORES = ("precision", "recall", "F1")
 
 
-def describe_test(model: Model, data: Dataset, threads: int | None = None) -> dict[str, Any]:
+def describe_test(
+    model: Model, data: Dataset, threads: int | None = None, tree: LabelTree | None = None
+) -> dict[str, Any]:
     """How a model does on rows with known labels, and on which labels; in percent.
 
     "metrics" as of `Model.evaluate`; "guesses", what P@k would be without a model
@@ -33,8 +37,9 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     (`measure.breakdown`); "best labels" and "worst labels" by their F1 in the first 5 places, of
     those with at least 5 test rows ("labels judged" so many; ties: the one with more test rows
     first); "all labels", a list per column, the most frequent in training first, with None where
-    there is nothing to measure; and for a calibrated model "reliability" of the probabilities of
-    the first 5 places.
+    there is nothing to measure; for a calibrated model "reliability" of the probabilities of the
+    first 5 places; and with a `tree` of the labels of both "hierarchy", its "levels"
+    (`measure.levels`) and for all "nodes" their numbers in the first 5 places.
     """
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
     if truth.Y.shape[0] == 0:
@@ -57,7 +62,22 @@ def describe_test(model: Model, data: Dataset, threads: int | None = None) -> di
     if model.calibration is not None:
         there = top >= 0
         found["reliability"] = reliability(values[there], hits(truth.Y, top)[there])
+    if tree is not None:
+        found["hierarchy"] = by_level(truth.Y, top, tree, KS) | {
+            "nodes": _node_columns(truth, top, tree)
+        }
     return found
+
+
+def _node_columns(
+    truth: Truth, top: npt.NDArray[np.int32], tree: LabelTree
+) -> dict[str, list[Any]]:
+    found = by_node(truth.Y, top, tree)
+    columns: dict[str, list[Any]] = {"test rows": found["rows"].tolist()}
+    for name, of in (("precision", "predicted"), ("recall", "rows")):
+        pairs = zip(found["hits"].tolist(), found[of].tolist(), strict=True)
+        columns[name] = [round(100 * hit / all_, 2) if all_ else None for hit, all_ in pairs]
+    return columns
 
 
 def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:

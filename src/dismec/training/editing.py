@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,9 @@ from dismec.model.manifest import ShardReceipt
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts, write_parts
-from dismec.model.shards import Shard, gather, pack
+from dismec.model.provenance import history_entry, ranges
+from dismec.model.selection import selected
+from dismec.model.shards import Shard
 from dismec.solve.block import BlockStats
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
@@ -42,7 +42,7 @@ from dismec.training.request import Progress, Request
 from dismec.training.resume import earlier_edit
 from dismec.training.running import run_into, workplace
 
-__all__ = ["add_labels", "ranged", "remove_labels", "update_labels"]
+__all__ = ["add_labels", "remove_labels", "update_labels"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -263,14 +263,7 @@ class _Edit:
             model.vocabulary,
             model.calibration and _calibrated(model.calibration, all_counts, labels),
         )
-        entry = {
-            "action": action,
-            "labels": len(labels),
-            "numbers": _ranges(labels),
-            **facts,
-            "dismec": version("dismec"),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        entry = history_entry(action, labels=len(labels), numbers=ranges(labels), **facts)
         history = (*manifest.history, entry)
         named = write_parts(self.directory, parts, len(history), keep=manifest.parts)
         changed = replace(
@@ -288,14 +281,13 @@ class _Edit:
     def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
         """What is left of the model without some labels: files as they are, or new shards."""
         assert self.model.manifest.shards is not None
+        left = np.ones(max(self.model.n_labels, 1 + int(gone.max())), np.bool_)
+        left[gone] = False
         for receipt, shard in zip(self.model.manifest.shards, self.model.shards, strict=True):
-            rest = np.setdiff1d(shard.labels, gone).astype(np.int64)
-            if len(rest) == len(shard.labels):
+            if left[shard.labels].all():
                 yield receipt
-            elif len(rest):
-                n_columns = self.model.transform.n_columns
-                weights: Any = gather([shard], self.model.n_labels, n_columns)
-                yield from pack([(rest, weights[rest])], n_columns, shard.precision)
+            else:
+                yield from selected([shard], left)
 
     def _write(
         self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
@@ -334,16 +326,3 @@ def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibrati
     for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):
         curve[labels] = values
     return replace(grown, slopes=curves[0], intercepts=curves[1], macro_thresholds=curves[2])
-
-
-def ranged(numbers: str) -> Iterator[int]:
-    """The numbers of labels in an entry of the history, such as "3-5,8"."""
-    for part in numbers.split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
-def _ranges(labels: Ids) -> str:
-    """Ascending numbers, as in "3-5,8"."""
-    runs = np.split(labels, np.flatnonzero(np.diff(labels) > 1) + 1)
-    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from dismec.data.corpus import TextBatch
 
-__all__ = ["example_texts"]
+__all__ = ["EXAMPLES", "example_texts"]
 
-_EXAMPLES = 5
+EXAMPLES = 5  # that a model keeps
 _SHORTEST, _LONGEST = 20, 2000  # characters of a text that is taken
 _KEPT = 300  # characters that are kept of one
 
@@ -23,7 +23,7 @@ def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:
     for batch in batches:
         for text, labels in zip(batch.texts, batch.labels, strict=True):
             fits = _SHORTEST <= len(text.strip()) <= _LONGEST
-            if fits and labels and used.isdisjoint(labels) and len(found) < _EXAMPLES:
+            if fits and labels and used.isdisjoint(labels) and len(found) < EXAMPLES:
                 used.update(labels)
                 found.append(_opening_words(text.strip()))
         break

@@ -1,0 +1,153 @@
+"""Options for a hierarchy of labels, and what commands do with one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from dismec.cli.console import print_metrics, print_table
+from dismec.cli.options import PATH
+from dismec.errors import DismecError
+
+if TYPE_CHECKING:
+    from dismec.data.dataset import Dataset
+    from dismec.data.label_tree import LabelTree
+    from dismec.model.model import Model
+    from dismec.model.topk_model import TopkModel
+
+Ranking = Callable[[Any], tuple[Any, Any]]
+
+hierarchy_option = click.option(
+    "--hierarchy",
+    type=PATH,
+    metavar="FILE",
+    help="Parents of labels: a child's name, a tab or a comma, and a parent's name per line.",
+)
+
+
+def tree_of(path: Path, names: Sequence[str] | None, n_labels: int) -> LabelTree:
+    """The hierarchy in a file, of so many labels with these names; others have their numbers."""
+    from dismec.data.hierarchy import Hierarchy
+
+    named = list(names or ())[:n_labels]
+    return Hierarchy.load(path).over([*named, *map(str, range(len(named), n_labels))])
+
+
+def tree_of_test(path: Path, model: TopkModel, data: Dataset) -> LabelTree:
+    """The same, of the labels of a model and of data that it is measured on."""
+    names = model.names
+    if names is None or (data.names is not None and len(data.names) > len(names)):
+        names = data.names
+    return tree_of(path, names, max(model.n_labels, data.Y.shape[1]))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Which labels of a hierarchy are predicted."""
+
+    path: Path | None
+    upwards: bool
+    leaves: bool
+
+    def tree(
+        self, model: TopkModel, names: Sequence[str] | None, cluster: str | None
+    ) -> LabelTree | None:
+        """The hierarchy of a model's labels, if there is one."""
+        if self.path is None:
+            return None
+        if self.leaves and cluster is not None:
+            raise DismecError("--leaves-only is not supported with --cluster")
+        return tree_of(self.path, names or model.names, model.n_labels)
+
+    def limit(self, model: TopkModel, tree: LabelTree | None) -> TopkModel:
+        """The model, or one that ranks leaves only."""
+        if tree is None or not self.leaves:
+            return model
+        from dismec.model.limited import limited
+
+        return limited(cast("Model", model), tree.leaves)
+
+    def close(self, rank: Ranking, tree: LabelTree | None) -> Ranking:
+        """What ranks labels, or also their ancestors."""
+        if tree is None or not self.upwards:
+            return rank
+        return lambda X: tree.close_ranking(*rank(X))
+
+
+def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--hierarchy``, ``--close-upwards`` and ``--leaves-only``, given as one `Branches`."""
+
+    @functools.wraps(command)
+    def gathered(
+        *args: Any, hierarchy: Path | None, close_upwards: bool, leaves_only: bool, **others: Any
+    ) -> Any:
+        if hierarchy is None and (close_upwards or leaves_only):
+            raise click.UsageError("--close-upwards and --leaves-only need --hierarchy")
+        if hierarchy is not None and not (close_upwards or leaves_only):
+            raise click.UsageError("--hierarchy goes with --close-upwards or --leaves-only")
+        branches = Branches(hierarchy, close_upwards, leaves_only)
+        return command(*args, branches=branches, **others)
+
+    for option in (
+        click.option("--leaves-only", is_flag=True, help="Only labels without children."),
+        click.option(
+            "--close-upwards",
+            is_flag=True,
+            help="Add the ancestors of predicted labels, with the highest score below them.",
+        ),
+        hierarchy_option,
+    ):
+        gathered = option(gathered)
+    return gathered
+
+
+def measure_levels(
+    path: Path,
+    model: TopkModel,
+    data: Dataset,
+    ks: tuple[int, ...],
+    threads: int | None,
+    **how: Any,
+) -> dict[str, Any]:
+    """How good a model is at each level of a hierarchy (`dismec.measure.levels`)."""
+    from dismec.measure.levels import by_level
+
+    tree = tree_of_test(path, model, data)
+    depth = max(1, min(max(ks), model.n_labels))
+    top, _ = model.predict_topk(data.X, depth, threads=threads, **how)
+    return by_level(data.Y, top, tree, ks)
+
+
+def rounded(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON has them, those of levels included."""
+    found = {key: round(value, 2) for key, value in metrics.items() if key != "levels"}
+    levels = [rounded(entry) for entry in metrics.get("levels", ())]
+    return found | ({"levels": levels} if levels else {})
+
+
+def print_levels(result: dict[str, Any], ks: tuple[int, ...]) -> None:
+    """The metrics of all labels, and those of levels if there are some."""
+    levels = result.pop("levels", None)
+    print_metrics(result, ks)
+    if levels is not None:
+        print_level_table(levels, ks)
+
+
+def print_level_table(levels: Sequence[dict[str, Any]], ks: Sequence[int]) -> None:
+    """A row per level."""
+    counts = ("level", "nodes", "labels")
+    found = [f"{name}@{k}" for name in ("hP", "hR") for k in ks if f"{name}@{k}" in levels[0]]
+    print_table(
+        [*counts, *found],
+        [
+            [*(f"{entry[key]:,}" for key in counts), *(f"{entry[key]:.2f}" for key in found)]
+            for entry in levels
+        ],
+        "By level of the hierarchy" + (", %" if found else ""),
+        left=0,
+    )

@@ -1,0 +1,244 @@
+"""A file of child and parent names → a hierarchy of labels."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.files import StrPath
+from dismec.data.label_tree import LabelTree
+from dismec.errors import DataError
+
+__all__ = ["Hierarchy"]
+
+Ints = npt.NDArray[np.int64]
+_HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # and the order of the columns
+
+
+class Hierarchy:
+    """Which names are below which others; a name may have several parents, but no cycle.
+
+    Parameters
+    ----------
+    pairs
+        A child's name and a parent's name each.
+
+    Attributes
+    ----------
+    names
+        All names, in the order in which they first occur.
+
+    Raises
+    ------
+    DataError
+        For a name that is empty or its own parent, and for a cycle.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._path: StrPath | None = None
+        self._lines: list[int] = []  # of the pairs, if they come from a file
+        self._fill(pairs)
+
+    @classmethod
+    def load(cls, path: StrPath) -> Hierarchy:
+        """Read a file: a child and its parent per line, with a tab or, as in CSV, a comma between.
+
+        The first line may be a header, "child" and "parent" in either order. Blank lines are
+        skipped. Errors name the line.
+        """
+        self = cls.__new__(cls)
+        self._path, self._lines = path, []
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            for line, pair in _read(Path(path)):
+                self._lines.append(line)
+                yield pair
+
+        self._fill(pairs())
+        return self
+
+    def _at(self, place: int) -> str:
+        """Where a pair comes from."""
+        return f"pair {place}" if self._path is None else f"{self._path}:{self._lines[place]}"
+
+    def _fill(self, pairs: Iterable[tuple[str, str]]) -> None:
+        numbers: dict[str, int] = {}
+        ends: list[int] = []  # a child and a parent in turns
+        for place, pair in enumerate(pairs):
+            child, parent = map(str.strip, pair)
+            if not child or not parent:
+                raise DataError(f"{self._at(place)}: a label without a name")
+            if child == parent:
+                raise DataError(f"{self._at(place)}: {child!r} is its own parent")
+            ends.append(numbers.setdefault(child, len(numbers)))
+            ends.append(numbers.setdefault(parent, len(numbers)))
+        self.names, self._numbers = list(numbers), numbers
+        edges = np.array(ends, np.int64).reshape(-1, 2)
+        # Where each pair is first: one that is there twice counts once.
+        keys = edges[:, 0] * len(numbers) + edges[:, 1]
+        self._place = np.sort(np.unique(keys, return_index=True)[1])
+        self._child, self._parent = edges[self._place].T
+        self._levels = self._find_levels()
+
+    def _find_levels(self) -> Ints:
+        """1 for names without parents, and for others 1 more than the highest of their parents."""
+        n_names = len(self.names)
+        waiting = np.bincount(self._child, minlength=n_names)  # parents that have no level yet
+        by_parent = np.argsort(self._parent, kind="stable")
+        starts = np.searchsorted(self._parent[by_parent], np.arange(n_names + 1))
+        levels, level = np.zeros(n_names, np.int64), 1
+        ready = np.flatnonzero(waiting == 0)
+        while len(ready):
+            levels[ready] = level
+            above = ready[starts[ready + 1] > starts[ready]].tolist()
+            below = [self._child[by_parent[starts[n] : starts[n + 1]]] for n in above]
+            children = np.concatenate([np.empty(0, np.int64), *below])
+            np.subtract.at(waiting, children, 1)
+            ready = np.unique(children[waiting[children] == 0])
+            level += 1
+        if (levels == 0).any():
+            self._refuse_cycle(levels == 0)
+        return levels
+
+    def _refuse_cycle(self, left: npt.NDArray[np.bool_]) -> None:
+        """Each name that is left has a parent that is: follow them until one comes again."""
+        edge_of = {
+            int(self._child[edge]): int(edge)
+            for edge in np.flatnonzero(left[self._child] & left[self._parent])
+        }
+        name, seen = next(iter(edge_of)), dict[int, int]()
+        while name not in seen:
+            seen[name] = len(seen)
+            name = int(self._parent[edge_of[name]])
+        cycle = list(seen)[seen[name] :]
+        last = max(int(self._place[edge_of[name]]) for name in cycle)
+        shown = [self.names[name] for name in (*cycle[:5], *([] if len(cycle) > 5 else cycle[:1]))]
+        text = " → ".join(map(repr, shown)) + (" → …" if len(cycle) > 5 else "")
+        raise DataError(f"{self._at(last)}: a cycle of children and parents: {text}")
+
+    @cached_property
+    def _parents(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for child, parent in zip(self._child.tolist(), self._parent.tolist(), strict=True):
+            found.setdefault(self.names[child], []).append(self.names[parent])
+        return found
+
+    def parents(self, name: str) -> list[str]:
+        """The parents of a name; none if it is a root or not in the hierarchy."""
+        return list(self._parents.get(name, ()))
+
+    def ancestors(self, name: str) -> list[str]:
+        """Parents, their parents and so on, the nearest first, each once."""
+        found: dict[str, None] = {}
+        above = self.parents(name)
+        while above:
+            fresh = [parent for parent in dict.fromkeys(above) if parent not in found]
+            found.update(dict.fromkeys(fresh))
+            above = [parent for below in fresh for parent in self.parents(below)]
+        return list(found)
+
+    @property
+    def leaves(self) -> list[str]:
+        """Names that are no parents."""
+        is_parent = np.zeros(len(self.names), np.bool_)
+        is_parent[self._parent] = True
+        return [self.names[number] for number in np.flatnonzero(~is_parent).tolist()]
+
+    def levels(self, names: Sequence[str]) -> Ints:
+        """int64: 1 for roots and names that are not in the hierarchy.
+
+        The level of others is 1 more than the highest level of their parents.
+        """
+        numbers = [self._numbers.get(name) for name in names]
+        return np.array([1 if n is None else self._levels[n] for n in numbers], np.int64)
+
+    def closed(self, rows: Iterable[Iterable[str]]) -> list[list[str]]:
+        """The labels of each row and after them their ancestors, each once."""
+        closed = []
+        for row in rows:
+            own = list(row)
+            above = [ancestor for name in own for ancestor in self.ancestors(name)]
+            closed.append(list(dict.fromkeys([*own, *above])))
+        return closed
+
+    def over(self, names: Sequence[str]) -> LabelTree:
+        """The hierarchy of labels with these names, in their order.
+
+        Names of the hierarchy that are not among them may stand for groups of labels: then they
+        have children.
+
+        Raises
+        ------
+        DataError
+            For a name without children that is no label's.
+        """
+        nodes = {name: number for number, name in reversed(list(enumerate(names)))}
+        is_parent = np.zeros(len(self.names), np.bool_)
+        is_parent[self._parent] = True
+        groups: list[str] = []
+        for number, name in enumerate(self.names):
+            if name in nodes:
+                continue
+            if not is_parent[number]:
+                place = int(self._place[self._child == number].min())
+                raise DataError(
+                    f"{self._at(place)}: {name!r} is neither a label of the model nor a parent"
+                )
+            nodes[name] = len(names) + len(groups)
+            groups.append(name)
+        node_of = np.array([nodes[name] for name in self.names], np.int64)
+        levels = np.ones(len(names) + len(groups), np.int64)
+        levels[node_of] = self._levels
+        edges = node_of[self._child], node_of[self._parent]
+        return LabelTree([*names, *groups], len(names), *edges, levels)
+
+
+def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
+    """The pairs of a file with their lines, counted from 1."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + error.object[: error.start].count(b"\n")
+        raise DataError(f"{path}:{line}: not UTF-8") from None
+    lines = text.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    with_tabs = "\t" in first
+    order = 1
+    for line, fields in _fields(path, lines, with_tabs):
+        if len(fields) != 2:
+            between = "a tab" if with_tabs else "a tab or a comma"
+            raise DataError(
+                f"{path}:{line}: expected a child and a parent with {between} between them"
+            )
+        one, other = fields
+        head = _HEADERS.get((one.strip().lower(), other.strip().lower()))
+        if head is not None and line == 1:
+            order = head
+            continue
+        yield line, (one, other) if order == 1 else (other, one)
+
+
+def _fields(path: Path, lines: list[str], with_tabs: bool) -> Iterator[tuple[int, list[str]]]:
+    """The fields of lines that are not blank."""
+    if with_tabs:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield number, line.removesuffix("\r").split("\t")
+        return
+    reader: Any = csv.reader((f"{line}\n" for line in lines), strict=True)
+    begin = 1
+    try:
+        for row in reader:
+            if any(field.strip() for field in row):
+                yield begin, row
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{begin}: {error}") from None

@@ -1,0 +1,98 @@
+"""(true labels, ranked labels, hierarchy) → precision and recall by level.
+
+The true labels of a row and its first k predicted labels are each replaced by themselves and all
+their ancestors, as sets of nodes T and S. Over all rows,
+
+- hP@k: Σ |S ∩ T| / Σ |S|, the share of what is predicted that is true;
+- hR@k: Σ |S ∩ T| / Σ |T|, the share of what is true that is predicted;
+- hF1@k: their harmonic mean.
+
+At a level only the nodes of this level count, in both sets. This is the hierarchical precision and
+recall of Kiritchenko, Matwin & Famili (2005). A label that is wrong but has the right parent is
+right one level up. Where nothing is predicted, or nothing is true, the ratio is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.label_tree import LabelTree
+
+__all__ = ["by_level", "by_node"]
+
+Counts = npt.NDArray[np.int64]
+
+
+def by_level(
+    Y_true: Any, top: npt.NDArray[Any], tree: LabelTree, ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, Any]:
+    """The metrics of all levels together and of each, in percent.
+
+    Parameters
+    ----------
+    Y_true
+        Sparse (n_rows, up to n_labels); entries other than 0 are true labels.
+    top
+        Integers (n_rows, at least max(ks) or n_labels): predicted labels, best first; −1 is an
+        empty place.
+    tree
+        What is above each label.
+    ks
+        How many predicted labels count.
+
+    Returns
+    -------
+    dict
+        ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
+        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row and a true node.
+    """
+    truth: Any = tree.closed(Y_true)
+    levels: list[dict[str, Any]] = [
+        {
+            "level": level,
+            "nodes": int(np.count_nonzero(tree.levels == level)),
+            "labels": int(np.count_nonzero(tree.levels[: tree.n_labels] == level)),
+            "true pairs": int(np.count_nonzero(tree.levels[truth.indices] == level)),
+        }
+        for level in range(1, 1 + int(tree.levels.max(initial=0)))
+    ]
+    result: dict[str, Any] = {}
+    for k in ks:
+        counts = _node_counts(truth, top[:, :k], tree)
+        result |= _ratios(counts, slice(None), k)
+        for entry in levels:
+            entry |= _ratios(counts, tree.levels == entry["level"], k)
+    return result | {"levels": levels}
+
+
+def by_node(Y_true: Any, top: npt.NDArray[Any], tree: LabelTree) -> dict[str, Counts]:
+    """Of each node: "rows" that have it or a label below, "predicted" rows, and "hits", both."""
+    rows, predicted, both = _node_counts(tree.closed(Y_true), top, tree)
+    return {"rows": rows, "predicted": predicted, "hits": both}
+
+
+def _node_counts(truth: Any, top: npt.NDArray[Any], tree: LabelTree) -> tuple[Counts, ...]:
+    """Rows in which each node is true, is predicted, is both."""
+    there = top >= 0
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1))])
+    shape = len(top), tree.n_labels
+    found = sp.csr_array((np.ones(indptr[-1], np.uint8), top[there], indptr), shape=shape)
+    predicted: Any = tree.closed(found)
+    both = predicted.multiply(truth).tocsr()
+    return tuple(
+        np.bincount(matrix.indices, minlength=tree.n_nodes) for matrix in (truth, predicted, both)
+    )
+
+
+def _ratios(counts: tuple[Counts, ...], nodes: Any, k: int) -> dict[str, float]:
+    true, predicted, both = (int(count[nodes].sum()) for count in counts)
+    return {
+        f"hP@{k}": 100.0 * both / max(predicted, 1),
+        f"hR@{k}": 100.0 * both / max(true, 1),
+        f"hF1@{k}": 200.0 * both / max(predicted + true, 1),
+    }

@@ -1,0 +1,91 @@
+"""Facts of a hierarchy → its levels as a table, and the tree to unfold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from dismec.report.headline import counted
+from dismec.report.page import MOST_LABELS, folded, paragraphs, table
+from dismec.report.tested import KS
+
+__all__ = ["hierarchy_sections"]
+
+
+def hierarchy_sections(found: Mapping[str, Any]) -> Iterator[str]:
+    """The part of a page on what `describe_hierarchy` has found."""
+    yield "<h2>Hierarchy of labels</h2>"
+    levels: Sequence[Mapping[str, Any]] = found["levels"]
+    counts = ["level", "nodes", "labels"]
+    if "hP@1" in levels[0]:
+        counts.append("true pairs")
+    metrics = [f"{name}@{k}" for name in ("hP", "hR") for k in KS if f"hP@{k}" in levels[0]]
+    yield table(
+        [*counts, *(f"{name}, %" for name in metrics)],
+        [
+            [*(entry[key] for key in counts), *(f"{entry[key]:.2f}" for key in metrics)]
+            for entry in levels
+        ],
+    )
+    if metrics:
+        yield paragraphs(
+            [
+                "Labels count with all their ancestors. hP@k: the share of what the first k labels "
+                "say at a level that is true. hR@k: the share of what is true at the level that "
+                "they say. A wrong label with the right parent is right one level up."
+            ],
+            "note",
+        )
+    yield folded("The tree", _tree(found["nodes"]))
+
+
+def _tree(nodes: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    """All nodes from the roots down, each with what is below it inside."""
+    children: list[list[int]] = [[] for _ in nodes["name"]]
+    for child, parents in enumerate(nodes["parents"]):
+        for parent in parents:
+            children[parent].append(child)
+    roots = [root for root, parents in enumerate(nodes["parents"]) if not parents]
+    # Those with the most labels below them first, then the most frequent.
+    rank = [
+        (-below, -(rows or 0))
+        for below, rows in zip(nodes["labels below"], nodes["training rows"], strict=True)
+    ]
+    for several in (roots, *children):
+        several.sort(key=rank.__getitem__)
+    shown: set[int] = set()
+    waiting: list[int | None] = list(reversed(roots))
+    yield '<div class="tree">'
+    while waiting and len(shown) < MOST_LABELS:
+        node = waiting.pop()
+        if node is None:
+            yield "</details>"
+        elif not children[node] or node in shown:
+            again = " – see above" if node in shown and children[node] else ""
+            yield f"<p>{_line(nodes, node)}{again}</p>"
+            shown.add(node)
+        else:
+            yield f"<details><summary>{_line(nodes, node)}</summary>"
+            shown.add(node)
+            waiting += [None, *reversed(children[node])]
+    yield "</details>" * waiting.count(None) + "</div>"
+    left = len(nodes["name"]) - len(shown)
+    if left:
+        yield paragraphs([f"… and {left:,} more."], "note")
+
+
+def _line(nodes: Mapping[str, Sequence[Any]], node: int) -> str:
+    """A node's name, and its counts and metrics."""
+    below, rows = nodes["labels below"][node], nodes["training rows"][node]
+    if rows is None:
+        facts = [f"group of {counted(below, 'label')}"]
+    else:
+        facts = [f"{counted(below, 'label')} below"] if below else []
+        facts.append(counted(rows, "training row"))
+    if nodes.get("test rows"):
+        facts.append(counted(nodes["test rows"][node], "test row"))
+        shares = ((key, nodes[key][node]) for key in ("precision", "recall"))
+        facts += [f"{key} {share:.1f}\u00a0%" for key, share in shares if share is not None]
+    said = escape(", ".join(facts))
+    return f'{escape(nodes["name"][node])} <span class="note">{said}</span>'

@@ -1,0 +1,268 @@
+"""Models of disjoint labels on the same features → one model of all labels, with their weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.dataset import fingerprint
+from dismec.data.files import StrPath
+from dismec.data.targets import matrix_of_labels
+from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
+from dismec.model.calibration import Calibration
+from dismec.model.manifest import Manifest
+from dismec.model.model import Model
+from dismec.model.opening import open_model
+from dismec.model.parts import LabelTable, Parts
+from dismec.model.provenance import history_entry, ranges
+from dismec.model.subsets import check_separable, parts_in_use, parts_of, renumbered
+from dismec.solve.block import BlockStats
+from dismec.training.calibrating import fit_calibration
+from dismec.training.examples import EXAMPLES
+
+__all__ = ["merge_models", "with_probabilities"]
+
+Ids = npt.NDArray[np.int64]
+
+# Parameters that decide what a score means, and what models had before there were such.
+_SAME = {"penalty": "l2", "weighting": None}
+_LEARNED = ("C_auto", "C_table", "delta_auto", "delta_effect", "refine_effect", "calibrated")
+
+
+def merge_models(
+    models: Sequence[Model | StrPath],
+    *,
+    validation: tuple[Any, Any] | None = None,
+    threads: int | None = None,
+) -> Model:
+    """One model, in memory, of models whose labels are disjoint and whose features are the same.
+
+    Weights and scores are bit for bit those of the models. The labels of the first model come
+    first, each model's in its own order, and are renumbered. A label that has no training rows in
+    one model and some in another is taken from the other. Parameters are those of the first model,
+    by which labels that are added later are trained; the manifest's history says which the others
+    had.
+
+    Parameters
+    ----------
+    models
+        Two or more models, or paths for `open_model`.
+    validation
+        Rows and labels that no model was trained on, as for `Model.evaluate`, to learn
+        probabilities of all labels together. Without it probabilities are kept if all models have
+        the same curves, as subsets of one model do; otherwise the result gives none.
+    threads
+        All available CPUs by default; for `validation`.
+
+    Raises
+    ------
+    ModelError
+        If features, text settings, vocabulary, transform, precision or penalty differ, a label is
+        trained in two models, only some models have label names, or one is refined.
+    DataError
+        For fewer than two models, or rows that do not fit.
+    """
+    if len(models) < 2:
+        raise DataError(f"{len(models)} model to merge; expected at least 2")
+    names = [f"model {i}" if isinstance(m, Model) else str(m) for i, m in enumerate(models, 1)]
+    opened = [m if isinstance(m, Model) else open_model(m, check=True) for m in models]
+    for model, name in zip(opened, names, strict=True):
+        check_separable(model.manifest, name)
+    for model, name in zip(opened[1:], names[1:], strict=True):
+        for what in _hindrances(opened[0], model):
+            raise ModelError(f"{names[0]} and {name} cannot be merged: {what}")
+    merged = _merged(opened, _kept_labels(opened, names))
+    if validation is None:
+        return merged
+    X, Y = validation
+    known: Any = matrix_of_labels(Y, merged.names)
+    return with_probabilities(merged, X, known[:, : merged.n_labels], threads=threads)
+
+
+def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = None) -> Model:
+    """The same model, with probabilities learned on rows that it was not trained on.
+
+    Y is an indicator (n_rows, up to n_labels).
+    """
+    rows = model.rows_of(X, threads=threads)
+    found = fit_calibration(model, rows, Y, threads=threads)
+    learned = {"rows": Y.shape[0], "data": fingerprint(rows, Y)[:16]}
+    params = model.params | {"calibrate": True, "calibrated": learned}
+    parts = replace(parts_in_use(model), calibration=found)
+    return Model(replace(model.manifest, params=params), model.transform, parts, model.shards)
+
+
+def _hindrances(one: Model, other: Model) -> Iterator[str]:
+    """What keeps two models from being one, as sentences."""
+    first, second = one.manifest, other.manifest
+    if (first.text is None) != (second.text is None):
+        texts, rows = ("the first", "the second")[:: 1 if first.text else -1]
+        yield f"{texts} takes texts and {rows} numeric rows"
+        return
+    for key in sorted({*(first.text or {}), *(second.text or {})}):
+        values = [(text or {}).get(key) for text in (first.text, second.text)]
+        if values[0] != values[1]:
+            yield f"{key} is {values[0]} in the first and {values[1]} in the second"
+    if one.n_features != other.n_features:
+        yield f"they have {one.n_features} and {other.n_features} features"
+        return
+    yield from _vocabulary_difference(one, other)
+    yield from _transform_difference(one, other)
+    names = [(manifest.estimator or {}).get("feature_names") for manifest in (first, second)]
+    if all(names) and names[0] != names[1]:
+        yield "the names of their features differ"
+    if one.precision != other.precision:
+        yield (
+            f"their precision is {one.precision} and {other.precision}; "
+            "change that of one (Model.pruned)"
+        )
+    for key, default in _SAME.items():
+        values = [manifest.params.get(key, default) for manifest in (first, second)]
+        if values[0] != values[1]:
+            yield f"{key} is {values[0]} in the first and {values[1]} in the second"
+    if (one.names is None) != (other.names is None):
+        yield "one has label names and the other has none"
+
+
+def _vocabulary_difference(one: Model, other: Model) -> Iterator[str]:
+    if one.vocabulary is None or other.vocabulary is None:
+        return
+    arrays, others = one.vocabulary.to_arrays(), other.vocabulary.to_arrays()
+    if not all(np.array_equal(arrays[name], others[name]) for name in arrays):
+        pairs = enumerate(zip(one.vocabulary.terms, other.vocabulary.terms, strict=True))
+        number, (mine, its) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+        yield (
+            f"their vocabularies differ: term {number} is {mine!r} and {its!r}; "
+            "train both on the same texts"
+        )
+
+
+def _transform_difference(one: Model, other: Model) -> Iterator[str]:
+    first, second = one.transform, other.transform
+    assert isinstance(first, Transform)
+    assert isinstance(second, Transform)
+    values = second.to_dict()
+    for key, value in first.to_dict().items():
+        if value != values[key]:
+            yield f"{key} is {value} in the first and {values[key]} in the second"
+            return
+    if first != second:
+        assert first.idf is not None
+        assert second.idf is not None
+        feature = int(np.argmax(first.idf != second.idf))
+        yield (
+            f"the idf of feature {feature} is {first.idf[feature]:g} and "
+            f"{second.idf[feature]:g}; train both on the same rows, each with its own labels"
+        )
+
+
+def _kept_labels(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
+    """The labels of each model that become labels of the whole."""
+    if models[0].names is None:
+        return [np.arange(model.n_labels) for model in models]
+    home: dict[str, int] = {}  # of each name: the model that has trained it, or else the first
+    trained: set[str] = set()
+    for place, model in enumerate(models):
+        for name, count in zip(model.names or (), model.label_counts.tolist(), strict=True):
+            if count and name in trained and home[name] != place:
+                where = f"{names[home[name]]} and {names[place]}"
+                raise ModelError(
+                    f"label {name!r} is in {where}: labels must be disjoint; leave it out of "
+                    "one (Model.subset)"
+                )
+            if count or name not in home:
+                home[name] = place
+            if count:
+                trained.add(name)
+    return [
+        np.array([i for i, name in enumerate(model.names or ()) if home[name] == place], np.int64)
+        for place, model in enumerate(models)
+    ]
+
+
+def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
+    first = models[0]
+    pieces = [parts_of(parts_in_use(m), labels) for m, labels in zip(models, kept, strict=True)]
+    counts = np.concatenate([part.labels.counts for part in pieces])
+    names = None
+    if first.names is not None:
+        names = list(chain.from_iterable(part.labels.names or () for part in pieces))
+    offsets = np.cumsum([0, *map(len, kept)])
+    shards = []
+    for model, labels, offset in zip(models, kept, offsets, strict=False):
+        numbers = np.full(model.n_labels, -1, np.int64)
+        numbers[labels] = offset + np.arange(len(labels))
+        shards += [renumbered(shard, numbers) for shard in model.shards]
+    calibration = _joined_curves([part.calibration for part in pieces])
+    parts = Parts(LabelTable(counts, names, first.transform.idf), first.vocabulary, calibration)
+    manifest = _manifest([m.manifest for m in models], offsets, calibration is not None)
+    return Model(manifest, first.transform, parts, shards)
+
+
+def _joined_curves(parts: Sequence[Calibration | None]) -> Calibration | None:
+    """The curves of all labels, if what labels share in them is the same."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    first = known[0]
+    for part in known[1:]:
+        if part.micro_threshold != first.micro_threshold or (part.shared != first.shared).any():
+            return None
+    return replace(
+        first,
+        slopes=np.concatenate([part.slopes for part in known]),
+        intercepts=np.concatenate([part.intercepts for part in known]),
+        macro_thresholds=np.concatenate([part.macro_thresholds for part in known]),
+    )
+
+
+def _manifest(manifests: Sequence[Manifest], offsets: Ids, calibrated: bool) -> Manifest:
+    first = manifests[0].finished(())
+    differing = {
+        key
+        for manifest in manifests
+        for key in {*manifest.params, *first.params}
+        if manifest.params.get(key) != first.params.get(key)
+    }
+    params = {k: v for k, v in first.params.items() if k not in _LEARNED or k not in differing}
+    if not calibrated:
+        params.pop("calibrated", None)
+    models = [
+        {
+            "labels": int(end - begin),
+            "numbers": ranges(np.arange(begin, end)) if end > begin else "",
+            "rows": manifest.n_rows,
+            "data": manifest.data,
+            "dismec": manifest.dismec,
+            "params": {k: v for k, v in manifest.params.items() if k in differing},
+            "history": list(manifest.history),
+        }
+        for manifest, begin, end in zip(manifests, offsets, offsets[1:], strict=False)
+    ]
+    stats = [manifest.finished(()).stats for manifest in manifests]
+    known = [entry for entry in stats if entry is not None]
+    data = [manifest.data for manifest in manifests]
+    same_columns = all(manifest.columns == first.columns for manifest in manifests)
+    same_estimator = all(manifest.estimator == first.estimator for manifest in manifests)
+    texts = dict.fromkeys(text for manifest in manifests for text in manifest.examples)
+    isas = {isa for manifest in manifests for isa in manifest.finished(()).isa.split(", ")}
+    return replace(
+        first,
+        n_rows=max(manifest.n_rows for manifest in manifests),
+        n_labels=int(offsets[-1]),
+        params=params | {"calibrate": calibrated},
+        data=hashlib.sha256("\n".join(data).encode()).hexdigest(),
+        columns=first.columns if same_columns else None,
+        estimator=first.estimator if same_estimator else None,
+        examples=tuple(texts)[:EXAMPLES],
+        history=(history_entry("merged", labels=int(offsets[-1]), models=models),),
+        isa=", ".join(sorted(isas - {""})),
+        stats=BlockStats.total(known) if len(known) == len(stats) else None,
+    )
