@@ -16,6 +16,7 @@ _PHRASES = {
     "(labels=…)": "(--labels)",
     "(names=…)": "(--label-names)",
     'delta="auto"': "--delta auto",
+    "penalty='l1'": "--penalty l1",
 }
 _PARAMETERS = (
     "min_df",
@@ -31,6 +32,7 @@ _PARAMETERS = (
     "label_column",
     "label_separator",
     "id_column",
+    "weight_column",
     "data_format",
 )
 # As words of their own: what is in quotes, or part of a path, is the user's.

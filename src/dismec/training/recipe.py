@@ -37,6 +37,7 @@ from dismec.training.trial import Trial
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
+    from dismec.solve.costs import Costs
 
 __all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
 
@@ -109,6 +110,7 @@ def train(
     *,
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
+    weights: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -139,6 +141,10 @@ def train(
     validation
         X and Y to choose `delta="auto"` and to calibrate on, instead of a tenth of the rows held
         out for this.
+    weights
+        How much each row counts, one number of at least 0 per row: a factor of its losses. A row of
+        weight 0 is left out, weights that are all 2 are the same as twice the C. Metrics on rows
+        held out are weighted likewise. Not with ``penalty="l1"``.
     threads
         All available CPUs by default.
     overwrite
@@ -191,6 +197,7 @@ def train(
             Path(path),
             names=names,
             validation=validation,
+            weights=weights,
             vocabulary=vocabulary,
             source=source,
             threads=threads,
@@ -208,6 +215,8 @@ def fit(
     *,
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
+    weights: Any = None,
+    costs: Costs | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
@@ -215,7 +224,8 @@ def fit(
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
-    On a cluster it is trained in a temporary directory, and mapped from there.
+    `costs` are factors of the losses of each label's rows, positive and negative. On a cluster the
+    model is trained in a temporary directory, and mapped from there.
     """
     return carry_out(
         Request(
@@ -224,6 +234,8 @@ def fit(
             params or TrainingParams(),
             names=names,
             validation=validation,
+            weights=weights,
+            costs=costs,
             vocabulary=vocabulary,
             threads=threads,
             progress=progress,
