@@ -96,7 +96,7 @@ def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None,
         keep = np.flatnonzero(weights)
         weights = weights[keep]
         if not len(keep):
-            raise DataError("all weights are 0: there are no rows to train on")
+            raise DataError("all weights are zero: there are no rows to train on")
     return keep, None if (weights == 1).all() else weights
 
 

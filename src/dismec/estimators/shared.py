@@ -26,7 +26,7 @@ from dismec.training.params import AUTO, TrainingParams
 __all__ = ["NOT_ROUTED", "Estimator", "constructor"]
 
 NOT_ROUTED = UNUSED  # marks a parameter that is no metadata
-_OWN = {"n_jobs": None, "engine": None, "cluster": None}
+_OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
 
 
 def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
@@ -64,6 +64,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     model_: Model
     calibrate: bool
+    class_weight: Any
     n_jobs: int | None
     engine: Any
     cluster: Any

@@ -264,7 +264,7 @@ def _judge(
         weights = check_row_weights(weights, n_rows)
         counted = np.flatnonzero(weights)
         if not len(counted):
-            raise DataError("all weights are 0: no rows to evaluate")
+            raise DataError("all weights are zero: no rows to evaluate")
         if len(counted) < n_rows:
             truth, places, weights = truth[counted], places[counted], weights[counted]
             n_rows = len(counted)
