@@ -43,4 +43,5 @@ def in_flags(message: str) -> str:
     """The message with flags in place of parameters."""
     for phrase, flag in _PHRASES.items():
         message = message.replace(phrase, flag)
+    message = re.sub("^weights: ", "--weights: ", message)
     return _WORD.sub(lambda found: "--" + found[1].replace("_", "-"), message)

@@ -12,7 +12,7 @@ from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 
-__all__ = ["class_costs"]
+__all__ = ["class_costs", "kept_class_weight", "stored_class_weight"]
 
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
@@ -69,6 +69,22 @@ def class_costs(
     if both:
         return Costs(of_class[-n_columns:], of_class[::-1][-n_columns:].copy())
     return Costs(of_class, np.ones(n_columns))
+
+
+def stored_class_weight(class_weight: Any) -> dict[str, Any]:
+    """What a saved estimator says of it; nothing where there is none."""
+    if class_weight is None:
+        return {}
+    if isinstance(class_weight, str):
+        return {"class_weight": class_weight}
+    pairs = [[getattr(k, "item", lambda k=k: k)(), float(v)] for k, v in class_weight.items()]
+    return {"class_weight": pairs}
+
+
+def kept_class_weight(estimator: Mapping[str, Any]) -> Any:
+    """The inverse of `stored_class_weight`."""
+    found = estimator.get("class_weight")
+    return dict(found) if isinstance(found, list) else found
 
 
 def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:

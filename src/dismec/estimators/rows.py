@@ -16,7 +16,7 @@ from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
-from dismec.estimators.class_weights import class_costs
+from dismec.estimators.class_weights import class_costs, stored_class_weight
 from dismec.estimators.shared import Estimator, constructor
 from dismec.model.opening import open_model
 from dismec.model.orders import check_dense
@@ -269,6 +269,7 @@ class DiSMECClassifier(Estimator):
             "classes": None if self.multilabel_ else self.classes_.tolist(),
             "named": self.classes_.dtype.kind == "U",
             "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
+            **stored_class_weight(self.class_weight),
         }
         self.model_.save(path, estimator=about, overwrite=overwrite)
 

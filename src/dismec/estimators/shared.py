@@ -20,6 +20,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
+from dismec.estimators.class_weights import kept_class_weight
 from dismec.model.model import Model
 from dismec.training.params import AUTO, TrainingParams
 
@@ -88,6 +89,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
+        self.class_weight = kept_class_weight(model.manifest.estimator or {})
         self.model_ = model
         return self
 

@@ -15,7 +15,7 @@ from dismec.data.columns import text_column
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import Kind, Target
 from dismec.errors import DataError, ModelError
-from dismec.estimators.class_weights import class_costs
+from dismec.estimators.class_weights import class_costs, stored_class_weight
 from dismec.estimators.scorers import refuse_matrix_scorer
 from dismec.estimators.shared import NOT_ROUTED, Estimator, constructor
 from dismec.features.text_rows import TextRows
@@ -241,6 +241,7 @@ class DiSMECTextClassifier(Estimator):
         """Write the model to a directory that `open_model` and the command line read, or a .zip."""
         model = self._fitted()
         about = {"target": self.target_, "label_type": self._label_type}
+        about |= stored_class_weight(self.class_weight)
         model.save(path, estimator=about, overwrite=overwrite)
 
     @classmethod
