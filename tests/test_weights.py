@@ -252,10 +252,15 @@ def test_other_weights_are_another_training(tmp_path, problem_data):
     X, Y = problem_data
     v = some_weights(300)
     train_unfinished(X, Y, tmp_path / "model", weights=v)
-    for other in (None, some_weights(300, seed=1)):
-        with pytest.raises(ModelError, match="another training"):
+    for other in (None, some_weights(300, seed=1), v[::-1]):
+        with pytest.raises(ModelError, match=r"another training.*other data"):
             train(X, Y, tmp_path / "model", weights=other)
-    train(X, Y, tmp_path / "model", weights=v)
+    with pytest.raises(ModelError, match=r"row_weights from .* to .*, .* in all instead of None"):
+        train(X, Y, tmp_path / "model")
+    model = train(X, Y, tmp_path / "model", weights=v)
+    assert model.params["row_weights"]["sum"] == pytest.approx(v.sum())
+    facts = run("inspect", tmp_path / "model").output
+    assert f"from {v.min():g} to {v.max():g}, {v.sum():g} in all" in facts
 
 
 def test_weights_of_one_are_no_weights(tmp_path, problem_data):

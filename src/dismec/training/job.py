@@ -86,7 +86,7 @@ class Job:
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=asdict(params),
+            params=asdict(params) | _weights_stated(weights),
             transform=transform.to_dict(),
             data=data,
             dismec=version("dismec"),
@@ -158,6 +158,14 @@ def _counted_rows(
     found, named = named_matrix(labels, request.names)
     Y: Any = check_Y(found, n_rows)
     return (X, Y, named, weights) if keep is None else (X[keep], Y[keep], named, weights)
+
+
+def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
+    """What the manifest says of weights (`dismec.model.provenance`)."""
+    if weights is None:
+        return {}
+    least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
+    return {"row_weights": {"least": least, "most": most, "sum": total}}
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:
