@@ -101,7 +101,7 @@ def test_very_unequal_weights_are_solved(exponent):
 
 
 def test_a_label_of_heavy_rows_among_rows_of_next_to_no_weight_is_solved():
-    X, Y = random_problem(rows=3000, features=400, labels=20, density=0.05)
+    X, Y = random_problem(rows=1500, features=400, labels=20, density=0.05)
     Y = Y[:, [19]]
     v = np.where(Y.toarray().ravel(), 1e6, 1e-3)
     solution = Problem(X, Y, Transform.fit(X), v).solve([0], SolverParams(1.0, 0.0))
@@ -138,6 +138,8 @@ def weighted_minimum(rows, s, C, v):
         while objective(X, s, w - size * step, C, v) > objective(X, s, w, C, v) and size > 1e-9:
             size /= 2
         w = w - size * step
+        if np.linalg.norm(step) <= 1e-9 * (1 + np.linalg.norm(w)):
+            break
     return w
 
 
@@ -635,6 +637,28 @@ def test_class_weight_of_columns_is_that_of_each_alone(class_weight):
         own = class_weight if class_weight == "balanced" else {1: class_weight.get(label, 1.0)}
         theirs = LinearSVC(dual=False, class_weight=own, tol=1e-8).fit(X, y)
         np.testing.assert_allclose(ours.coef_[[label]].toarray(), theirs.coef_, atol=2e-3)
+
+
+def test_labels_of_the_same_rows_and_other_class_weights_have_other_weights():
+    X, Y = random_problem(rows=100, labels=4)
+    twice = sp.csr_array(sp.hstack([Y[:, [2]], Y[:, [2]], Y[:, [2]]]))
+    clf = DiSMECClassifier(class_weight={1: 7.0}, precision="float32").fit(X, twice)
+    coefficients = clf.coef_.toarray()
+    np.testing.assert_array_equal(coefficients[0], coefficients[2])
+    assert np.abs(coefficients[0] - coefficients[1]).max() > 0.1
+
+
+@pytest.mark.cluster
+def test_class_weight_on_a_cluster_gives_the_same_bytes(tmp_path):
+    X, Y = random_problem(rows=100, labels=4)
+    Y = sp.csr_array(sp.hstack([Y, Y[:, [2]]]))
+    here = DiSMECClassifier(class_weight={2: 7.0}).fit(X, Y, sample_weight=some_weights(100))
+    with Processes(tmp_path / "cluster") as cluster:
+        cluster.scheduler()
+        cluster.worker()
+        there = DiSMECClassifier(class_weight={2: 7.0}, cluster=str(cluster.file))
+        there.fit(X, Y, sample_weight=some_weights(100))
+    assert weights_of(here.model_) == weights_of(there.model_)
 
 
 def test_balanced_counts_rows_by_weight():

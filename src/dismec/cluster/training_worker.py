@@ -156,7 +156,8 @@ class _ActiveRun:
     """The threads that solve a run's blocks, and who waits for which block."""
 
     def __init__(self, run: Run, loaded: _Loaded, writes: bool) -> None:
-        problem = Problem(*loaded.dataset[:2], run.transform, loaded.weights)
+        costs = run.params.weighting.factors
+        problem = Problem(*loaded.dataset[:2], run.transform, loaded.weights, costs)
         problem.equal_labels  # noqa: B018  before there are threads
         self._folder = Path(run.folder) if writes else None
         self._scratch = scratch_directory()

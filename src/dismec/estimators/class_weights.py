@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.matrices import check_Y
 from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
@@ -38,7 +39,7 @@ def class_costs(
     class_weight
         None, "balanced", or a weight for some of the classes; others have 1.
     Y
-        CSR indicator (n_rows, n_columns), a column per class; of two exclusive classes the second
+        Indicator (n_rows, n_columns), a column per class; of two exclusive classes the second
         may be alone.
     classes
         What the classes are.
@@ -49,6 +50,7 @@ def class_costs(
     """
     if class_weight is None:
         return None
+    Y = check_Y(Y)
     n_rows, n_columns = Y.shape
     of_row = np.ones(n_rows) if weights is None else weights
     n, positive = float(of_row.sum()), np.zeros(n_columns)

@@ -144,7 +144,7 @@ class DiSMECClassifier(Estimator):
             validation = validation[0], self._truth(validation[1])
         costs = class_costs(
             self.class_weight,
-            check_Y(Y),
+            Y,
             self.classes_.tolist(),
             exclusive=not self.multilabel_,
             weights=weights,

@@ -145,7 +145,8 @@ class Problem:
     X (n_rows, n_features), sparse or dense, is used in place if it is CSR float32: the transform is
     applied inside the loops, so that no second copy is made. Y is a sparse indicator. `weights`,
     one number above 0 per row, are factors of the losses of rows, under L2; what all of them have
-    in common is `C_factor`, and multiplies C.
+    in common is `C_factor`, and multiplies C. `costs` are the factors that single labels are solved
+    with, if there are any: labels of the same rows are one problem only if these are the same, too.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Problem:
         Y: Any,
         transform: Transform,
         weights: RowWeights | None = None,
+        costs: Costs | None = None,
     ) -> None:
         X = check_X(X, transform.n_features)
         if Y.shape[0] != X.shape[0]:
@@ -164,6 +166,7 @@ class Problem:
         by_label = sp.csc_array(Y)
         self._indptr = by_label.indptr.astype(np.int64, copy=False)
         self._rows = by_label.indices.astype(np.int32, copy=False)
+        self._costs = costs
         self.C_factor, relative = split_weights(weights)
         self._native = kernels.Problem(
             X.indptr.astype(np.int64, copy=False),
@@ -188,8 +191,8 @@ class Problem:
 
     @cached_property
     def equal_labels(self) -> EqualLabels:
-        """Which labels have the same rows; to be asked for before there are threads."""
-        return EqualLabels.of(self._indptr, self._rows, self.n_rows)
+        """Which labels have the same rows and costs; to be asked for before there are threads."""
+        return EqualLabels.of(self._indptr, self._rows, self.n_rows, self._costs or ())
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:

@@ -78,7 +78,7 @@ class Job:
             transform = Transform.fit(
                 X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
             )
-        problem = Problem(X, Y, transform, weights)
+        problem = Problem(X, Y, transform, weights, request.costs)
         problem.check_C(params.C)
         data = fingerprint(X, Y, weights)
         labels = LabelTable(problem.label_counts, names, transform.idf)

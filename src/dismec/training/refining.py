@@ -270,7 +270,7 @@ class Refining:
         return replace(
             job,
             X=wide,
-            problem=Problem(wide, job.Y, transform, job.weights),
+            problem=Problem(wide, job.Y, transform, job.weights, job.costs),
             transform=transform,
             manifest=manifest,
             data=fingerprint(wide, job.Y, job.weights),
