@@ -23,7 +23,16 @@ from dismec.estimators import shared as estimator
 from dismec.model import scoring as predictor
 
 
-@parametrize_with_checks([DiSMECClassifier(n_jobs=1)])
+def few_digits(_):
+    """Scores of repeated rows are those of weights to single precision, not to ten digits.
+
+    `test_weights` has these checks to the digits that there are.
+    """
+    name = "check_sample_weight_equivalence_on"
+    return dict.fromkeys((f"{name}_dense_data", f"{name}_sparse_data"), "single precision")
+
+
+@parametrize_with_checks([DiSMECClassifier(n_jobs=1)], expected_failed_checks=few_digits)
 def test_scikit_learn_conventions(estimator, check):
     check(estimator)
 

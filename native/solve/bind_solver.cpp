@@ -111,6 +111,9 @@ class Worker {
         solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
                    : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
+    if (l1 && !problem.X.weights.empty()) {
+      throw std::invalid_argument("weights: not supported under L1");
+    }
     for (const auto& costs : {positive_costs_, negative_costs_}) {
       check_costs(view(costs), problem.positives.n_rows());
     }

@@ -81,10 +81,15 @@ void each_feature(const WorkingSet& set, T* x, const Change& change) {
   for (std::int64_t j = 0; j < set.n_features(); ++j) change(j, x[j]);
 }
 
-/// Σ of the weights of the rows outside of a set.
+/// Σ of the weights of the rows outside of a set, which the stand-in has. 0 where the weights are
+/// so unequal that the rows outside have next to nothing of them all: their mean, a difference of
+/// sums in single precision, would be nothing but rounding. Without a stand-in f_W is still at most
+/// f, and the rows come in as violators.
 inline double weight_outside(const WorkingSet& set, const Summary& summary) {
-  // What rounding leaves of nothing is nothing.
-  return set.n_outside > 0 ? std::max(0.0, summary.weight - set.weight_inside) : 0.0;
+  constexpr double kLeastShare = 1e-4;
+  if (set.n_outside == 0) return 0.0;
+  const double outside = summary.weight - set.weight_inside;
+  return set.weighted() && outside < kLeastShare * summary.weight ? 0.0 : outside;
 }
 
 /// Looks up what is missing in set.sums.

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from dismec.data.corpus import TextFormat
     from dismec.data.dataset import Dataset
     from dismec.data.formats import DataFile
+    from dismec.data.row_weights import RowWeights
     from dismec.model.topk_model import TopkModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 MOST_PLACES = 2**31 - 1
-_COLUMNS = ("text_column", "label_column", "label_separator", "id_column")
+_COLUMNS = ("text_column", "label_column", "label_separator", "id_column", "weight_column")
 
 
 class DataBatch(NamedTuple):
@@ -43,7 +44,8 @@ class Reading:
     names: Path | None  # the file of label names
     columns: dict[str, str]  # those of _COLUMNS that were given
     kind: str | None = None  # of file, if that was given
-    numeric: bool = False  # whether a model of texts takes numeric rows
+    numeric: bool | None = None  # whether a model of texts takes numeric rows
+    weights: Path | None = None  # the file of the weights of rows
 
     @property
     def fmt(self) -> TextFormat:
@@ -52,11 +54,23 @@ class Reading:
 
         return TextFormat(**self.columns)
 
-    def fmt_for(self, model: TopkModel, data: DataFile) -> TextFormat:
-        """How to read texts for a model: as those that it was trained on, unless told otherwise."""
+    def fmt_for(self, model: TopkModel, data: DataFile, *, trains: bool = False) -> TextFormat:
+        """How to read texts for a model: as those that it was trained on, unless told otherwise.
+
+        Its column of weights is for what `trains` it.
+        """
         from dismec.data.corpus import TextFormat
 
-        return TextFormat.of_model(model.manifest.columns, data.kind, **self.columns)
+        weighted = trains and self.weights is None
+        given: dict[str, Any] = self.columns
+        return TextFormat.of_model(model.manifest.columns, data.kind, weighted=weighted, **given)
+
+    @property
+    def row_weights(self) -> RowWeights | None:
+        """Those of the file that was given."""
+        from dismec.data.row_weights import load_row_weights
+
+        return None if self.weights is None else load_row_weights(self.weights)
 
     def look(self, data: Path) -> DataFile:
         """DATA and what it holds; options that do not go with that are refused.
@@ -71,6 +85,8 @@ class Reading:
                 f"{found} holds texts and the names of their labels: --labels and --label-names "
                 "are for numeric data"
             )
+        if self.weights and "weight_column" in self.columns:
+            raise click.UsageError("--weights cannot be combined with --weight-column")
         if self.columns and not found.is_texts:
             option = min(self.columns).replace("_", "-")
             raise click.UsageError(f"--{option} is for texts, and {found} holds none")
@@ -80,13 +96,22 @@ class Reading:
 
     def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:
         """DATA as rows of the model's features and labels, in memory."""
+        return self.weighted_rows_of(model, data, threads)[0]
+
+    def weighted_rows_of(
+        self, model: TopkModel, data: DataFile, threads: int | None, *, trains: bool = False
+    ) -> tuple[Dataset, RowWeights | None]:
+        """As `rows_of`, and how much each row counts; None if that is not said."""
+        weights = self.row_weights
         if not data.is_texts:
             self._check_numeric(model, data)
             dataset = _aligned_by_name(self.load(data, threads), model.names)
-            return dataset._replace(X=self.terms(model, data, dataset.X))
-        from dismec.training.texts import text_dataset
+            return dataset._replace(X=self.terms(model, data, dataset.X)), weights
+        from dismec.training.texts import weighted_text_dataset
 
-        return text_dataset(model, data, fmt=self.fmt_for(model, data), threads=threads)
+        fmt = self.fmt_for(model, data, trains=trains)
+        dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
+        return dataset, of_column if weights is None else weights
 
     def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """The rows of DATA, a batch at a time."""
@@ -144,11 +169,12 @@ def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
 
 
 def data_options(
-    matrix: str = "--labels", *, model: bool = False, ids: bool = False
+    matrix: str = "--labels", *, model: bool = False, ids: bool = False, weights: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options for reading DATA, given to the command as one `Reading`.
 
-    `model` is for commands that read it for a model, `ids` for those that repeat ids of rows.
+    `model` is for commands that read it for a model, `ids` for those that repeat ids of rows, and
+    `weights` for those that count some rows more than others.
     """
     texts = "Column or key of the texts; several joined by commas [default: text]."
     of_model = "as in training" if model else ""
@@ -181,6 +207,18 @@ def data_options(
                 "--id-column", metavar="NAME", help="Column or key of row ids, for the output."
             )
         )
+    if weights:
+        options += [
+            click.option(
+                "--weights",
+                "row_weights",
+                type=PATH,
+                help="How much each row of DATA counts: one number per line, or .npy.",
+            ),
+            click.option(
+                "--weight-column", metavar="NAME", help="Column or key of the weights of texts."
+            ),
+        ]
     if model:
         options.append(
             click.option(
@@ -197,7 +235,7 @@ def data_options(
         ) -> Any:
             given = {key: others.pop(key, None) for key in _COLUMNS}
             columns = {key: value for key, value in given.items() if value is not None}
-            how = others.pop("data_format"), others.pop("numeric", False)
+            how = (others.pop(key, None) for key in ("data_format", "numeric", "row_weights"))
             reading = Reading(label_matrix, label_names, columns, *how)
             return command(*args, reading=reading, **others)
 

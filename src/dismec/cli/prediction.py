@@ -250,7 +250,7 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
 @_rerank_option
 @hierarchy_option
 @propensity_options
-@data_options(model=True)
+@data_options(model=True, weights=True)
 @cluster_option
 @threads_option
 @json_option
@@ -277,10 +277,10 @@ def evaluate(
     and recall of labels with their ancestors, in all and by level.
     """
     with _model_at(model, cluster) as opened:
-        dataset = reading.rows_of(opened, reading.look(data), threads)
+        dataset, weights = reading.weighted_rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
-        how: dict[str, Any] = {}
+        how: dict[str, Any] = {"weights": weights}
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")

@@ -95,7 +95,7 @@ def _warn_of_few_rows(model: Model) -> None:
 @click.command("add-labels")
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
-@data_options(model=True)
+@data_options(model=True, weights=True)
 @cluster_option
 @threads_option
 @json_option
@@ -121,7 +121,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     required=True,
     help="The labels to train anew: names, or numbers if they have none, one per line.",
 )
-@data_options("--label-matrix", model=True)
+@data_options("--label-matrix", model=True, weights=True)
 @cluster_option
 @threads_option
 @json_option
@@ -154,7 +154,7 @@ def _edit(
 
     begin = time.perf_counter()
     found = reading.look(data)
-    dataset = reading.rows_of(open_model(model), found, threads)
+    dataset, weights = reading.weighted_rows_of(open_model(model), found, threads, trains=True)
     with (
         resumable(model),
         shown_progress(quiet, "training") as progress,
@@ -165,6 +165,7 @@ def _edit(
             dataset.X,
             dataset.Y,
             dataset.names,
+            weights=weights,
             threads=threads,
             progress=progress,
             cluster=cluster,

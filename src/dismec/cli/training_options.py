@@ -86,6 +86,7 @@ class Order:
                 news = None if self.quiet or path is None else spoken
                 of_text = (text, self.reading.fmt, self.validation)
                 common |= {"news": news, "examples": path is not None and not self.no_examples}
+                common["weights"] = self.reading.row_weights
                 with TextRequest(found, params, path, *of_text, **common).as_rows() as request:
                     yield request
                 return
@@ -96,6 +97,7 @@ class Order:
                 judge = load_data(self.validation, labels=labels, threads=self.threads)[:2]
             source = found.path if found.kind == "xmc" else None
             common |= {"names": names, "validation": judge, "source": source}
+            common["weights"] = self.reading.row_weights
             yield Request(X, Y, params, path, **common)
 
     def _training_params(self, is_text: bool, fixed: dict[str, Any]) -> TrainingParams:
@@ -161,7 +163,7 @@ def training_options(
                 order[name] = given.pop(name)
             return command(*args, order=Order(**order), **given)
 
-        for option in reversed([data_options(), *options]):
+        for option in reversed([data_options(weights=True), *options]):
             gathered = option(gathered)
         return gathered
 

@@ -163,7 +163,9 @@ def sweep(
 
     ordered = check_deltas(deltas)
     _check_plot(plot, order.overwrite)
-    of_test = Reading(test_labels, None, order.reading.columns)
+    # What counts how much is for training.
+    columns = {k: v for k, v in order.reading.columns.items() if k != "weight_column"}
+    of_test = Reading(test_labels, None, columns)
     test_file = of_test.look(test)
     if test_file.is_texts:  # what cannot be read is an error before the training
         next(read_texts(test_file, of_test.fmt))
@@ -172,7 +174,8 @@ def sweep(
 
         for option in ctx.command.params:
             name = option.name or ""
-            if name in ("cluster", *order.params, *order.text) and _is_given(ctx, name):
+            of_training = "cluster", "row_weights", "weight_column", *order.params, *order.text
+            if name in of_training and _is_given(ctx, name):
                 raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
         model = open_model(data)
         if not _is_given(ctx, "deltas"):

@@ -18,6 +18,7 @@ _PHRASES = {
     "(labels=…)": "(--labels)",
     "(names=…)": "(--label-names)",
     'delta="auto"': "--delta auto",
+    "penalty='l1'": "--penalty l1",
 }
 _PARAMETERS = (
     "min_df",
@@ -33,6 +34,7 @@ _PARAMETERS = (
     "label_column",
     "label_separator",
     "id_column",
+    "weight_column",
     "data_format",
 )
 # As words of their own: what is in quotes, or part of a path, is the user's.
@@ -43,4 +45,5 @@ def in_flags(message: str) -> str:
     """The message with flags in place of parameters."""
     for phrase, flag in _PHRASES.items():
         message = message.replace(phrase, flag)
+    message = re.sub("^weights: ", "--weights: ", message)
     return _WORD.sub(lambda found: "--" + found[1].replace("_", "-"), message)

@@ -19,9 +19,10 @@ from scipy.sparse import csr_array
 from dismec.data.container import ContainerError, Spooled, open_arrays, write_arrays
 from dismec.data.matrices import MAX_COLUMNS, Rows, checked_arrays, row_pointers
 from dismec.data.names import check_names, pack_names, unpack_names
+from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 
-__all__ = ["XmcWriter", "read_xmc", "write_xmc"]
+__all__ = ["XmcWriter", "read_xmc", "read_xmc_weights", "write_xmc"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Ids: TypeAlias = NDArray[np.int32]
@@ -35,6 +36,7 @@ _XMC_ARRAYS = {
     "y.indices": np.dtype("<i4"),
 }
 _NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
+_WEIGHTS = "weights"  # of rows, which a training on a cluster may have
 
 
 def write_xmc(
@@ -43,6 +45,7 @@ def write_xmc(
     y: tuple[NDArray[Any], NDArray[np.int32] | Spooled],
     columns: tuple[int, int],
     names: Sequence[str] | None,
+    weights: RowWeights | None = None,
 ) -> None:
     """Write arrays that are known to be sound as a binary dataset, atomically."""
     arrays: dict[str, NDArray[Any] | Spooled] = {
@@ -54,6 +57,8 @@ def write_xmc(
     }
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
+    if weights is not None:
+        arrays[_WEIGHTS] = weights
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
@@ -73,6 +78,8 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     if metadata.get("version") != _VERSION:
         raise DataError(f"{path}: a dataset of a version other than {_VERSION}; update dismec")
     expected = _XMC_ARRAYS | (_NAME_ARRAYS if "names.utf8" in arrays else {})
+    if _WEIGHTS in arrays:
+        expected |= {_WEIGHTS: np.dtype("<f8")}
     found = {name: array.dtype for name, array in arrays.items()}
     if found != expected or any(array.ndim != 1 for array in arrays.values()):
         raise DataError(f"{path}: not the arrays of a dataset")
@@ -96,6 +103,14 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
             raise DataError(f"{path}: {len(names)} names for {n_labels} labels")
     X = Rows(arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
+
+
+def read_xmc_weights(path: Path) -> RowWeights | None:
+    """The weights of the rows of a file that `read_xmc` takes, if it holds some."""
+    arrays, _ = open_arrays(path)
+    if _WEIGHTS not in arrays:
+        return None
+    return check_row_weights(arrays[_WEIGHTS], len(arrays["x.indptr"]) - 1, f"{path}: weights")
 
 
 class XmcWriter:
@@ -154,7 +169,12 @@ class XmcWriter:
         self._largest_label = max(self._largest_label, int(y_indices.max(initial=-1)))
         self._n_rows += x.n_rows
 
-    def finish(self, n_labels: int, names: Sequence[str] | None = None) -> None:
+    def finish(
+        self,
+        n_labels: int,
+        names: Sequence[str] | None = None,
+        weights: RowWeights | None = None,
+    ) -> None:
         """Write the file, now that all rows and the number of labels are known."""
         if n_labels > MAX_COLUMNS:
             raise DataError(f"{self._path}: more than {MAX_COLUMNS} labels")
@@ -170,7 +190,7 @@ class XmcWriter:
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
         with _naming(self._path):
-            write_xmc(self._path, x, y, (self._n_features, n_labels), names)
+            write_xmc(self._path, x, y, (self._n_features, n_labels), names, weights)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
         indptr = np.cumsum([0, *map(len, labels)])

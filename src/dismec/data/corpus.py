@@ -34,6 +34,8 @@ class TextBatch(NamedTuple):
     """How many rows came before this batch."""
     ids: list[str] | None = None
     """What identifies each row, if the file has a column for it that was asked for."""
+    weights: list[float] | None = None
+    """How much each row counts, if the file has a column for it that was asked for."""
 
 
 def read_texts(
@@ -91,7 +93,7 @@ def read_frame(
     if header is None:
         raise DataError(f"a {type(frame).__name__} is not a table with named columns")
     cells = LabelCells(fmt.label_separator)
-    wanted = [*fmt.text_keys, fmt.label_key, fmt.id_column]
+    wanted = [*fmt.text_keys, fmt.label_key, fmt.id_column, fmt.weight_column]
     name = f"the {type(frame).__name__}"
     try:
         columns = [
@@ -130,22 +132,26 @@ def _batches(
     texts: list[str] = []
     labels: list[list[str]] = []
     ids: list[str] | None = None if fmt.id_column is None else []
+    weights: list[float] | None = None if fmt.weight_column is None else []
     n_rows = chars = 0
-    for text, names, row_id in rows:
+    for text, names, row_id, weight in rows:
         texts.append(text)
         labels.append(names)
         if ids is not None:
             ids.append(row_id or "")
+        if weights is not None and weight is not None:
+            weights.append(weight)
         chars += len(text) + _ROW_CHARS
         if chars >= batch_chars:
             _check_separator(name, cells, needs_labels)
-            yield TextBatch(texts, labels, n_rows, ids)
+            yield TextBatch(texts, labels, n_rows, ids, weights)
             n_rows += len(texts)
             texts, labels, chars = [], [], 0
             ids = None if ids is None else []
+            weights = None if weights is None else []
     if texts:
         _check_separator(name, cells, needs_labels)
-        yield TextBatch(texts, labels, n_rows, ids)
+        yield TextBatch(texts, labels, n_rows, ids, weights)
     elif not n_rows:
         raise DataError(f"{name}: no rows")
 

@@ -32,6 +32,7 @@ from dismec.data.matrices import (
     sealed,
 )
 from dismec.data.names import check_names
+from dismec.data.row_weights import RowWeights
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
 from dismec.errors import DataError
 
@@ -139,13 +140,19 @@ def _loaded(
     return dataset
 
 
-def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None) -> None:
+def save_data(
+    dataset: Dataset,
+    path: StrPath,
+    *,
+    labels: StrPath | None = None,
+    weights: RowWeights | None = None,
+) -> None:
     """Write a data file in the format of its ending, atomically.
 
     ``.xmc`` keeps everything. ``.txt`` is XMC text and ``.svm`` or ``.svmlight`` the same without
     the header, so without the sizes; values read back to the same float32, and with a further
     ``.gz`` the text is gzipped. ``.npz`` holds X and needs ``labels=`` for Y. Only ``.xmc`` keeps
-    label names.
+    label names, and `weights` of rows, which the workers of a cluster read.
 
     Raises
     ------
@@ -162,7 +169,9 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
         raise DataError(f"{path}: labels apart from the data go only with .npz files")
     if name.endswith(".xmc"):
         x, y = (X.indptr, X.indices, X.data), (Y.indptr, Y.indices)
-        write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names)
+        write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names, weights)
+    elif weights is not None:
+        raise DataError(f"{path}: weights of rows go only with .xmc files")
     elif kind.endswith((".txt", ".svm", ".svmlight")):
         with whole_file(path) as file:
             packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if kind != name else None
@@ -184,13 +193,17 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
         )
 
 
-def fingerprint(X: Any, Y: Any) -> str:
-    """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order."""
+def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
+    """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order.
+
+    Weights of rows are part of it, if there are some.
+    """
     digest = hashlib.sha256()
     X, Y = canonical(X), indicator(Y)
     arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
     digest.update(repr((X.shape, Y.shape)).encode())
-    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4")):
+    of_rows = () if weights is None else ((weights, "<f8"),)
+    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4"), *of_rows):
         digest.update(len(array).to_bytes(8, "little"))
         for begin in range(0, len(array), 1 << 20):
             part = np.ascontiguousarray(array[begin : begin + (1 << 20)], dtype=dtype)

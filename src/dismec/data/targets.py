@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -63,6 +63,15 @@ class Target:
         if classes is not None:
             raise DataError("classes are for an indicator matrix, and labels is a list")
         return cls._of_rows(column_values(labels, "labels", "entry"))
+
+    def of_rows(self, keep: npt.NDArray[np.int64]) -> Target:
+        """The labels of some of the rows, as if these were all."""
+        Y: Any = self.Y
+        Y = Y[keep]
+        if self.kind in ("indicator", "sparse"):
+            return replace(self, Y=Y)
+        there = np.flatnonzero(np.bincount(Y.indices, minlength=Y.shape[1]))
+        return replace(self, Y=Y[:, there], classes=[self.classes[place] for place in there])
 
     @classmethod
     def _of_indicator(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ __all__ = [
     "TextRow",
     "check_unicode",
     "checked_names",
+    "checked_weight",
     "column_place",
     "names_there",
     "one_text",
@@ -24,8 +26,8 @@ __all__ = [
 
 # Entries of a `TextFormat` that a kind of file has no use for.
 _UNUSED: dict[Kind, tuple[str, ...]] = {
-    "fastText": ("text_column", "label_column", "label_separator", "id_column"),
-    "plain text": ("text_column", "label_column", "label_separator", "id_column"),
+    "fastText": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
+    "plain text": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
 }
 
 
@@ -39,6 +41,7 @@ class TextRow(NamedTuple):
     text: str
     labels: list[str]
     id: str | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,15 @@ class TextFormat:
         list as Python or JSON writes it (``['a', 'b']``) is read as a list whatever this is.
     id_column
         Column or key that identifies rows, for predictions to repeat. None for none.
+    weight_column
+        Column or key of the weights of rows, for training. None for none.
     """
 
     text_column: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
     id_column: str | None = None
+    weight_column: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -78,9 +84,21 @@ class TextFormat:
         return {key: value for key, value in given.items() if value and key != "id_column"}
 
     @classmethod
-    def of_model(cls, columns: Mapping[str, Any] | None, kind: Kind, **given: Any) -> TextFormat:
-        """What a model keeps, as far as this kind of file has a use for it, and what is given."""
+    def of_model(
+        cls,
+        columns: Mapping[str, Any] | None,
+        kind: Kind,
+        *,
+        weighted: bool = False,
+        **given: Any,
+    ) -> TextFormat:
+        """What a model keeps, as far as this kind of file has a use for it, and what is given.
+
+        The weights of rows are for training: `weighted` says whether the model's column is used.
+        """
         known = {field.name for field in fields(cls)} - set(unused_entries(kind))
+        if not weighted:
+            known.discard("weight_column")
         kept = {
             key: value
             for key, value in (columns or {}).items()
@@ -126,6 +144,17 @@ def checked_names(labels: Iterable[Any]) -> list[str]:
         names.append(name)
     check_unicode("\n".join(names))
     return list(dict.fromkeys(names))
+
+
+def checked_weight(value: Any) -> float:
+    """The weight of a row: a number of at least 0, which may be given as text."""
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise RefusedError(f"the weight is {quoted(value)}; expected a finite number of at least 0")
+    return weight
 
 
 def check_unicode(text: str) -> None:

@@ -16,6 +16,7 @@ from dismec.data.text_format import (
     TextRow,
     check_unicode,
     checked_names,
+    checked_weight,
     names_there,
     one_text,
     quoted,
@@ -218,7 +219,13 @@ def _json_row(row: Any, fmt: TextFormat, cells: LabelCells, needs_labels: bool) 
         if type(name) is not str:
             what = f"no text or number under the key {quoted(fmt.id_column)} (id_column)"
             raise RefusedError(f"{what}; {names_there('keys', row)}")
-    return TextRow(text, _json_labels(row, fmt.label_key, cells, needs_labels), name)
+    weight = None
+    if fmt.weight_column is not None:
+        if fmt.weight_column not in row:
+            what = f"no weight under the key {quoted(fmt.weight_column)} (weight_column)"
+            raise RefusedError(f"{what}; {names_there('keys', row)}")
+        weight = checked_weight(row[fmt.weight_column])
+    return TextRow(text, _json_labels(row, fmt.label_key, cells, needs_labels), name, weight)
 
 
 def _json_labels(

@@ -14,6 +14,7 @@ from dismec.data.text_format import (
     TextFormat,
     TextRow,
     check_unicode,
+    checked_weight,
     column_place,
     one_text,
     quoted,
@@ -108,7 +109,7 @@ def _places(path: Path, header: list[str], fmt: TextFormat, needs_labels: bool) 
 
 
 class _Columns:
-    """Which columns are read: those of the text, then labels and id where there are some."""
+    """Which columns are read: those of the text, then labels, id and weight if there are some."""
 
     def __init__(self, header: list[str], fmt: TextFormat, needs_labels: bool) -> None:
         self._texts = [column_place(header, name, "text_column") for name in fmt.text_keys]
@@ -119,6 +120,9 @@ class _Columns:
         self._has_id = fmt.id_column is not None
         if fmt.id_column is not None:
             self.places.append(column_place(header, fmt.id_column, "id_column"))
+        self._has_weight = fmt.weight_column is not None
+        if fmt.weight_column is not None:
+            self.places.append(column_place(header, fmt.weight_column, "weight_column"))
 
     def row(self, values: Sequence[Any], cells: LabelCells) -> TextRow:
         """A row, from the values of `places`."""
@@ -129,8 +133,9 @@ class _Columns:
         text = one_text(texts)
         check_unicode(text)
         rest = list(values[len(self._texts) :])
+        weight = checked_weight(rest.pop()) if self._has_weight else None
         name = str(rest.pop()) if self._has_id else None
-        return TextRow(text, cells.names(rest[0]) if self._has_labels else [], name)
+        return TextRow(text, cells.names(rest[0]) if self._has_labels else [], name, weight)
 
 
 def _csv_fields(

@@ -13,8 +13,10 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from dismec.data.columns import label_names_of
 from dismec.data.matrices import check_Y, refuse_mask
+from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
+from dismec.estimators.class_weights import class_costs, stored_class_weight
 from dismec.estimators.shared import Estimator, constructor
 from dismec.model.opening import open_model
 from dismec.model.orders import check_dense
@@ -39,6 +41,12 @@ class DiSMECClassifier(Estimator):
         `predict_proba_topk`.
     positive_weight, weighting, propensity_a, propensity_b
         As for `TrainingParams`: how much the losses of positive rows count.
+    class_weight
+        None; "balanced"; or a dict of weights for some of the classes, or of the columns of an
+        indicator. As in LIBLINEAR, a class's weight is a factor of the losses of its rows where
+        they are the positive ones; of two classes in a 1-d y, of its rows on either side.
+        "balanced" is n/(k·n_c) for n rows, of which class c of k has n_c; each column of an
+        indicator has two classes, those with the label and those without.
     n_jobs
         Threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster
@@ -77,7 +85,13 @@ class DiSMECClassifier(Estimator):
         without="block_size",
     )
 
-    def fit(self, X: Any, y: Any, validation: tuple[Any, Any] | None = None) -> DiSMECClassifier:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        validation: tuple[Any, Any] | None = None,
+        sample_weight: Any = None,
+    ) -> DiSMECClassifier:
         """Train one classifier per label.
 
         Parameters
@@ -91,6 +105,9 @@ class DiSMECClassifier(Estimator):
         validation
             Other X and y to choose `delta="auto"` and to calibrate on. In a search or a pipeline
             it is routed after ``set_fit_request(validation=True)``.
+        sample_weight
+            How much each row counts, one number of at least 0 per row: a factor of its losses. A
+            row of weight 0 is left out.
         """
         refuse_mask(X, "X")
         refuse_mask(y, "y")
@@ -104,11 +121,15 @@ class DiSMECClassifier(Estimator):
         if self._sparse_output:
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
             self.multilabel_ = True
-            Y = y
+            keep, weights = _weighed(sample_weight, X.shape[0])
+            Y = check_Y(y, X.shape[0])
         else:
             X, y = validate_data(
                 self, X, y, accept_sparse="csr", dtype=np.float32, multi_output=True
             )
+            keep, weights = _weighed(sample_weight, X.shape[0])
+            if keep is not None:
+                y = y[keep]
             _refuse_missing(y)
             check_classification_targets(y)
             self.multilabel_ = type_of_target(y).startswith("multilabel")
@@ -117,14 +138,25 @@ class DiSMECClassifier(Estimator):
             self.classes_ = np.arange(Y.shape[1]) if names is None else np.array(names)
         else:
             names = [str(c) for c in self.classes_[-Y.shape[1] :]]
+        if keep is not None:
+            X, Y = X[keep], Y[keep] if self._sparse_output else Y
         if validation is not None:
             validation = validation[0], self._truth(validation[1])
+        costs = class_costs(
+            self.class_weight,
+            Y,
+            self.classes_.tolist(),
+            exclusive=not self.multilabel_,
+            weights=weights,
+        )
         self.model_ = fit(
             X,
             Y,
             self._params(),
             names=names,
             validation=validation,
+            weights=weights,
+            costs=costs,
             threads=self._threads(),
             cluster=self._where,
         )
@@ -134,8 +166,8 @@ class DiSMECClassifier(Estimator):
         """Other labels as a matrix whose columns are those that were trained."""
         if not self.multilabel_:
             return self._among_classes(y)
-        named = self.classes_.dtype.kind == "U"
-        return matrix_of_labels(y, self.classes_.tolist() if named else None)
+        classes: Any = self.classes_
+        return matrix_of_labels(y, classes.tolist() if classes.dtype.kind == "U" else None)
 
     def _one_hot(self, y: Any) -> sp.csr_array:
         """A column per class; for two classes only the second has one."""
@@ -237,6 +269,7 @@ class DiSMECClassifier(Estimator):
             "classes": None if self.multilabel_ else self.classes_.tolist(),
             "named": self.classes_.dtype.kind == "U",
             "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
+            **stored_class_weight(self.class_weight),
         }
         self.model_.save(path, estimator=about, overwrite=overwrite)
 
@@ -278,6 +311,13 @@ class DiSMECClassifier(Estimator):
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _weighed(sample_weight: Any, n_rows: int) -> tuple[Any, RowWeights | None]:
+    """The rows to fit, None for all, and their weights."""
+    if sample_weight is None:
+        return None, None
+    return kept_rows(check_row_weights(sample_weight, n_rows, "sample_weight"))
 
 
 def _refuse_missing(y: Any) -> None:

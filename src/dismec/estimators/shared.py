@@ -20,13 +20,14 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
+from dismec.estimators.class_weights import kept_class_weight
 from dismec.model.model import Model
 from dismec.training.params import AUTO, TrainingParams
 
 __all__ = ["NOT_ROUTED", "Estimator", "constructor"]
 
 NOT_ROUTED = UNUSED  # marks a parameter that is no metadata
-_OWN = {"n_jobs": None, "engine": None, "cluster": None}
+_OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
 
 
 def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
@@ -64,6 +65,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     model_: Model
     calibrate: bool
+    class_weight: Any
     n_jobs: int | None
     engine: Any
     cluster: Any
@@ -87,6 +89,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
+        self.class_weight = kept_class_weight(model.manifest.estimator or {})
         self.model_ = model
         return self
 

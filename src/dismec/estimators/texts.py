@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.columns import text_column
+from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import Kind, Target
 from dismec.errors import DataError, ModelError
+from dismec.estimators.class_weights import class_costs, stored_class_weight
 from dismec.estimators.scorers import refuse_matrix_scorer
 from dismec.estimators.shared import NOT_ROUTED, Estimator, constructor
 from dismec.features.text_rows import TextRows
@@ -40,8 +42,8 @@ class DiSMECTextClassifier(Estimator):
     ----------
     C, delta, tol, precision, penalty, positive_weight, weighting, propensity_a, propensity_b
         As for `TrainingParams`.
-    n_jobs, cluster, engine
-        As for `DiSMECClassifier`.
+    class_weight, n_jobs, cluster, engine
+        As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     calibrate
         Learn on a tenth of the texts what probability a score stands for; the final model is
         trained on all of them.
@@ -89,6 +91,7 @@ class DiSMECTextClassifier(Estimator):
         labels: Any,
         validation: tuple[Any, Any] | None = None,
         classes: Iterable[Any] | None = None,
+        sample_weight: Any = None,
     ) -> DiSMECTextClassifier:
         """Train one classifier per label.
 
@@ -106,6 +109,9 @@ class DiSMECTextClassifier(Estimator):
         classes
             What the columns of an indicator stand for, such as ``MultiLabelBinarizer.classes_``: by
             default the columns of a frame, or their numbers.
+        sample_weight
+            How much each text counts, one number of at least 0 per text: a factor of its losses. A
+            text of weight 0 is left out, words and labels that only such texts have included.
 
         Raises
         ------
@@ -116,6 +122,12 @@ class DiSMECTextClassifier(Estimator):
         rows = text_column(texts)
         _check_lengths(rows, target)
         refuse_matrix_scorer(target.kind)
+        weights: RowWeights | None = None
+        if sample_weight is not None:
+            found = check_row_weights(sample_weight, len(rows), "sample_weight")
+            keep, weights = kept_rows(found)
+            if keep is not None:
+                rows, target = [rows[row] for row in keep.tolist()], target.of_rows(keep)
         if not rows or not target.Y.nnz:
             raise DataError("there are no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
@@ -127,12 +139,21 @@ class DiSMECTextClassifier(Estimator):
         judge = None
         if validation is not None:
             judge = self._aligned(vocabulary, *validation, target.classes)
+        costs = class_costs(
+            self.class_weight,
+            target.Y,
+            target.classes,
+            exclusive=target.kind == "classes",
+            weights=weights,
+        )
         self.model_ = fit(
             vocabulary.rows(rows, threads=self._threads()),
             target.Y,
             self._params(tfidf=True),
             names=names,
             validation=judge,
+            weights=weights,
+            costs=costs,
             vocabulary=vocabulary,
             threads=self._threads(),
             cluster=self._where,
@@ -203,11 +224,13 @@ class DiSMECTextClassifier(Estimator):
         sets.data = np.ones(sets.nnz, np.uint8)
         return sets if self.target_ == "sparse" else sets.toarray().astype(int)
 
-    def score(self, texts: Any, labels: Any) -> float:
-        """P@1: the share of texts whose best label is one of theirs."""
+    def score(self, texts: Any, labels: Any, sample_weight: Any = None) -> float:
+        """P@1: the share of texts whose best label is one of theirs; texts count by weight."""
         rows, Y = self.rows_and_truth(texts, labels)
         top = self.model_.predict_topk(rows, 1, threads=self._threads())[0]
-        return float(np.mean(hits(Y, top)))
+        if sample_weight is not None:
+            sample_weight = check_row_weights(sample_weight, len(top), "sample_weight")
+        return float(np.average(hits(Y, top)[:, 0], weights=sample_weight))
 
     def rows_and_truth(self, X: Any, y: Any) -> tuple[Any, Any]:  # noqa: D102
         vocabulary = self._fitted().vocabulary
@@ -218,6 +241,7 @@ class DiSMECTextClassifier(Estimator):
         """Write the model to a directory that `open_model` and the command line read, or a .zip."""
         model = self._fitted()
         about = {"target": self.target_, "label_type": self._label_type}
+        about |= stored_class_weight(self.class_weight)
         model.save(path, estimator=about, overwrite=overwrite)
 
     @classmethod

@@ -15,6 +15,10 @@ the propensity of label l.
 - Coverage@k: of the labels that are true in at least one row, the share that is a hit in at least
   one row.
 
+With weights of rows, every sum over rows counts a row as often as its weight says, so that a weight
+of 2 is the same as the row twice, and 0 as no row. Coverage counts labels, and weights above 0 make
+no difference to it.
+
 P, nDCG and R are means over all rows, and a row without true labels counts as a row with 0. PSP and
 PSnDCG are ratios of two sums over rows, not means of ratios, so such a row has no influence. An
 empty place (−1) is never a hit, and a label may stand in a row only once.
@@ -37,6 +41,7 @@ import scipy.sparse as sp
 
 from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
+from dismec.data.row_weights import check_row_weights
 from dismec.errors import DataError
 
 __all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k", "shares_of_rows"]
@@ -50,6 +55,7 @@ def evaluate(
     top: npt.ArrayLike,
     ks: Sequence[int] = (1, 3, 5),
     propensities: npt.ArrayLike | None = None,
+    weights: Any = None,
 ) -> dict[str, float]:
     """All metrics in percent, as the literature prints them.
 
@@ -65,12 +71,15 @@ def evaluate(
     propensities
         One p per label, of the *training* data (`dismec.data.labels`); without it there is no PSP
         and no PSnDCG.
+    weights
+        How much each row counts, one number of at least 0 per row; by default all the same.
 
     Returns
     -------
     dict
         ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
-        "rows": n_rows}``, metric by metric and each in the order of `ks`.
+        "rows": n_rows}``, metric by metric and each in the order of `ks`. "rows" is the number of
+        rows whose weight is not 0.
 
     Raises
     ------
@@ -82,7 +91,7 @@ def evaluate(
         raise DataError("ks is empty: name at least one depth")
     for k in ks:
         _check_k(k)
-    judged = _judge(Y_true, top, max(ks), propensities)
+    judged = _judge(Y_true, top, max(ks), propensities, weights)
     metrics = {"P": _precision, "nDCG": _ndcg}
     if propensities is not None:
         metrics |= {"PSP": _psp, "PSnDCG": _psndcg}
@@ -154,12 +163,14 @@ class Truth:
         truth.resize((truth.shape[0], len(counts)))
         return cls(truth, counts, propensities_of(counts, n_rows, A, B))
 
-    def metrics(self, top: npt.NDArray[Any], ks: Sequence[int] = (1, 3, 5)) -> dict[str, float]:
+    def metrics(
+        self, top: npt.NDArray[Any], ks: Sequence[int] = (1, 3, 5), weights: Any = None
+    ) -> dict[str, float]:
         """As `evaluate`; `top` holds the model's best labels, places beyond those are empty."""
         missing = min(max(ks, default=0), self.Y.shape[1]) - top.shape[1]
         if missing > 0:
             top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
-        return evaluate(self.Y, top, ks, self.propensities)
+        return evaluate(self.Y, top, ks, self.propensities, weights)
 
 
 @dataclass(frozen=True)
@@ -172,14 +183,17 @@ class _Judged:
     true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
     gains: Floats | None  # (n_rows, depth): 1/p where a hit, else 0
     best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
+    weights: Floats | None = None  # (n_rows,), above 0; None for ones
 
 
 def _precision(judged: _Judged, k: int) -> float:
+    if judged.weights is not None:
+        return _mean(judged, np.count_nonzero(judged.hits[:, :k], axis=1) / k)
     return float(np.count_nonzero(judged.hits[:, :k]) / (len(judged.hits) * k))
 
 
 def _ndcg(judged: _Judged, k: int) -> float:
-    return float(np.mean(_ndcg_of_rows(judged, k)))
+    return _mean(judged, _ndcg_of_rows(judged, k))
 
 
 def _ndcg_of_rows(judged: _Judged, k: int) -> Floats:
@@ -192,7 +206,11 @@ def _ndcg_of_rows(judged: _Judged, k: int) -> Floats:
 
 def _recall(judged: _Judged, k: int) -> float:
     found = np.count_nonzero(judged.hits[:, :k], axis=1)
-    return float(np.mean(found / np.maximum(judged.n_true, 1)))
+    return _mean(judged, found / np.maximum(judged.n_true, 1))
+
+
+def _mean(judged: _Judged, of_rows: Floats) -> float:
+    return float(np.average(of_rows, weights=judged.weights))
 
 
 def _coverage(judged: _Judged, k: int) -> float:
@@ -212,10 +230,16 @@ def _psndcg(judged: _Judged, k: int) -> float:
 def _ratio_of_sums(judged: _Judged, discount: Floats) -> float:
     assert judged.gains is not None
     assert judged.best_gains is not None
-    k = len(discount)
-    attainable = float(judged.best_gains[:, :k].sum(axis=0) @ discount)
-    reached = float(judged.gains[:, :k].sum(axis=0) @ discount)
+    reached, attainable = (
+        float(_sum_of_rows(judged, gains[:, : len(discount)]) @ discount)
+        for gains in (judged.gains, judged.best_gains)
+    )
     return reached / attainable if attainable > 0 else 0.0
+
+
+def _sum_of_rows(judged: _Judged, of_rows: Floats) -> Floats:
+    result: Floats = of_rows.sum(axis=0) if judged.weights is None else judged.weights @ of_rows
+    return result
 
 
 def _discount(judged: _Judged, k: int) -> Floats:
@@ -225,13 +249,25 @@ def _discount(judged: _Judged, k: int) -> Floats:
 
 
 def _judge(
-    Y_true: Any, top: npt.ArrayLike, depth: int, propensities: npt.ArrayLike | None = None
+    Y_true: Any,
+    top: npt.ArrayLike,
+    depth: int,
+    propensities: npt.ArrayLike | None = None,
+    weights: Any = None,
 ) -> _Judged:
     _check_k(depth)
-    truth = check_truth(Y_true)
+    truth: Any = check_truth(Y_true)
     n_rows, n_labels = truth.shape
     depth = min(depth, n_labels)  # there is nothing to hit further down
     places = _check_top(top, n_rows, n_labels, depth)
+    if weights is not None:
+        weights = check_row_weights(weights, n_rows)
+        counted = np.flatnonzero(weights)
+        if not len(counted):
+            raise DataError("all weights are zero: no rows to evaluate")
+        if len(counted) < n_rows:
+            truth, places, weights = truth[counted], places[counted], weights[counted]
+            n_rows = len(counted)
 
     # (row, label) as one number: the truth's are ascending, so that membership is a binary search.
     n_true = np.diff(truth.indptr).astype(np.int64)
@@ -252,7 +288,7 @@ def _judge(
         gains = np.zeros(places.shape)
         gains[hits] = inverse[places[hits]]
         best_gains = _best_gains(truth, inverse, depth)
-    return _Judged(places, hits, n_true, true_somewhere, gains, best_gains)
+    return _Judged(places, hits, n_true, true_somewhere, gains, best_gains, weights)
 
 
 def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:

@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.measure.metrics import check_truth
 
 __all__ = ["expected_calibration_error", "f1_scores", "reliability"]
 
 
-def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
+def f1_scores(Y_true: Any, assigned: Any, weights: RowWeights | None = None) -> dict[str, float]:
     """``{"micro-F1": …, "macro-F1": …}``, between 0 and 1; 0 where nothing is true or assigned.
 
     Both matrices are sparse (n_rows, n_labels). True labels are entries other than 0; assigned are
-    all that are stored, whatever their value.
+    all that are stored, whatever their value. With `weights` a row counts as much as they say.
     """
     truth = check_truth(Y_true)
     chosen: Any = sp.csr_array(assigned)
@@ -39,23 +40,33 @@ def f1_scores(Y_true: Any, assigned: Any) -> dict[str, float]:
     both: Any = truth.multiply(chosen)
     n_labels = truth.shape[1]
     found, of_true, of_chosen = (
-        np.bincount(matrix.tocsr().indices, minlength=n_labels) for matrix in (both, truth, chosen)
+        np.bincount(matrix.indices, _of_entries(matrix, weights), minlength=n_labels)
+        for matrix in (both.tocsr(), truth, chosen)
     )
     total = of_true + of_chosen
     seen = total > 0
     macro = 2 * found[seen] / total[seen]
     return {
-        "micro-F1": float(2 * found.sum() / max(int(total.sum()), 1)),
+        "micro-F1": float(2 * found.sum() / total.sum()) if seen.any() else 0.0,
         "macro-F1": float(macro.mean()) if macro.size else 0.0,
     }
 
 
+def _of_entries(matrix: Any, weights: RowWeights | None) -> RowWeights | None:
+    """The weight of each entry's row."""
+    return None if weights is None else np.repeat(weights, np.diff(matrix.indptr))
+
+
 def expected_calibration_error(
-    probabilities: npt.ArrayLike, hits: npt.ArrayLike, bins: int = 15
+    probabilities: npt.ArrayLike,
+    hits: npt.ArrayLike,
+    bins: int = 15,
+    weights: npt.ArrayLike | None = None,
 ) -> float:
     """ECE, between 0 and 1, and 0 without pairs.
 
-    The arrays, of one shape, hold the probability of each predicted pair, and whether it is a hit.
+    The arrays, of one shape, hold the probability of each predicted pair, whether it is a hit, and
+    how much it counts.
     """
     p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
     if p.shape != found.shape:
@@ -67,8 +78,11 @@ def expected_calibration_error(
     if p.size == 0:
         return 0.0
     number = np.minimum((p.ravel() * bins).astype(np.int64), bins - 1)
-    excess = np.bincount(number, p.ravel() - found.ravel(), minlength=bins)
-    return float(np.abs(excess).sum() / p.size)
+    v = np.ones(p.size) if weights is None else np.asarray(weights, np.float64).ravel()
+    if not v.sum() > 0:
+        return 0.0
+    excess = np.bincount(number, v * (p.ravel() - found.ravel()), minlength=bins)
+    return float(np.abs(excess).sum() / v.sum())
 
 
 def reliability(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.matrices import check_X
+from dismec.data.row_weights import check_row_weights
 from dismec.errors import DataError, ModelError
 from dismec.model.archive import archived, is_archive_path, write_archive
 from dismec.model.calibration import Calibration
@@ -369,6 +370,7 @@ class Model(TopkModel):
         A: float = 0.55,
         B: float = 1.5,
         rank: str | None = None,
+        weights: Any = None,
         threads: int | None = None,
     ) -> dict[str, float]:
         """As `TopkModel.evaluate`, of labels ranked as by `predict_topk`.
@@ -381,12 +383,15 @@ class Model(TopkModel):
         depth = max(1, min(max(ks, default=1), self.n_labels))
         X = self.rows_of(X, threads=threads)
         top, values = self.predict_topk(X, depth, rank=rank, threads=threads)
-        metrics = truth.metrics(top, ks)
+        metrics = truth.metrics(top, ks, weights)
         if self.calibration is None:
             return metrics
+        if weights is not None:
+            weights = check_row_weights(weights, len(top))
         by_score = self._rank(rank) == "score"
         assign = partial(self.assign, X, threads=threads)
-        return metrics | reliability(self.calibration, truth, top, values, by_score, assign)
+        trust = reliability(self.calibration, truth, top, values, by_score, assign, weights)
+        return metrics | trust
 
     @cached_property
     def _orders(self) -> Orders:

@@ -7,6 +7,7 @@ parameters say so:
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, without and with labels that inform others, and "rows"
+- ``row_weights``: {"least", "most", "sum"} of the weights of rows, if they had some
 
 "rows" is the number of rows; "data" the first sixteen digits of the fingerprint of rows that were
 given for this. Without "data" they were held out from the training data. Manifests written before
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 __all__ = ["history_entry", "parse", "ranged", "ranges", "sentence", "shown"]
 
-_KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated")
+_KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated", "row_weights")
 _ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
 _C = re.compile(r"by (\S+) from (.+) (on \d.*)")
 _EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
@@ -53,6 +54,8 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         return (
             f"{after} (at {value['at']}: {', '.join(f'{p:.2f}' for p in value['before'].values())})"
         )
+    if key == "row_weights":
+        return f"from {value['least']:g} to {value['most']:g}, {value['sum']:g} in all"
     rows, data = value["rows"], value.get("data")
     if key == "refine_effect":
         before, after = (

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from dismec.data.row_weights import RowWeights
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.model.calibration import Calibration, logistic
@@ -21,11 +24,12 @@ def reliability(
     values: Scores,
     by_score: bool,
     assign: Callable[[str], Any],
+    weights: RowWeights | None = None,
 ) -> dict[str, float]:
     """What `Model.evaluate` says of probabilities, in percent.
 
     `top` are the best labels of each row, and `values` their scores, or their probabilities.
-    `assign` gives the labels that reach a threshold.
+    `assign` gives the labels that reach a threshold. `weights` say how much each row counts.
     """
     there = top >= 0
     found, of = hits(truth.Y, top)[there], top[there]
@@ -34,12 +38,13 @@ def reliability(
         p = calibration.probabilities(of, scores)
     else:
         scores = calibration.scores(of, p)
+    v = None if weights is None else np.broadcast_to(weights[:, None], top.shape)[there]
     result = {
-        "ECE": expected_calibration_error(p, found),
-        "ECE uncalibrated": expected_calibration_error(logistic(scores), found),
+        "ECE": expected_calibration_error(p, found, weights=v),
+        "ECE uncalibrated": expected_calibration_error(logistic(scores), found, weights=v),
     }
     for name, threshold in (("micro-F1", MICRO_F1), ("macro-F1", MACRO_F1)):
         sets = assign(threshold)
         sets.resize(truth.Y.shape)
-        result[name] = f1_scores(truth.Y, sets)[name]
+        result[name] = f1_scores(truth.Y, sets, weights)[name]
     return {name: 100 * value for name, value in result.items()}

@@ -214,17 +214,18 @@ class TopkModel(ABC):
         *,
         A: float = 0.55,
         B: float = 1.5,
+        weights: Any = None,
         threads: int | None = None,
     ) -> dict[str, float]:
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
         are never predicted, and count. The columns of a frame, and lists of labels, are matched by
-        their names.
+        their names. `weights`, one number of at least 0 per row, say how much each row counts.
         """
         truth = self.truth_of(Y, A, B)
         depth = max(1, min(max(ks, default=1), self.n_labels))
-        return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks)
+        return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks, weights)
 
     def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5) -> Truth:
         """The true labels of rows, as `evaluate` takes them, aligned with the model's labels."""

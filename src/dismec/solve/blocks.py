@@ -35,14 +35,20 @@ class EqualLabels:
         self._starts = np.cumsum(self.sizes) - self.sizes
 
     @classmethod
-    def of(cls, indptr: Ints, rows: npt.NDArray[np.int32], n_rows: int) -> EqualLabels:
+    def of(
+        cls,
+        indptr: Ints,
+        rows: npt.NDArray[np.int32],
+        n_rows: int,
+        costs: Sequence[npt.NDArray[np.float64]] = (),
+    ) -> EqualLabels:
         """All labels of a problem, given the rows of each as those of a CSC matrix.
 
         Row sets are compared by their sizes and the sums of two pseudo-random 64-bit numbers per
-        row.
+        row. Labels of other `costs` are not the same, whatever their rows.
         """
         sums = (_sums(indptr, rows, seed) for seed in (0, n_rows))
-        groups = first_equal([*sums, np.diff(indptr)])
+        groups = first_equal([*sums, np.diff(indptr), *costs])
         return cls(np.arange(len(groups)), groups)
 
     def among(self, labels: Ints) -> EqualLabels:

@@ -1,24 +1,36 @@
-"""Label counts → what a label's positive and negative rows cost.
+"""Label counts and weights of rows → what a label's positive and negative rows cost.
 
-``docs/tail.md`` derives the costs from propensities.
+``docs/tail.md`` derives the costs from propensities, ``docs/solver.md`` says what weights do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.data.labels import propensities
+from dismec.data.row_weights import RowWeights
 
-__all__ = ["PROPENSITY", "WEIGHTINGS", "Costs", "Weighting"]
+__all__ = [
+    "LARGEST_COST",
+    "PROPENSITY",
+    "SMALLEST_COST",
+    "WEIGHTINGS",
+    "Costs",
+    "Weighting",
+    "split_weights",
+]
 
 PROPENSITY = "propensity"
 WEIGHTINGS = (PROPENSITY,)
 
-_LEAST, _MOST = 1e-6, 1e6  # of a factor: beyond it a label is nothing but its positives, or none
+# Of a factor: beyond it a label is nothing but its positives, or none.
+SMALLEST_COST, LARGEST_COST = 1e-6, 1e6
+_NOTHING = 1e-30  # a row of so much less weight than others counts no more and no less
 
 
 class Costs(NamedTuple):
@@ -36,12 +48,13 @@ class Weighting:
     kind: str | None = None  # "propensity": a further factor of 2/p − 1, p the label's propensity
     A: float = 0.55  # as for `dismec.data.labels.propensities`
     B: float = 1.5
+    factors: Costs | None = field(default=None, compare=False)  # of single labels
 
     def __post_init__(self) -> None:
-        if not _LEAST <= self.positive_weight <= _MOST:
+        if not SMALLEST_COST <= self.positive_weight <= LARGEST_COST:
             raise ValueError(
                 f"positive_weight is {self.positive_weight}; "
-                f"expected a number from {_LEAST:g} to {_MOST:g}"
+                f"expected a number from {SMALLEST_COST:g} to {LARGEST_COST:g}"
             )
         if self.kind is not None and self.kind not in WEIGHTINGS:
             raise ValueError(
@@ -58,4 +71,24 @@ class Weighting:
         positive = np.full(len(counts), self.positive_weight)
         if self.kind == PROPENSITY and n_rows > 0:
             positive *= 2 / propensities(counts, n_rows, self.A, self.B) - 1
-        return Costs(positive, np.ones(len(counts)))
+        if self.factors is None:
+            return Costs(positive, np.ones(len(counts)))
+        return Costs(positive * self.factors.positive, self.factors.negative.copy())
+
+
+def split_weights(
+    weights: RowWeights | None,
+) -> tuple[float, npt.NDArray[np.float32] | None]:
+    """What weights of rows, all above 0, multiply C by, and what is left of them; None for ones.
+
+    Equal weights are another C, and nothing else. Of unequal ones a power of two near their mean
+    goes to C, which is exact and keeps the rest in the range of single precision.
+    """
+    if weights is None:
+        return 1.0, None
+    if (weights == weights[0]).all():
+        return float(weights[0]), None
+    most = float(weights.max())
+    shares = weights / most
+    scale = 2.0 ** round(math.log2(most) + math.log2(float(shares.mean())))
+    return scale, np.maximum(weights / scale, _NOTHING).astype(np.float32)

@@ -3,9 +3,9 @@
 For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
 penalty::
 
-    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·max(0, 1 − s_i·w·x_i)²
+    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·v_i·max(0, 1 − s_i·w·x_i)²
 
-    gradient            w + 2C·Σ_I c_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
+    gradient            w + 2C·Σ_I c_i·v_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
@@ -17,10 +17,10 @@ and under the L1 penalty::
                         where g is the dual function and α a feasible point made from w
 
 c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.solve.costs` says
-otherwise. x_i is the transformed row (see `Transform`), its last feature the bias, which is
-regularised like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
-loops are native (``native/solve/``); a label's weights depend only on X, its positives and the
-parameters.
+otherwise, and v_i the weight of the row, 1 unless weights are given. x_i is the transformed row
+(see `Transform`), its last feature the bias, which is regularised like any other. Weights with
+|w| < delta are dropped as soon as a label is solved. The loops are native (``native/solve/``); a
+label's weights depend only on X, the weights of rows, its positives and the parameters.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.matrices import check_X, csr_on
+from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.solve.blocks import EqualLabels
-from dismec.solve.costs import Costs, Weighting
+from dismec.solve.costs import Costs, Weighting, split_weights
 from dismec.solve.weight_counts import BINS
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 PENALTIES = ("l2", "l1")
+_SINGLE = np.finfo(np.float32)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,9 @@ class Problem:
 
     X (n_rows, n_features), sparse or dense, is used in place if it is CSR float32: the transform is
     applied inside the loops, so that no second copy is made. Y is a sparse indicator. `weights`,
-    one number above 0 per row, are factors of the losses of rows.
+    one number above 0 per row, are factors of the losses of rows, under L2; what all of them have
+    in common is `C_factor`, and multiplies C. `costs` are the factors that single labels are solved
+    with, if there are any: labels of the same rows are one problem only if these are the same, too.
     """
 
     def __init__(
@@ -150,7 +154,8 @@ class Problem:
         X: Any,
         Y: Any,
         transform: Transform,
-        weights: npt.NDArray[np.float32] | None = None,
+        weights: RowWeights | None = None,
+        costs: Costs | None = None,
     ) -> None:
         X = check_X(X, transform.n_features)
         if Y.shape[0] != X.shape[0]:
@@ -161,6 +166,8 @@ class Problem:
         by_label = sp.csc_array(Y)
         self._indptr = by_label.indptr.astype(np.int64, copy=False)
         self._rows = by_label.indices.astype(np.int32, copy=False)
+        self._costs = costs
+        self.C_factor, relative = split_weights(weights)
         self._native = kernels.Problem(
             X.indptr.astype(np.int64, copy=False),
             X.indices,
@@ -169,15 +176,23 @@ class Problem:
             transform.idf,
             self.n_features,
             transform.bias,
-            weights,
+            relative,
             self._indptr,
             self._rows,
         )
 
+    def check_C(self, C: float) -> None:
+        """`DataError` if C times the weights of rows is not a number of single precision."""
+        if not _SINGLE.tiny <= C * self.C_factor <= _SINGLE.max:
+            raise DataError(
+                f"C is {C:g} and rows have weights near {self.C_factor:g}: their product is out of "
+                "range; scale the weights so that they are near 1"
+            )
+
     @cached_property
     def equal_labels(self) -> EqualLabels:
-        """Which labels have the same rows; to be asked for before there are threads."""
-        return EqualLabels.of(self._indptr, self._rows, self.n_rows)
+        """Which labels have the same rows and costs; to be asked for before there are threads."""
+        return EqualLabels.of(self._indptr, self._rows, self.n_rows, self._costs or ())
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
@@ -235,7 +250,7 @@ class LabelSolver:
             costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         self._native = kernels.Worker(
             problem._native,
-            params.C,
+            params.C * problem.C_factor,
             params.tol,
             params.delta,
             *(params.pruned_more or (np.iinfo(np.int32).max, params.delta)),
@@ -244,7 +259,7 @@ class LabelSolver:
             cancel.byte,
             Team() if team is None else team,
         )
-        self._native.follow(np.asarray(path, np.float32))
+        self._native.follow((np.asarray(path) * problem.C_factor).astype(np.float32))
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
         """Take labels in, and return those that are done: with `drain` all of them.

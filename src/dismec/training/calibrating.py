@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.matrices import check_csr
+from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 from dismec.measure.metrics import hits
 from dismec.model.calibration import LEAST_SLOPE, Calibration, bend_terms, logistic, shared_curve
@@ -46,6 +47,7 @@ def fit_calibration(
     *,
     counts: npt.NDArray[np.int64] | None = None,
     share: float = 1.0,
+    weights: RowWeights | None = None,
     threads: int | None = None,
 ) -> Calibration:
     """The calibration of a model by rows that it was not trained on.
@@ -70,6 +72,8 @@ def fit_calibration(
         curves go by these.
     share
         How many of all labels `model` has, if it is of some: as many fewer of a row are looked at.
+    weights
+        How much each row counts: as often as if it were there so many times.
     threads
         All available CPUs by default.
 
@@ -87,7 +91,12 @@ def fit_calibration(
     truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    usual = min(max(_CANDIDATES * share, truth.nnz / truth.shape[0]), _MOST_CANDIDATES)
+    of_row = np.ones(truth.shape[0])
+    if weights is not None:
+        of_row = check_row_weights(weights, truth.shape[0])
+    of_true = np.repeat(of_row, np.diff(truth.indptr))
+    labels_per_row = float(of_true.sum() / of_row.sum())
+    usual = min(max(_CANDIDATES * share, labels_per_row), _MOST_CANDIDATES)
     depth = max(int(np.ceil(usual)), 1)
     deep = max(min(_DEEPER * depth, n_labels), 1)
     top, scores = model.predict_topk(X, deep, rank="score", threads=threads)
@@ -95,15 +104,16 @@ def fit_calibration(
     there = top >= 0
     near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
     label, y = top[there], found[there].astype(np.float64)
+    v = np.broadcast_to(of_row[:, None], top.shape)[there]
     s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
     c = np.log1p(model.label_counts[first])
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
-    curve = _regress(terms[:, near], y[near], _CURVE, _CURVE_SPREAD)
+    curve = _regress(terms[:, near], y[near], v[near], _CURVE, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
     z = slopes[label] * s + intercepts[label]
-    bend = _increasing(_regress(bend_terms(z)[:, near], y[near], _BEND, _BEND_SPREAD))
+    bend = _increasing(_regress(bend_terms(z)[:, near], y[near], v[near], _BEND, _BEND_SPREAD))
 
     p = logistic(bend @ bend_terms(z))
     least = 0.0
@@ -111,15 +121,16 @@ def fit_calibration(
         deepest = np.zeros(top.shape)
         deepest[there] = p
         least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
-    n_true = np.bincount(first[truth.indices], minlength=n_labels)
-    thresholds, general = _macro_thresholds(first[label], p, y > 0, n_true, least)
+    n_true = np.zeros(n_labels)
+    np.add.at(n_true, first[truth.indices], of_true)
+    thresholds, general = _macro_thresholds(first[label], p, y > 0, v, n_true, least)
     if counts is not None:
         slopes, intercepts = shared_curve(curve, np.log1p(counts[first]))
     return Calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),
         np.concatenate([curve, bend, [general]]),
-        _micro_threshold(p, y, truth.nnz, least),
+        _micro_threshold(p, y, v, float(of_true.sum()), least),
         thresholds[first].astype(np.float32),
     )
 
@@ -135,21 +146,22 @@ def _losses(z: Floats, y: Floats) -> Floats:
     return result
 
 
-def _regress(terms: Floats, y: Floats, centre: Floats, spread: Floats) -> Floats:
+def _regress(terms: Floats, y: Floats, v: Floats, centre: Floats, spread: Floats) -> Floats:
     """The coefficients of a logistic regression, normally distributed around a centre.
 
+    Each pair counts as often as `v` says.
     Newton's method on a strictly convex function, whatever the data are.
     """
     precision = spread**-2
 
     def objective(b: Floats) -> float:
-        return float(_losses(b @ terms, y).sum() + precision @ (b - centre) ** 2 / 2)
+        return float((v * _losses(b @ terms, y)).sum() + precision @ (b - centre) ** 2 / 2)
 
     b, value = centre, objective(centre)
     for _ in range(_STEPS):
         p = logistic(b @ terms)
-        gradient = terms @ (p - y) + precision * (b - centre)
-        step = np.linalg.solve((terms * (p * (1 - p))) @ terms.T + np.diag(precision), gradient)
+        gradient = terms @ (v * (p - y)) + precision * (b - centre)
+        step = np.linalg.solve((terms * (v * p * (1 - p))) @ terms.T + np.diag(precision), gradient)
         while (at := objective(b - step)) > value and np.abs(step).max() > 1e-9:
             step /= 2
         if value - at < 1e-9 * (1 + value):
@@ -158,13 +170,13 @@ def _regress(terms: Floats, y: Floats, centre: Floats, spread: Floats) -> Floats
     return b
 
 
-def _micro_threshold(p: Floats, y: Floats, n_true: int, least: float) -> float:
+def _micro_threshold(p: Floats, y: Floats, v: Floats, n_true: float, least: float) -> float:
     """Where the F1 of all pairs together is highest, half-way to the next lower probability."""
-    p, y = p[p >= least], y[p >= least]
+    p, y, v = p[p >= least], y[p >= least], v[p >= least]
     order = np.argsort(-p, kind="stable")
-    p, y = p[order], y[order]
+    p, y, v = p[order], y[order], v[order]
     ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # equal ones are assigned together
-    f1 = 2 * np.cumsum(y)[ends] / (ends + 1 + n_true)
+    f1 = 2 * np.cumsum(v * y)[ends] / (np.cumsum(v)[ends] + n_true)
     if f1.size == 0 or f1.max() == 0:
         return 0.5
     best = int(f1.argmax())
@@ -176,7 +188,8 @@ def _macro_thresholds(
     label: npt.NDArray[np.int64],
     p: Floats,
     y: npt.NDArray[np.bool_],
-    n_true: npt.NDArray[np.int64],
+    v: Floats,
+    n_true: Floats,
     least: float,
 ) -> tuple[Floats, float]:
     """For each label the threshold of the highest F1, and one for labels nothing is known of.
@@ -186,19 +199,20 @@ def _macro_thresholds(
     the former. What is expected varies less than what few rows happen to show.
     """
     n_labels = len(n_true)
-    expected = np.bincount(label, p, minlength=n_labels)
+    expected = np.bincount(label, v * p, minlength=n_labels)
     own = expected / (expected + _HITS_OF_PRIOR)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
     for t in _THRESHOLDS[min(least, _THRESHOLDS[-1]) <= _THRESHOLDS]:
         chosen = p >= t
-        assigned = np.bincount(label[chosen], minlength=n_labels)
-        found = np.bincount(label[chosen & y], minlength=n_labels)
+        assigned = np.bincount(label[chosen], v[chosen], minlength=n_labels)
+        found = np.bincount(label[chosen & y], v[chosen & y], minlength=n_labels)
         total = assigned + n_true
-        mean = (2 * found / np.maximum(total, 1)).sum() / max(np.count_nonzero(total), 1)
+        seen = total > 0
+        mean = (2 * found / np.where(seen, total, 1)).sum() / max(np.count_nonzero(seen), 1)
         if mean > best_mean:
             best_mean, general = mean, float(t)
-        likely = np.bincount(label[chosen], p[chosen], minlength=n_labels)
+        likely = np.bincount(label[chosen], (v * p)[chosen], minlength=n_labels)
         f1 = 2 * likely / np.maximum(assigned + expected, 1e-9)
         at = own * f1 + (1 - own) * mean
         higher = at > best

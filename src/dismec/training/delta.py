@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.model.model import Model
 from dismec.training.params import LEAST_DELTA
@@ -77,10 +78,18 @@ class Choice:
         return {"at": GRID[0], "before": before, "after": after}
 
 
-def choose(model: Model, X: Any, Y: Any, *, threads: int | None = None) -> Choice:
+def choose(
+    model: Model,
+    X: Any,
+    Y: Any,
+    *,
+    weights: RowWeights | None = None,
+    threads: int | None = None,
+) -> Choice:
     """The Δ for a model of Δ = 0.01 and two labels or more, by rows that it was not trained on.
 
-    Nothing is trained: each Δ of the grid costs one prediction of these rows.
+    Nothing is trained: each Δ of the grid costs one prediction of these rows. With `weights` rows
+    count as much as they say.
 
     Raises
     ------
@@ -90,7 +99,7 @@ def choose(model: Model, X: Any, Y: Any, *, threads: int | None = None) -> Choic
     curve: list[tuple[float, ...]] = []
     for delta in GRID:
         model = model.pruned(delta)  # of the last one, which has fewer weights to go through
-        found = model.evaluate(X, Y, DEPTHS, threads=threads)
+        found = model.evaluate(X, Y, DEPTHS, weights=weights, threads=threads)
         curve.append(tuple(found[f"P@{k}"] for k in DEPTHS))
     chosen = pick(curve, int(found["rows"]))
     return Choice(GRID[chosen], curve[0], curve[chosen])

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from dismec.cpu import thread_count
 from dismec.data.columns import label_names_of
 from dismec.data.files import StrPath
-from dismec.data.matrices import check_Y
+from dismec.data.matrices import check_X, check_Y
+from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
@@ -53,6 +54,7 @@ def add_labels(
     Y: Any,
     names: Sequence[str] | None = None,
     *,
+    weights: Any = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
@@ -73,7 +75,7 @@ def add_labels(
     names
         One name for each column of Y, by which labels are known if the model has names. Without
         names, column l is label l.
-    threads, progress, cluster, source, client
+    weights, threads, progress, cluster, source, client
         As for `dismec.train`.
 
     Raises
@@ -86,6 +88,7 @@ def add_labels(
     names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
     with _opened(path) as edit:
+        rows, Y, weights = _rows_that_count(edit.model.rows_of(X, threads=threads), Y, weights)
         labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
         known[: edit.model.n_labels] = edit.model.label_counts > 0
@@ -94,7 +97,7 @@ def add_labels(
             raise DataError("the model has all labels of these rows already")
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
-        request = Request(edit.model.rows_of(X, threads=threads), Y, edit.params, **how)
+        request = Request(rows, Y, edit.params, weights=weights, **how)
         edit.train("added", request, columns, labels[columns])
     return open_model(path, check=False)
 
@@ -106,6 +109,7 @@ def update_labels(
     labels: Iterable[str | int],
     names: Sequence[str] | None = None,
     *,
+    weights: Any = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
@@ -122,6 +126,7 @@ def update_labels(
     names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
     with _opened(path) as edit:
+        rows, Y, weights = _rows_that_count(edit.model.rows_of(X, threads=threads), Y, weights)
         wanted = edit.find(labels)
         found = edit.labels_of(Y, names)
         counts = np.zeros(max(edit.model.n_labels, 1 + found.max(initial=-1)), np.int64)
@@ -134,7 +139,7 @@ def update_labels(
         columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
-        request = Request(edit.model.rows_of(X, threads=threads), Y, edit.params, **how)
+        request = Request(rows, Y, edit.params, weights=weights, **how)
         edit.train("updated", request, columns, found[columns])
     return open_model(path, check=False)
 
@@ -152,6 +157,17 @@ def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
     with _opened(path) as edit:
         edit.commit("removed", edit.find(labels), np.empty(0, np.int64), [], {})
     return open_model(path, check=False)
+
+
+def _rows_that_count(X: Any, Y: Any, weights: Any) -> tuple[Any, Any, RowWeights | None]:
+    """The rows that do not have weight 0: labels that only others have are not trained."""
+    if weights is None:
+        return X, Y, None
+    X = check_X(X)
+    keep, found = kept_rows(check_row_weights(weights, X.shape[0]))
+    if keep is None:
+        return X, Y, found
+    return X[keep], check_Y(Y, X.shape[0])[keep], found
 
 
 def _counts(Y: Any) -> Ids:

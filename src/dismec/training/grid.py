@@ -31,7 +31,7 @@ from dismec.solve.blocks import EqualLabels
 from dismec.solve.problem import Solution
 from dismec.solve.threads import solve_path
 from dismec.training.job import Job
-from dismec.training.request import Progress, Request, part_of
+from dismec.training.request import Progress, part_of
 from dismec.training.stages import Stages, digest
 from dismec.training.trial import Split
 
@@ -65,7 +65,7 @@ class GridTrials:
         """All labels on one path through the grid."""
         split, grid, threads = self.split, self.grid, self.stages.place.threads
         params = self.job.params
-        job = Job.prepare(Request(split.X, split.Y, params))
+        job = split.job(params)
         problem = job.problem
         given = check_rows(split.X_judge, problem.n_features)
         rows = job.transform.apply_between(given, 0, given.n_rows)
@@ -78,7 +78,7 @@ class GridTrials:
         done = total - len(grid) * len(equal.labels) + state.labels_done
         if progress:
             progress(done, total)
-        path = solve_path(problem, params.solver, order, state.left, threads=threads)
+        path = solve_path(problem, job.solver, order, state.left, threads=threads)
         last = monotonic()
         with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
             for solution in solutions:
@@ -97,7 +97,7 @@ class GridTrials:
         return [
             {
                 "C": C,
-                **_metrics(split.Y_judge, trial.top, self.depths, *counts),
+                **_metrics(split, trial.top, self.depths, *counts),
                 "weights": trial.nnz,
                 "seconds": round(trial.seconds, 3),
             }
@@ -129,6 +129,7 @@ class GridTrials:
             self.split.X_judge,
             self.split.Y_judge,
             self.depths,
+            weights=self.split.weights_judge,
             threads=self.stages.place.threads,
         )
         row: Row = {"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds}
@@ -252,9 +253,10 @@ class _TrialAt:
             self.nnz += held.nnz
 
 
-def _metrics(truth: Any, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
+def _metrics(split: Split, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
     """As `Model.evaluate` has them."""
-    return _columns(Truth.align(truth, counts, n_rows).metrics(top, depths))
+    truth = Truth.align(split.Y_judge, counts, n_rows)
+    return _columns(truth.metrics(top, depths, split.weights_judge))
 
 
 def _columns(found: Row) -> Row:

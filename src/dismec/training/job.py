@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +15,8 @@ from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X, check_Y
 from dismec.data.names import check_names
-from dismec.data.targets import named_matrix
+from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
+from dismec.data.targets import is_label_lists, named_matrix
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
@@ -25,6 +27,7 @@ from dismec.solve.problem import Problem, SolverParams
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
     from dismec.model.informed import Informed
+    from dismec.solve.costs import Costs
     from dismec.training.params import TrainingParams
     from dismec.training.request import Request
 
@@ -48,8 +51,10 @@ class Job:
     transform: Transform  # of X
     parts: Parts
     manifest: Manifest
-    data: str  # fingerprint of X and Y
+    data: str  # fingerprint of X, Y and weights
     informed: Informed | None = None  # what makes X of rows, if that is not `transform` alone
+    weights: RowWeights | None = None  # of rows, all above 0; None for ones
+    costs: Costs | None = None  # factors of the losses of each label's rows
 
     @classmethod
     def prepare(cls, request: Request, transform: Transform | None = None) -> Job:
@@ -58,28 +63,30 @@ class Job:
         Raises
         ------
         DataError
-            If X, Y or the names cannot be used.
+            If X, Y, the names or the weights cannot be used.
         """
         params, vocabulary = request.params, request.vocabulary
         X = check_X(request.X, transform.n_features if transform else None)
-        found, named = named_matrix(request.Y, request.names)
-        Y = check_Y(found, X.shape[0])
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
+        if params.penalty == "l1" and not (request.weights is None and request.costs is None):
+            raise DataError("weights of rows and classes are not supported with penalty='l1'")
+        X, Y, named, weights = _counted_rows(X, request)
         names = check_names(named, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
         if transform is None:
             transform = Transform.fit(
                 X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
             )
-        problem = Problem(X, Y, transform)
-        data = fingerprint(X, Y)
+        problem = Problem(X, Y, transform, weights, request.costs)
+        problem.check_C(params.C)
+        data = fingerprint(X, Y, weights)
         labels = LabelTable(problem.label_counts, names, transform.idf)
         manifest = Manifest(
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=asdict(params),
+            params=asdict(params) | _weights_stated(weights),
             transform=transform.to_dict(),
             data=data,
             dismec=version("dismec"),
@@ -87,12 +94,16 @@ class Job:
             columns=dict(request.columns) if request.columns else None,
             examples=request.examples,
         )
-        return cls(X, Y, problem, params, transform, Parts(labels, vocabulary), manifest, data)
+        parts = Parts(labels, vocabulary)
+        rest: dict[str, Any] = {"weights": weights, "costs": request.costs}
+        return cls(X, Y, problem, params, transform, parts, manifest, data, **rest)
 
     @property
     def solver(self) -> SolverParams:
         """What the solver needs to know."""
         params = self.params.solver
+        if self.costs is not None:
+            params = replace(params, weighting=replace(params.weighting, factors=self.costs))
         if self.informed is None:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
@@ -129,6 +140,32 @@ class Job:
         one = n_blocks <= 1
         cuts = cut(order, size, work) if one else cut_evenly(order, size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
+
+
+def _counted_rows(
+    X: Any, request: Request
+) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None]:
+    """X and Y without the rows of weight 0, the names of labels, and the weights."""
+    keep = weights = None
+    labels, n_rows = request.Y, X.shape[0]
+    if request.weights is not None:
+        keep, weights = kept_rows(check_row_weights(request.weights, n_rows))
+    if keep is not None and is_label_lists(labels) and len(labels) == n_rows:
+        # Which labels there are is what the rows that count say.
+        listed = list(labels)
+        labels = [listed[row] for row in keep.tolist()]
+        X, n_rows, keep = X[keep], len(keep), None
+    found, named = named_matrix(labels, request.names)
+    Y: Any = check_Y(found, n_rows)
+    return (X, Y, named, weights) if keep is None else (X[keep], Y[keep], named, weights)
+
+
+def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
+    """What the manifest says of weights (`dismec.model.provenance`)."""
+    if weights is None:
+        return {}
+    least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
+    return {"row_weights": {"least": least, "most": most, "sum": total}}
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:

@@ -38,6 +38,7 @@ from dismec.training.trial import Trial
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
+    from dismec.solve.costs import Costs
 
 __all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
 
@@ -134,6 +135,7 @@ def train(
     *,
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
+    weights: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -164,6 +166,10 @@ def train(
     validation
         X and Y to choose `delta="auto"` and to calibrate on, instead of a tenth of the rows held
         out for this.
+    weights
+        How much each row counts, one number of at least 0 per row: a factor of its losses. A row of
+        weight 0 is left out, weights that are all 2 are the same as twice the C. Metrics on rows
+        held out are weighted likewise. Not with ``penalty="l1"``.
     threads
         All available CPUs by default.
     overwrite
@@ -217,6 +223,7 @@ def train(
             Path(path),
             names=names,
             validation=validation,
+            weights=weights,
             vocabulary=vocabulary,
             source=source,
             threads=threads,
@@ -234,6 +241,8 @@ def fit(
     *,
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
+    weights: Any = None,
+    costs: Costs | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
@@ -241,7 +250,8 @@ def fit(
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
-    On a cluster it is trained in a temporary directory, and mapped from there.
+    `costs` are factors of the losses of each label's rows, positive and negative. On a cluster the
+    model is trained in a temporary directory, and mapped from there.
     """
     return carry_out(
         Request(
@@ -250,6 +260,8 @@ def fit(
             params or TrainingParams(),
             names=names,
             validation=validation,
+            weights=weights,
+            costs=costs,
             vocabulary=vocabulary,
             threads=threads,
             progress=progress,

@@ -26,6 +26,7 @@ from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
 from dismec.data.files import whole_file
 from dismec.data.matrices import check_rows, csr_on
+from dismec.data.row_weights import weights_at
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
@@ -123,6 +124,13 @@ class Refining:
             tol=max(params.tol, tol),
         )
 
+    def _stage_job(
+        self, X: Any, Y: Any, params: TrainingParams, rows: npt.NDArray[np.int64]
+    ) -> Job:
+        """The job of a stage on some rows, which have the weights and costs of this one."""
+        weights = weights_at(self.job.weights, rows)
+        return Job.prepare(Request(X, Y, params, weights=weights, costs=self.job.costs))
+
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
         """The best labels of each row and their scores, by a model that has not seen it."""
         X: Any = self.job.X
@@ -150,7 +158,7 @@ class Refining:
     ) -> dict[str, npt.NDArray[Any]]:
         """The best labels of some rows by a model of the others."""
         X: Any = self.job.X
-        job = Job.prepare(Request(X[others], Y[others], self._stage_params(_TOLERANCE)))
+        job = self._stage_job(X[others], Y[others], self._stage_params(_TOLERANCE), others)
         model = self.stages.trained(name, job, progress)
         new = X[rows]
         if self.job.parts.vocabulary:
@@ -211,20 +219,27 @@ class Refining:
                 replace(plain, normalize=False, tfidf=False),
             ),
         }
+        weights = weights_at(job.weights, held)
         results = {"rows": np.array([float(len(held))])}
         curves: dict[str, Calibration] = {}
         for number, (name, (only, params)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
             # One model and one copy of the rows at a time.
-            trial = Job.prepare(Request(only(others), Y[others], params))
+            trial = self._stage_job(only(others), Y[others], params, others)
             model = self.stages.trained(name, trial, part)
             del trial
             new = only(held)
-            found = model.evaluate(new, Y[held], _DEPTHS, threads=threads)
+            found = model.evaluate(new, Y[held], _DEPTHS, weights=weights, threads=threads)
             results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
             if job.params.calibrate:
                 curves[name] = fit_calibration(
-                    model, new, Y[held], counts=counts, share=share, threads=threads
+                    model,
+                    new,
+                    Y[held],
+                    counts=counts,
+                    share=share,
+                    weights=weights,
+                    threads=threads,
                 )
             del model
             kernels.release_memory()
@@ -234,7 +249,8 @@ class Refining:
 
     def _first(self, progress: Progress | None) -> Model:
         """The first stage."""
-        job = Job.prepare(Request(self.job.X, self._informing(), self._stage_params()))
+        everything = np.arange(self.job.X.shape[0])
+        job = self._stage_job(self.job.X, self._informing(), self._stage_params(), everything)
         return self.stages.trained("first", job, progress)
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
@@ -254,10 +270,10 @@ class Refining:
         return replace(
             job,
             X=wide,
-            problem=Problem(wide, job.Y, transform),
+            problem=Problem(wide, job.Y, transform, job.weights, job.costs),
             transform=transform,
             manifest=manifest,
-            data=fingerprint(wide, job.Y),
+            data=fingerprint(wide, job.Y, job.weights),
             informed=informed,
         )
 

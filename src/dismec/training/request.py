@@ -12,6 +12,7 @@ from dismec.data.files import StrPath
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
+    from dismec.solve.costs import Costs
     from dismec.training.params import TrainingParams
 
 __all__ = ["Progress", "Request", "WorkProgress", "part_of", "report", "share_of"]
@@ -43,8 +44,8 @@ def report(progress: Progress | None, done: int, total: int, share: float) -> No
 class Request:
     """A training: the data, the parameters, where the model goes and where the work is done.
 
-    The fields are the parameters of `dismec.train`. X and Y are as a caller has them, not checked
-    yet; `cluster` may also be a `Cluster`, which stays open.
+    The fields are the parameters of `dismec.train`. X, Y and weights are as a caller has them, not
+    checked yet; `cluster` may also be a `Cluster`, which stays open.
     """
 
     X: Any
@@ -53,6 +54,8 @@ class Request:
     path: Path | None = None  # None for a model in memory
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
+    weights: Any = None  # one number of at least 0 per row; None for ones
+    costs: Costs | None = None  # factors of the losses of each label's rows
     vocabulary: Vocabulary | None = None
     columns: Mapping[str, str] | None = None  # of files of texts, for later commands to use
     examples: tuple[str, ...] = ()  # texts that the model keeps (`dismec.training.examples`)

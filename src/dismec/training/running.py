@@ -52,6 +52,8 @@ class Workplace:
 @contextmanager
 def workplace(request: Request, threads: int) -> Iterator[Workplace]:
     """Where a request is to be carried out; a cluster that was open before stays so."""
+    # A file of X and Y does not have their weights.
+    source = request.source if request.weights is None else None
     if request.cluster is None:
         yield Workplace(threads)
         return
@@ -59,12 +61,12 @@ def workplace(request: Request, threads: int) -> Iterator[Workplace]:
 
     cluster = Cluster.connect(request.cluster)
     if cluster is request.cluster:
-        yield Workplace(threads, cluster, request.source)
+        yield Workplace(threads, cluster, source)
         return
     with cluster:
         if cluster.dashboard:
             _log.info("the cluster's dashboard: %s", cluster.dashboard)
-        yield Workplace(threads, cluster, request.source)
+        yield Workplace(threads, cluster, source)
 
 
 def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Model:
@@ -155,7 +157,7 @@ def _solve_there(
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
     data = Path(place.source or data_file(directory, job.data))
     if blocks and not data.exists():
-        save_data(Dataset(job.X, job.Y), data)
+        save_data(Dataset(job.X, job.Y), data, weights=job.weights)
     work = ClusterJob(
         directory,
         data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +14,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from dismec.data.binary import XmcWriter
-from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read_texts
+from dismec.data.corpus import TextBatch, TextFormat, is_frame
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.formats import detect
-from dismec.data.text_format import RefusedError, checked_names
+from dismec.data.row_weights import RowWeights, kept_rows
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
@@ -29,6 +29,7 @@ from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
 from dismec.training.request import Progress, Request
 from dismec.training.resume import check_output
+from dismec.training.text_source import Texts
 
 __all__ = [
     "TextRequest",
@@ -38,66 +39,13 @@ __all__ = [
     "train_text",
     "vectorised",
     "vocabulary_of",
+    "weighted_rows",
+    "weighted_text_dataset",
 ]
 
 News = Callable[[str], None]
 
 _NEWS_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts that can be read again and again, a batch at a time.
-
-    Attributes
-    ----------
-    read
-        Begins at the first row each time it is called.
-    name
-        What messages call them.
-    """
-
-    read: Callable[[], Iterable[TextBatch]]
-    name: str = "the texts"
-
-    @classmethod
-    def of_file(
-        cls, path: StrPath, fmt: TextFormat | None = None, *, needs_labels: bool = True
-    ) -> Texts:
-        """Those of a file, as `dismec.data.corpus.read_texts` reads it."""
-        chosen = fmt or TextFormat()
-        return cls(lambda: read_texts(path, chosen, needs_labels=needs_labels), str(path))
-
-    @classmethod
-    def of_frame(
-        cls, frame: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True
-    ) -> Texts:
-        """Those of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
-        chosen = fmt or TextFormat()
-        name = f"the {type(frame).__name__}"
-        return cls(lambda: read_frame(frame, chosen, needs_labels=needs_labels), name)
-
-    @classmethod
-    def of(cls, source: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True) -> Texts:
-        """Those of a file or a frame; `Texts` as they are."""
-        if isinstance(source, Texts):
-            return source
-        of = cls.of_frame if is_frame(source) else cls.of_file
-        return of(source, fmt, needs_labels=needs_labels)
-
-    @classmethod
-    def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
-        """Those that are in memory, with the names of the labels of each."""
-        if len(texts) != len(labels):
-            raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
-        names = []
-        for number, row in enumerate(labels):
-            try:
-                names.append(checked_names(row))
-            except RefusedError as error:
-                raise DataError(f"labels[{number}]: {error}") from None
-        batch = TextBatch(list(texts), names, 0)
-        return cls(lambda: [batch])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +64,7 @@ class TextRequest:
     news: News | None = None
     cluster: Any = None
     examples: bool = False
+    weights: Any = None
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -123,9 +72,11 @@ class TextRequest:
 
         For a model directory the rows are in a file there, as long as the context lasts.
         """
-        texts = self._texts(self.source)
-        validation = None if self.validation is None else self._texts(self.validation)
-        if validation:
+        texts = Texts.of(self.source, self.fmt).counted(self.weights)
+        validation = None
+        if self.validation is not None:  # of which every row counts once
+            fmt = None if self.fmt is None else replace(self.fmt, weight_column=None)
+            validation = Texts.of(self.validation, fmt)
             next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
         directory = None if self.path is None else Path(self.path)
         if directory:
@@ -153,15 +104,12 @@ class TextRequest:
             cluster=self.cluster,
         )
         if directory is None:
-            dataset = vectorised(texts, vocabulary, numbers, threads=self.threads)
-            yield replace(request, X=dataset.X, Y=dataset.Y)
+            dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
+            yield replace(request, X=dataset.X, Y=dataset.Y, weights=weights)
             return
         make_directory(directory)
-        with _in_file(directory, texts, request, self.news) as (dataset, file):
-            yield replace(request, X=dataset.X, Y=dataset.Y, source=file)
-
-    def _texts(self, source: Any) -> Texts:
-        return Texts.of(source, self.fmt)
+        with _in_file(directory, texts, request, self.news) as (dataset, weights, file):
+            yield replace(request, X=dataset.X, Y=dataset.Y, weights=weights, source=file)
 
 
 def train_text(
@@ -172,6 +120,7 @@ def train_text(
     *,
     fmt: TextFormat | None = None,
     validation: Any = None,
+    weights: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -197,7 +146,10 @@ def train_text(
         Names of the columns of a file or frame. The model keeps them, and they hold for whatever
         is read for it later.
     validation
-        Other texts to choose delta and to calibrate on.
+        Other texts to choose delta and to calibrate on; each counts once.
+    weights
+        How much each text counts, as for `dismec.train`; by default what the ``weight_column`` of
+        `fmt` holds, if there is one.
     threads, overwrite, progress, cluster, client
         As for `dismec.train`.
     news
@@ -223,6 +175,7 @@ def train_text(
         text=text,
         fmt=fmt,
         validation=validation,
+        weights=weights,
         threads=threads,
         overwrite=overwrite,
         progress=progress,
@@ -275,6 +228,20 @@ def text_dataset(
     `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
     the model does not know become labels after its own.
     """
+    return weighted_text_dataset(
+        model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
+    )[0]
+
+
+def weighted_text_dataset(
+    model: Any,
+    source: Any,
+    *,
+    fmt: TextFormat | None = None,
+    needs_labels: bool = True,
+    threads: int | None = None,
+) -> tuple[Dataset, RowWeights | None]:
+    """As `text_dataset`, with the weights of rows that the ``weight_column`` of `fmt` holds."""
     vocabulary = vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
@@ -282,7 +249,7 @@ def text_dataset(
         source = detect(source)
         fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
     texts = Texts.of(source, fmt, needs_labels=needs_labels)
-    return vectorised(texts, vocabulary, model.label_numbers, threads=threads)
+    return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
 
 
 def vocabulary_of(model: Any) -> Vocabulary:
@@ -296,7 +263,15 @@ def vectorised(
     texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
 ) -> Dataset:
     """Texts as a dataset in memory. Names without a number get the next ones."""
+    return weighted_rows(texts, vocabulary, numbers, threads=threads)[0]
+
+
+def weighted_rows(
+    texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
+) -> tuple[Dataset, RowWeights | None]:
+    """As `vectorised`, with the weights that texts have."""
     known = dict(numbers)
+    weights: list[float] | None = None
     rows: list[Any] = []
     ids: list[int] = []
     lengths = [0]
@@ -305,6 +280,9 @@ def vectorised(
         for labels in batch.labels:
             ids.extend(known.setdefault(name, len(known)) for name in labels)
             lengths.append(len(labels))
+        if batch.weights is not None:
+            weights = [] if weights is None else weights
+            weights.extend(batch.weights)
     if not rows:
         raise DataError(f"{texts.name}: no rows")
     n_labels = 1 + max(known.values(), default=-1)
@@ -313,20 +291,24 @@ def vectorised(
         shape=(len(lengths) - 1, n_labels),
     )
     Y.sort_indices()
-    return Dataset(TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__))
+    dataset = Dataset(
+        TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
+    )
+    return dataset, None if weights is None else np.array(weights)
 
 
 @contextmanager
 def _in_file(
     directory: Path, texts: Texts, request: Request, news: News | None
-) -> Iterator[tuple[Dataset, Path]]:
-    """Texts as a dataset in a file, mapped into memory."""
+) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
+    """Texts as a dataset in a file, mapped into memory, and their weights."""
     vocabulary, names = request.vocabulary, request.names
     assert vocabulary is not None
     assert names is not None
     numbers = {name: number for number, name in enumerate(names)}
     begun = data_file(directory, secrets.token_hex(8))
     file = begun
+    found: list[float] = []
     try:
         with XmcWriter(begun, len(vocabulary.terms)) as writer:
             for batch in _told(texts, "features counted", news):
@@ -337,11 +319,13 @@ def _in_file(
                         f"{texts.name}: changed while it was read: label {error} is new"
                     ) from None
                 writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
-            writer.finish(len(names))
+                found.extend(batch.weights or ())
+            weights = kept_rows(np.array(found) if found else None)[1]
+            writer.finish(len(names), weights=weights)
         dataset = load_data(begun)
-        file = data_file(directory, fingerprint(dataset.X, dataset.Y))
+        file = data_file(directory, fingerprint(dataset.X, dataset.Y, weights))
         begun.replace(file)
-        yield dataset, file
+        yield dataset, weights, file
     finally:
         begun.unlink(missing_ok=True)
         file.unlink(missing_ok=True)

@@ -11,10 +11,12 @@ import scipy.sparse as sp
 
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_X, check_Y
+from dismec.data.row_weights import RowWeights, weights_at
 from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
+from dismec.solve.costs import Costs
 from dismec.training import delta, resume
 from dismec.training.calibrating import fit_calibration
 from dismec.training.job import Job
@@ -36,13 +38,19 @@ class Split(NamedTuple):
     Y: Any
     X_judge: Any
     Y_judge: Any
+    weights: RowWeights | None = None
+    weights_judge: RowWeights | None = None
+    costs: Costs | None = None  # of labels, as of a `Job`
+
+    def job(self, params: TrainingParams) -> Job:
+        """The job of the rows to train on."""
+        return Job.prepare(Request(self.X, self.Y, params, weights=self.weights, costs=self.costs))
 
     def fit(
         self, params: TrainingParams, stages: Stages, name: str, progress: Progress | None
     ) -> Model:
         """The model of the rows to train on, a stage; `params` leave nothing open."""
-        job = Job.prepare(Request(self.X, self.Y, params))
-        return stages.trained(name, job, progress)
+        return stages.trained(name, self.job(params), progress)
 
 
 class Validation(NamedTuple):
@@ -80,7 +88,7 @@ class Validation(NamedTuple):
         X: Any = job.X
         Y: Any = job.Y
         if self.given is not None:
-            return Split(X, Y, *self.given)
+            return Split(X, Y, *self.given, job.weights, None, job.costs)
         judge = X[self.held_out], Y[self.held_out]
         others = np.delete(np.arange(X.shape[0]), self.held_out)
         X, Y = X[others], Y[others]
@@ -88,7 +96,8 @@ class Validation(NamedTuple):
             # Of later texts, words that no training text has are not counted.
             known = np.bincount(X.indices, minlength=X.shape[1]) > 0
             judge = only_columns(judge[0], known), judge[1]
-        return Split(X, Y, *judge)
+        weights = weights_at(job.weights, others), weights_at(job.weights, self.held_out)
+        return Split(X, Y, *judge, *weights, job.costs)
 
 
 class Trial(NamedTuple):
@@ -162,7 +171,8 @@ class Trial(NamedTuple):
         params = replace(job.params, delta=job.params.solver.delta, calibrate=False, refine=False)
         model = split.fit(params, stages, _STAGE, progress)
         if job.params.chooses_delta:
-            choice = delta.choose(model, split.X_judge, split.Y_judge, threads=threads)
+            judge = split.X_judge, split.Y_judge
+            choice = delta.choose(model, *judge, weights=split.weights_judge, threads=threads)
             job = job.with_delta(choice.delta, choice.effect)
             model = model.pruned(choice.delta)
         if job.params.calibrate and not job.params.refine:
@@ -172,6 +182,7 @@ class Trial(NamedTuple):
                 split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not
                 counts=job.parts.labels.counts,
                 share=share,
+                weights=split.weights_judge,
                 threads=threads,
             )
             job = job.with_calibration(curves.taken_from(job.problem.equal_labels.groups))

@@ -66,6 +66,7 @@ def tune(
     *,
     metric: str = METRIC,
     validation: tuple[Any, Any] | None = None,
+    weights: Any = None,
     names: Sequence[str] | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -82,8 +83,9 @@ def tune(
 
     Parameters
     ----------
-    X, Y, path, names, threads, overwrite, cluster, source, vocabulary, client
-        As for `dismec.train`. On a cluster every C is a training of its own.
+    X, Y, path, names, weights, threads, overwrite, cluster, source, vocabulary, client
+        As for `dismec.train`. On a cluster every C is a training of its own. Rows that are held
+        out count by their weights, too.
     grid
         The C to try, two at least, in any order.
     params
@@ -117,6 +119,7 @@ def tune(
         Path(path),
         names=names,
         validation=validation,
+        weights=weights,
         vocabulary=vocabulary,
         source=source,
         threads=threads,
@@ -137,6 +140,7 @@ def tune_text(
     metric: str = METRIC,
     fmt: TextFormat | None = None,
     validation: Any = None,
+    weights: Any = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -153,6 +157,7 @@ def tune_text(
         text=text,
         fmt=fmt,
         validation=validation,
+        weights=weights,
         threads=threads,
         overwrite=overwrite,
         progress=progress,
@@ -193,6 +198,8 @@ class ChoiceOfC:
                 f"there is {n_rows} row: too few to hold one out for the choice of C; "
                 "give rows to choose it on (validation=…)"
             )
+        for C in (self.grid[0], self.grid[-1]):
+            job.problem.check_C(C)
         validation = Validation.prepare(job, given)
         fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
         return job.stating(C_auto=fields), partial(self._settle, validation)

@@ -1,0 +1,122 @@
+"""How much each row counts: numbers of a caller or of a file → an array, one weight per row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.files import StrPath
+from dismec.data.matrices import refuse_mask
+from dismec.errors import DataError
+
+__all__ = [
+    "RowWeights",
+    "check_row_weights",
+    "kept_rows",
+    "load_row_weights",
+    "weights_at",
+]
+
+RowWeights: TypeAlias = npt.NDArray[np.float64]
+
+_NPY = b"\x93NUMPY"  # how such a file begins
+
+
+def check_row_weights(weights: Any, n_rows: int, name: str = "weights") -> RowWeights:
+    """A number of at least 0 per row, of a list, an array, a Series or a column.
+
+    Raises
+    ------
+    DataError
+        For another number of rows, or one that is not a number, below 0 or not finite.
+    """
+    refuse_mask(weights, name)
+    try:
+        found = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{name} must be numbers, one per row") from None
+    if found.ndim != 1:
+        raise DataError(f"{name} is {found.ndim}-d; expected one number per row")
+    if len(found) != n_rows:
+        raise DataError(f"{name}: {len(found)} numbers for {n_rows} rows")
+    _check_numbers(found, lambda row: f"{name}: row {row}")
+    return found
+
+
+def load_row_weights(path: StrPath) -> RowWeights:
+    """The weights in a file: text with one number per line, or an array of NumPy (``.npy``).
+
+    Raises
+    ------
+    DataError
+        ``path:line: reason`` for what is not a number of at least 0.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_NPY)) == _NPY:
+                file.seek(0)
+                return _loaded_array(path, file)
+            file.seek(0)
+            lines = file.read().decode().rstrip().split("\n")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: neither text with one number per line nor .npy") from None
+    try:
+        found = np.array(lines, dtype=np.float64)
+    except ValueError:
+        number, line = next((n, s) for n, s in enumerate(lines, 1) if not _parses(s))
+        raise DataError(f"{path}:{number}: {line[:40]!r} is not a number") from None
+    _check_numbers(found, lambda row: f"{path}:{row + 1}")
+    return found
+
+
+def _loaded_array(path: Path, file: Any) -> RowWeights:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise DataError(f"{path}: not an array that can be read: {error}") from None
+    return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path))
+
+
+def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None, RowWeights | None]:
+    """The rows whose weight is not 0, None for all; and their weights, None if all are 1.
+
+    A row of weight 0 is left out before anything is counted or learned.
+    """
+    if weights is None:
+        return None, None
+    keep = None
+    if not weights.all():
+        keep = np.flatnonzero(weights)
+        weights = weights[keep]
+        if not len(keep):
+            raise DataError("all weights are zero: there are no rows to train on")
+    return keep, None if (weights == 1).all() else weights
+
+
+def weights_at(weights: RowWeights | None, rows: npt.NDArray[np.int64]) -> RowWeights | None:
+    """The weights of some rows, None for those of rows that all count once."""
+    return None if weights is None else weights[rows]
+
+
+def _check_numbers(weights: RowWeights, where: Callable[[int], str]) -> None:
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        row = int(wrong[0])
+        raise DataError(
+            f"{where(row)}: the weight is {weights[row]:g}; expected a finite number of at least 0"
+        )
+
+
+def _parses(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""Files, frames and lists → texts that can be read again and again, with labels and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read_texts
+from dismec.data.files import StrPath
+from dismec.data.row_weights import RowWeights, check_row_weights
+from dismec.data.text_format import RefusedError, checked_names
+from dismec.errors import DataError
+
+__all__ = ["Texts"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that can be read again and again, a batch at a time.
+
+    Attributes
+    ----------
+    read
+        Begins at the first row each time it is called.
+    name
+        What messages call them.
+    """
+
+    read: Callable[[], Iterable[TextBatch]]
+    name: str = "the texts"
+
+    @classmethod
+    def of_file(
+        cls, path: StrPath, fmt: TextFormat | None = None, *, needs_labels: bool = True
+    ) -> Texts:
+        """Those of a file, as `dismec.data.corpus.read_texts` reads it."""
+        chosen = fmt or TextFormat()
+        return cls(lambda: read_texts(path, chosen, needs_labels=needs_labels), str(path))
+
+    @classmethod
+    def of_frame(
+        cls, frame: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True
+    ) -> Texts:
+        """Those of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
+        chosen = fmt or TextFormat()
+        name = f"the {type(frame).__name__}"
+        return cls(lambda: read_frame(frame, chosen, needs_labels=needs_labels), name)
+
+    @classmethod
+    def of(cls, source: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True) -> Texts:
+        """Those of a file or a frame; `Texts` as they are."""
+        if isinstance(source, Texts):
+            return source
+        of = cls.of_frame if is_frame(source) else cls.of_file
+        return of(source, fmt, needs_labels=needs_labels)
+
+    @classmethod
+    def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
+        """Those that are in memory, with the names of the labels of each."""
+        if len(texts) != len(labels):
+            raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
+        names = []
+        for number, row in enumerate(labels):
+            try:
+                names.append(checked_names(row))
+            except RefusedError as error:
+                raise DataError(f"labels[{number}]: {error}") from None
+        batch = TextBatch(list(texts), names, 0)
+        return cls(lambda: [batch])
+
+    def counted(self, weights: Any = None) -> Texts:
+        """Those that do not have weight 0: what is learned of texts is learned of these.
+
+        `weights`, one number per text, take the place of those of a file or frame.
+        """
+        if weights is None:
+            return replace(self, read=lambda: map(_counted_batch, self.read()))
+        given = np.asarray(weights)
+        found = check_row_weights(given, given.size)
+        return replace(self, read=lambda: self._with_weights(found))
+
+    def _with_weights(self, weights: RowWeights) -> Iterator[TextBatch]:
+        n_rows = 0
+        for batch in self.read():
+            part = weights[n_rows : n_rows + len(batch.texts)].tolist()
+            n_rows += len(batch.texts)
+            if len(part) == len(batch.texts):
+                yield _counted_batch(batch._replace(weights=part))
+        if n_rows != len(weights):
+            raise DataError(f"weights: {len(weights)} numbers for {n_rows} texts")
+
+
+def _counted_batch(batch: TextBatch) -> TextBatch:
+    """The rows of a batch without those of weight 0."""
+    if batch.weights is None or all(batch.weights):
+        return batch
+    keep = [row for row, weight in enumerate(batch.weights) if weight]
+    return TextBatch(
+        [batch.texts[row] for row in keep],
+        [batch.labels[row] for row in keep],
+        batch.first_row,
+        None if batch.ids is None else [batch.ids[row] for row in keep],
+        [batch.weights[row] for row in keep],
+    )
