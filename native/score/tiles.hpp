@@ -208,8 +208,9 @@ inline Narrow decode_kept(const Half* codes) {
 #endif
 
 /// Lets the classifiers of a tile, from `start` on, compete for the places of all rows, `k` each.
-template <typename Code>
-inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t start,
+/// `labels_of(row)` are their labels with the permit of a row.
+template <typename Code, typename LabelsOf>
+inline void enter_tile(const Shard<Code>& shard, const LabelsOf& labels_of, std::int64_t start,
                        const typename Table<Code>::Line* lines, Batch<Code>& batch, std::size_t k,
                        std::span<Place> heaps) {
   constexpr int vectors = kTile / kNarrow;
@@ -237,6 +238,7 @@ inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t 
     }
     if (!any(may_enter)) continue;
     const auto heap = heaps.subspan(row * k, k);
+    const Labels of = labels_of(row);
     for (std::int64_t i = 0; i < size; ++i)
       if (scores[i] >= heap.front().score) compete(of, start + i, scores[i], heap);
     batch.worst[row] = heap.front().score;
@@ -245,8 +247,8 @@ inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t 
 
 /// Lets the labels of a shard that is not split compete for the places of a batch's rows. `heaps`
 /// are ordered as for `compete`, one after another, `k` places each.
-template <typename Code>
-inline void enter_tiled(const Shard<Code>& shard, const Labels& of, Batch<Code>& batch,
+template <typename Code, typename LabelsOf>
+inline void enter_tiled(const Shard<Code>& shard, const LabelsOf& labels_of, Batch<Code>& batch,
                         Table<Code>& table, std::size_t k, std::span<Place> heaps) {
   batch.worst.clear();
   for (std::int64_t row = 0; row < batch.n_rows(); ++row)
@@ -256,7 +258,8 @@ inline void enter_tiled(const Shard<Code>& shard, const Labels& of, Batch<Code>&
   for (std::int64_t start = 0; start < shard.n_rows(); start += kTile) {
     const std::int64_t tile = start / kTile % kTiles;
     if (tile == 0) fill_table(start, shard.n_words(), batch, table);
-    enter_tile(shard, of, start, table.lines.data() + tile * table.n_features, batch, k, heaps);
+    enter_tile(shard, labels_of, start, table.lines.data() + tile * table.n_features, batch, k,
+               heaps);
   }
 }
 
