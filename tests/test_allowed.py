@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from functools import partial
 from unittest import mock
@@ -9,13 +10,23 @@ from unittest import mock
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
 from conftest import random_problem
-from dismec import DataError, TrainingParams
+from dismec import (
+    DataError,
+    DiSMECClassifier,
+    DiSMECTextClassifier,
+    TrainingParams,
+    save_data,
+)
+from dismec.cli import main
+from dismec.cluster.batches import refuse_choice
 from dismec.cpu import kernels
+from dismec.data.dataset import Dataset
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.measure import metrics
@@ -296,14 +307,6 @@ def test_filtering_says_how_many_true_labels_are_left_out(calibrated, problem):
     assert left_out == wide.nnz - kept.nnz
 
 
-def test_a_prefix_selects_labels_whatever_its_case(calibrated):
-    some = calibrated.select_labels(prefix=" Group 1:")
-    assert some.labels.tolist() == list(range(1, calibrated.n_labels, 3))
-    some = calibrated.select_labels(only=[1, 2, 4], exclude=[4], prefix="group 1")
-    assert some.labels.tolist() == [1]
-    assert calibrated.select_labels(prefix="nobody").labels.tolist() == []
-
-
 def test_what_is_allowed_is_refused_in_one_line(calibrated, problem):
     X = problem[0][:3]
     other = fit(X, sp.csr_array(np.eye(3)), TrainingParams())
@@ -331,3 +334,120 @@ def test_a_damaged_shard_is_refused_when_it_is_cut(calibrated):
     broken = type(shard)(**shard.arrays | {"starts": shard.starts[::-1].copy()})
     with pytest.raises(ModelError, match="damaged"):
         cut_down([broken], np.ones(calibrated.n_labels, np.bool_))
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments], prog_name="dismec")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, calibrated, problem):
+    directory = tmp_path_factory.mktemp("allowed")
+    calibrated.save(directory / "model")
+    X, Y, names = problem
+    save_data(Dataset(X, Y, names), directory / "rows.xmc")
+    (directory / "some").write_text(f"{names[2]}\n17\n{names[5]}\n", "utf-8")
+    (directory / "one").write_text("5\n", "utf-8")
+    (directory / "wrong").write_text("5\nnobody\n", "utf-8")
+    return directory
+
+
+def predictions(result):
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_commands_choose_from_the_labels_of_files(files, calibrated, problem):
+    X, Y, names = problem
+    predict = ["predict", files / "model", files / "rows.xmc", "--format", "jsonl", "-k", "4"]
+    for options, labels in (
+        (["--only", files / "some"], [2, 17, 5]),
+        (["--only", files / "some", "--exclude", files / "one"], [2, 17]),
+        (["--exclude", files / "some"], sorted({*range(30)} - {2, 5, 17})),
+    ):
+        found = predictions(run(*predict, *options))
+        expected, p = calibrated.predict_topk(X, 4, allowed=labels)
+        assert len(found) == len(expected)
+        for i, row in enumerate(found):
+            n = int((expected[i] >= 0).sum())
+            assert row["labels"] == [names[label] for label in expected[i, :n]]
+            assert np.float32(row["probabilities"]) == pytest.approx(p[i, :n], rel=1e-5)
+        result = run("evaluate", files / "model", files / "rows.xmc", "--json", *options)
+        measured = calibrated.evaluate(X, Y, allowed=labels)
+        assert json.loads(result.stdout) == {key: round(v, 2) for key, v in measured.items()}
+        left_out = Y.nnz - Y[:, labels].nnz
+        assert f"{left_out:,} of {Y.nnz:,} true labels are not allowed" in result.stderr
+    sets = run(*predict[:-2], "--threshold", "0.3", "--only", files / "some")
+    assigned = calibrated.assign(X, 0.3, allowed=[2, 17, 5])
+    assert [len(row["labels"]) for row in predictions(sets)] == np.diff(assigned.indptr).tolist()
+    again = run(*predict, "--rerank", "1", "--only", files / "one")
+    assert all(row["labels"] in ([], [names[5]]) for row in predictions(again))
+
+
+def test_commands_refuse_unknown_labels_with_file_and_line(files):
+    for command in ("predict", "evaluate"):
+        for option in ("--only", "--exclude"):
+            result = run(command, files / "model", files / "rows.xmc", option, files / "wrong")
+            assert result.exit_code == 2
+            line = result.stderr.strip()
+            assert line.endswith(f"{files / 'wrong'}:2: the model has no label 'nobody'")
+            assert "\n" not in line
+
+
+def test_estimator_of_rows_takes_labels_as_its_classes_are(problem):
+    X, Y, _ = problem
+    numbered = DiSMECClassifier().fit(X, Y)
+    assert_same(
+        numbered.predict_topk(X, 3, allowed=[4, 9]),
+        numbered.model_.predict_topk(X, 3, allowed=[4, 9]),
+    )
+    both = numbered.predict(X, allowed=[4, 9])
+    only = np.isin(np.arange(30), [4, 9])
+    np.testing.assert_array_equal(both.toarray(), numbered.predict(X).toarray() * only)
+    dense = DiSMECClassifier(calibrate=True).fit(X.toarray(), Y.toarray())
+    np.testing.assert_array_equal(
+        dense.predict(X.toarray(), allowed=[4, 9]), dense.predict(X.toarray()) * only
+    )
+    assert_same(
+        dense.predict_proba_topk(X.toarray(), 3, allowed=[4, 9]),
+        dense.model_.predict_proba_topk(X, 3, allowed=[4, 9]),
+    )
+    y = np.array(["a", "b", "c", "d"])[np.arange(X.shape[0]) % 4]
+    classes = DiSMECClassifier().fit(X, y)
+    scores = classes.decision_function(X)[:, [1, 3]]
+    assert (
+        classes.predict(X, allowed=["d", "b"]) == np.where(scores[:, 0] >= scores[:, 1], "b", "d")
+    ).all()
+    with pytest.raises(DataError, match="'e' is not one of the classes"):
+        classes.predict(X, allowed=["a", "e"])
+    with pytest.raises(DataError, match="row 0: allowed leaves no class"):
+        classes.predict(X, allowed=[])
+    with pytest.raises(DataError, match="more than two classes"):
+        DiSMECClassifier().fit(X, y == "a").predict(X, allowed=[True])
+
+
+def test_estimator_of_texts_takes_labels_as_fit_does():
+    texts = ["one egg", "two eggs", "some bread", "more bread", "milk", "sour milk"]
+    lists = DiSMECTextClassifier().fit(texts, [[30], [30], [2], [2], [1], [1, 2]])
+    found, scores = lists.predict_topk(texts, 3, allowed=[2, 30])
+    assert {*found[:, :2].ravel()} == {2, 30}
+    assert (found[:, 2] == None).all()  # noqa: E711  an array
+    assert np.isneginf(scores[:, 2]).all()
+    assert lists.predict(texts, allowed=[1])[-1] == (1,)
+    assert lists.predict(texts, allowed=[1])[0] == ()
+    each = np.zeros((6, 3), np.bool_)
+    each[:, 1] = True
+    assert (lists.predict_topk(texts, 1, allowed=each)[0] == lists.classes_[1]).all()
+    with pytest.raises(DataError, match="0 is not one of the labels"):
+        lists.predict(texts, allowed=[0])  # a number of a label, and no label
+    classes = DiSMECTextClassifier(calibrate=True).fit(
+        texts * 5, ["e", "e", "b", "b", "m", "m"] * 5
+    )
+    assert {*classes.predict(texts, allowed=["b", "m"])} == {"b", "m"}
+    assert {*classes.predict_proba_topk(texts, 1, allowed=["e"])[0].ravel()} == {"e"}
+
+
+def test_models_on_a_cluster_refuse_to_choose_in_one_line(calibrated):
+    refuse_choice(None)
+    with pytest.raises(DataError, match="allowed is not supported on a cluster"):
+        refuse_choice(calibrated.select_labels([1]))

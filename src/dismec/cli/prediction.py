@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from dismec.cli.choosing import Choice, choice_options, say_left_out
 from dismec.cli.console import (
     cluster_news,
     hush_dask,
@@ -111,6 +112,7 @@ _rank_option = click.option(
     metavar="NUMBER|micro-f1|macro-f1",
     help="Only labels that reach this score, or probability; or as was best for F1.",
 )
+@choice_options
 @output_options
 @_rerank_option
 @propensity_options
@@ -125,6 +127,7 @@ def predict(
     probabilities: bool,
     rank: str | None,
     threshold: float | str | None,
+    choice: Choice,
     output: Output,
     rerank: float | None,
     A: float,
@@ -158,6 +161,7 @@ def predict(
         raise click.UsageError("--format xmc has no place for ids: leave out --id-column")
     names = load_names(reading.names) if reading.names else None
     with _model_at(model, cluster) as opened:
+        allowed = choice.among(opened, cluster)
         opened = _reranked(opened, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
@@ -167,7 +171,8 @@ def predict(
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # the others would be empty
-        rank_rows = _ranking(opened, places, threshold, probabilities, threads)
+        how = {"allowed": allowed, "threads": threads}
+        rank_rows = _ranking(opened, places, threshold, probabilities, how)
         if data is None:
             batches = _rows_of_texts(opened, texts, threads)
         else:
@@ -183,19 +188,19 @@ def _ranking(
     places: int,
     threshold: float | str | None,
     probabilities: bool,
-    threads: int | None,
+    how: dict[str, Any],
 ) -> Callable[[Any], tuple[Any, Any]]:
     """What gives rows their labels and scores."""
     from dismec.model.thresholds import ranked
 
     view: Any = model
     if threshold is not None:
-        how = {"probabilities": probabilities, "most": places, "threads": threads}
+        how = {"probabilities": probabilities, "most": places, **how}
         return lambda X: ranked(view.assign(X, threshold, **how))
     by: dict[str, Any] = {}
     if probabilities or model.capabilities.probabilities:
         by["rank"] = "probability" if probabilities else "score"
-    return lambda X: view.predict_topk(X, places, threads=threads, **by)
+    return lambda X: view.predict_topk(X, places, **how, **by)
 
 
 def _rows_of_texts(
@@ -235,6 +240,7 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
+@choice_options
 @_rank_option
 @_rerank_option
 @propensity_options
@@ -246,6 +252,7 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
+    choice: Choice,
     rank: str | None,
     rerank: float | None,
     A: float,
@@ -261,12 +268,17 @@ def evaluate(
     (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5). Of a calibrated
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
     odds, and F1 at the thresholds that were chosen.
+
+    With --only or --exclude, true labels that may not be chosen do not count.
     """
     with _model_at(model, cluster) as opened:
+        allowed = choice.among(opened, cluster)
         dataset = reading.rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
-        how: dict[str, Any] = {}
+        how: dict[str, Any] = {"allowed": allowed, "threads": threads}
+        if allowed is not None:
+            say_left_out(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")
@@ -275,7 +287,7 @@ def evaluate(
                     "--rank is not supported with --cluster: labels are ranked by score"
                 )
             how["rank"] = rank
-        result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
+        result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, **how)
     if as_json:
         click.echo(json.dumps({key: round(value, 2) for key, value in result.items()}))
     else:

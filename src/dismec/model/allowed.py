@@ -32,7 +32,10 @@ class Allowed:
         self, n_labels: int, labels: npt.NDArray[Any] | None, rows: sp.csr_array | None = None
     ) -> None:
         self.n_labels = n_labels
-        self._labels = None if labels is None else np.unique(labels).astype(np.int32)
+        self.mask: npt.NDArray[np.bool_] | None = None  # (n_labels,); None if rows have their own
+        if labels is not None:
+            self.mask = np.zeros(n_labels, np.bool_)
+            self.mask[labels] = True
         self._rows = rows
         self._prepared: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -46,18 +49,10 @@ class Allowed:
             )
         return cls(n_labels, None, rows)
 
-    @property
+    @cached_property
     def labels(self) -> Ids | None:
         """The labels that all rows may be given, ascending; None if each row has its own."""
-        return self._labels
-
-    @cached_property
-    def mask(self) -> npt.NDArray[np.bool_]:
-        """Which labels all rows may be given, bool (n_labels,)."""
-        assert self._labels is not None
-        mask = np.zeros(self.n_labels, np.bool_)
-        mask[self._labels] = True
-        return mask
+        return None if self.mask is None else np.flatnonzero(self.mask).astype(np.int32)
 
     def check(self, n_rows: int) -> None:
         """Refuse sets that are not those of so many rows."""
@@ -86,7 +81,7 @@ class Allowed:
         Y = check_csr(Y, "Y", "labels")
         self.check(Y.shape[0])
         rows: Any = self._rows
-        if rows is None:
+        if self.mask is not None:
             known = np.zeros(max(self.n_labels, Y.shape[1]), np.bool_)
             known[: self.n_labels] = self.mask
             kept = Y.copy()
@@ -106,7 +101,7 @@ class Allowed:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"n_labels": self.n_labels, "_labels": self._labels, "_rows": self._rows}
+        return {"n_labels": self.n_labels, "mask": self.mask, "_rows": self._rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _prepared=WeakKeyDictionary())

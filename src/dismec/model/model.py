@@ -95,9 +95,8 @@ class Model(StoredModel):
         rows = self.rows_of(X, threads=threads)
         if chosen is None:
             return rows, self._orders, None
-        rows = check_X(rows, self.n_features)
-        chosen.check(rows.shape[0])
-        return rows, *self._orders.among(chosen, rows.shape[0])
+        n_rows = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+        return rows, *self._orders.among(chosen, n_rows)
 
     def predict(
         self, X: Any, *, allowed: Any = None, threads: int | None = None

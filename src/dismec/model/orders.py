@@ -61,8 +61,10 @@ class Orders:
         They have just the labels that are allowed where these are few, and were asked for with many
         rows by now; and else all of them.
         """
-        labels = None if allowed is None else allowed.labels
-        if allowed is None or labels is None or len(labels) > _FEW * self._n_labels:
+        if allowed is None or allowed.mask is None:
+            return self, allowed
+        labels = allowed.labels
+        if labels is None or len(labels) > _FEW * self._n_labels:
             return self, allowed
         key = labels.tobytes()
         with self._few_lock:

@@ -159,8 +159,9 @@ class Predictor:
 
     def _among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
         """What rows start … stop − 1 may be given, for each shard."""
-        if allowed.labels is not None:
-            return allowed.prepared(self, lambda: self._open_to_all(allowed.mask))
+        mask = allowed.mask
+        if mask is not None:
+            return allowed.prepared(self, lambda: self._open_to_all(mask))
         label_starts, labels = allowed.between(start, stop)
         row = np.repeat(np.arange(stop - start), np.diff(label_starts))
         shard, classifier = self._classifiers[labels].T

@@ -91,11 +91,9 @@ class TopkModel(ABC):
             If the model has no such label.
         """
         if isinstance(label, str):
-            known = self.names
-            find = known.find if isinstance(known, Names) else self.label_numbers.get
-            number = find(label)
+            number = self.find_name(label)
             if number is None:  # white space around a name is not part of it
-                number = find(label := label.strip())
+                number = self.find_name(label := label.strip())
             if number is None and re.fullmatch(r"\d{1,20}", label):
                 number = int(label)
             if number is None or number >= self.n_labels:
@@ -109,9 +107,12 @@ class TopkModel(ABC):
             raise DataError(f"label {reprlib.repr(label)} is outside 0 … {self.n_labels - 1}")
         return number
 
-    def select_labels(
-        self, only: Any = None, exclude: Any = None, *, prefix: str | None = None
-    ) -> Allowed:
+    def find_name(self, name: str) -> int | None:
+        """The id of the first label that has this name, or None."""
+        known = self.names
+        return known.find(name) if isinstance(known, Names) else self.label_numbers.get(name)
+
+    def select_labels(self, only: Any = None, exclude: Any = None) -> Allowed:
         """Labels to choose from, for the `allowed` of predictions; it can be used many times.
 
         Parameters
@@ -119,9 +120,6 @@ class TopkModel(ABC):
         only, exclude
             Labels by number or name: the only ones that rows may be given, and those that they may
             not. By default all, and none.
-        prefix
-            How the names of labels must begin, whatever the case; the numbers, if the model has no
-            names.
 
         Raises
         ------
@@ -133,11 +131,6 @@ class TopkModel(ABC):
             mask[self._find_labels(only, "only")] = True
         if exclude is not None:
             mask[self._find_labels(exclude, "exclude")] = False
-        if prefix is not None:
-            begins = prefix.strip().casefold()
-            for label in np.flatnonzero(mask).tolist():
-                name = str(label) if self.names is None else self.names[label]
-                mask[label] = name.casefold().startswith(begins)
         return Allowed(self.n_labels, np.flatnonzero(mask))
 
     def allowed_labels(self, allowed: Any) -> Allowed | None:
