@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -146,7 +147,8 @@ class AllowedLabels {
       : bits_(std::move(bits)), words_(std::move(open)) {
     allowed_.kind = score::Allowed::Kind::set;
     allowed_.bits = view(bits_);
-    allowed_.open = view(words_);
+    allowed_.open = {view(words_), 0};
+    for (const std::uint16_t word : view(words_)) allowed_.open.count += std::popcount(word);
   }
   /// One for each row: its labels, and the classifiers of the shard that have one of these.
   AllowedLabels(Vector<std::int64_t> label_starts, Vector<std::int32_t> labels,

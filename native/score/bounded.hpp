@@ -60,6 +60,7 @@ template <typename Code>
 struct Scratch {
   Bounds bounds;
   std::vector<Found<Code>> found;
+  std::vector<std::int64_t> rows;
 };
 
 /// Where the window of a list begins in which a classifier is if they are spread evenly. `share` is
@@ -154,30 +155,27 @@ inline std::int64_t first_highest(std::span<const float> numbers) {
   return std::ranges::find(numbers, highest_of(highest)) - numbers.begin();
 }
 
-/// Classifiers that may be looked at, a word of bits for each group; all of them if there are no
-/// words.
-using Open = std::span<const std::uint16_t>;
+/// Classifiers that may be looked at: a word of bits for each group, none if all may; and how many.
+struct Open {
+  std::span<const std::uint16_t> words;
+  std::int64_t count;
 
-/// How many classifiers are open.
-inline std::int64_t count_open(Open open, std::int64_t n_rows) {
-  if (open.empty()) return n_rows;
-  std::int64_t count = 0;
-  for (const std::uint16_t word : open) count += std::popcount(word);
-  return count;
-}
+  bool all() const { return words.empty(); }
+};
 
 /// Bounds the open classifiers, given the sums of what lifts them. The others count as taken.
 template <typename Code>
 inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums, Open open,
                         Bounds& bounds) {
-  if (open.empty()) {
+  if (open.all()) {
     for (std::int64_t group = 0; group < shard.n_words(); ++group)
       bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup);
     std::ranges::fill(bounds.taken, std::uint16_t{0});
   } else {
     for (std::int64_t group = 0; group < shard.n_words(); ++group) {
-      bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup, open[group]);
-      bounds.taken[group] = static_cast<std::uint16_t>(~open[group]);
+      const std::uint16_t word = open.words[group];
+      bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup, word);
+      bounds.taken[group] = static_cast<std::uint16_t>(~word);
     }
   }
   for (std::size_t block = 0; block * kGroup < bounds.groups.size(); ++block)
@@ -252,7 +250,7 @@ inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
   find_bounds(shard, bias, sums, open, bounds);
   std::array<std::int64_t, kAtOnce> candidates;
   std::array<float, kAtOnce> exact;
-  std::int64_t next = 0, untaken = count_open(open, shard.n_rows());
+  std::int64_t next = 0, untaken = open.count;
   while (next >= 0 && left > 0) {
     std::size_t size = 0;
     for (; size < kAtOnce; ++size, --untaken) {

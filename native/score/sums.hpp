@@ -296,7 +296,6 @@ inline float highest_score(const Shard<Code>& shard, float bias, const float* su
 template <typename Code>
 inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
                            std::int64_t start, std::uint32_t open) {
-  if (open == (1U << kGroup) - 1) return highest_score(shard, bias, sums, start);
   if (open == 0) return -HUGE_VALF;
   if (start + kGroup > shard.n_rows()) {
     float highest = -HUGE_VALF;

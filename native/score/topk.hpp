@@ -81,7 +81,7 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
   std::vector<Term<Code>> terms, next;
   Scratch<Code> scratch;
   std::vector<Place> heap(best.k);
-  OpenWords words(among, shard.n_words());
+  OpenWords words(among, shard.n_rows());
   // The next row's lists are on their way from memory while this one's are added.
   float next_bias = begin < stop ? find_terms(shard, rows, begin, next) : 0.0f;
   for (std::int64_t row = begin; row < stop; ++row) {
@@ -94,7 +94,7 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
     best.read(row, heap);
     const Labels allowed = among.labels(of, row);
     const Open open = words.of(row);
-    if (!open.empty() && few_open(shard, own, open, lookup, best.k)) {
+    if (!open.all() && few_open(shard, own, open, lookup, best.k)) {
       enter_few(shard, allowed, own, bias, open, buffer, std::span(heap), scratch);
     } else if (!shard.split || !enter_by_bounds(shard, allowed, own, bias, open, lookup, buffer,
                                                 std::span(heap), scratch, ahead)) {
@@ -121,8 +121,7 @@ inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& ro
   for (std::int64_t begin = 0; begin < rows.n_rows(); begin += batch.n_rows()) {
     take_rows(shard, rows, begin, batch);
     const std::int64_t size = batch.n_rows();
-    if (batch.scanning <= batch.tiling ||
-        among.looking(rows, begin, begin + size, lookup) < batch.tiling) {
+    if (batch.scanning <= batch.tiling) {
       merge_rows(shard, of, rows, begin, begin + size, lookup, among, best);
       continue;
     }
@@ -131,8 +130,12 @@ inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& ro
       return std::span(heaps).subspan(row * best.k, best.k);
     };
     for (std::int64_t row = 0; row < size; ++row) best.read(begin + row, heap(row));
-    const auto labels_of = [&](std::int64_t row) { return among.labels(of, begin + row); };
-    enter_tiled(shard, labels_of, batch, table, best.k, std::span(heaps));
+    if (among.kind == Allowed::Kind::all) {
+      enter_tiled(shard, EveryLabel{of}, batch, table, best.k, std::span(heaps));
+    } else {
+      const SomeLabels some(among, of, begin, size, shard.n_rows());
+      enter_tiled(shard, some, batch, table, best.k, std::span(heaps));
+    }
     for (std::int64_t row = 0; row < size; ++row) best.write(begin + row, heap(row));
   }
 }

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
     from dismec.model.topk_model import TopkModel
 
-__all__ = ["Choice", "choice_options", "say_left_out"]
+__all__ = ["LabelChoice", "choice_options", "say_left_out"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class LabelChoice:
     """Files of labels that are the only ones to predict, or are not to be predicted."""
 
     only: Path | None
@@ -65,7 +65,7 @@ def choice_options(command: F) -> F:
     )
     @wraps(command)
     def with_choice(*args: Any, only: Path | None, exclude: Path | None, **rest: Any) -> Any:
-        return command(*args, choice=Choice(only, exclude), **rest)
+        return command(*args, choice=LabelChoice(only, exclude), **rest)
 
     return cast(F, with_choice)
 

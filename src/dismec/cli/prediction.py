@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from dismec.cli.choosing import Choice, choice_options, say_left_out
+from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
 from dismec.cli.console import (
     cluster_news,
     hush_dask,
@@ -127,7 +127,7 @@ def predict(
     probabilities: bool,
     rank: str | None,
     threshold: float | str | None,
-    choice: Choice,
+    choice: LabelChoice,
     output: Output,
     rerank: float | None,
     A: float,
@@ -252,7 +252,7 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
-    choice: Choice,
+    choice: LabelChoice,
     rank: str | None,
     rerank: float | None,
     A: float,

@@ -156,7 +156,13 @@ class TopkModel(ABC):
             if outside.any():
                 self.find_label(int(labels[np.argmax(outside)]))
             return labels.astype(np.int64)
-        return np.array([self.find_label(label) for label in labels], np.int64)
+        given = list(labels)
+        known = self.names
+        found: list[int | None] = [None] * len(given)
+        if isinstance(known, Names) and all(isinstance(label, str) for label in given):
+            found = known.find_all(given)
+        pairs = zip(found, given, strict=True)
+        return np.array([self.find_label(x) if n is None else n for n, x in pairs], np.int64)
 
     @cached_property
     def label_numbers(self) -> dict[str, int]:

@@ -314,7 +314,7 @@ _MODEL = {
 }
 
 
-def _labels(description: str) -> _Schema:
+def _label_list(description: str) -> _Schema:
     return _of(
         "array",
         description,
@@ -341,8 +341,8 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
             "must be for that, otherwise score.",
             enum=["score", "probability"],
         ),
-        "only": _labels("Choose only from these labels, given by their ids or names."),
-        "exclude": _labels("Never choose these labels."),
+        "only": _label_list("Choose only from these labels, given by their ids or names."),
+        "exclude": _label_list("Never choose these labels."),
         "prefix": _of(
             "string",
             "Choose only from labels whose names begin with this, whatever the case (whose numbers "
