@@ -74,6 +74,6 @@ def say_left_out(allowed: Allowed, Y: Any) -> None:
     """Say how many true labels do not count because they are not allowed."""
     kept, left_out = allowed.filter(Y)
     if left_out:
-        without = sum(kept.indptr[1:] == kept.indptr[:-1])
+        without = int((kept.indptr[1:] == kept.indptr[:-1]).sum())
         of = f"{left_out:,} of {left_out + kept.nnz:,} true labels are not allowed and do not count"
         spoken(f"{of}; {without:,} of {kept.shape[0]:,} rows have no true label left")
