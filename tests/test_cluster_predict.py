@@ -216,6 +216,8 @@ def test_a_model_evaluates_on_the_cluster_as_here(shared, model):
         there = ClusterModel(predictor)
         here = open_model(model)
         assert there.evaluate(X, Y, (1, 4)) == here.evaluate(X, Y, (1, 4))
+        with pytest.raises(DataError, match="allowed is not supported on a cluster"):
+            there.predict_topk(X, allowed=[1])
         assert (there.nnz, there.names, there.params) == (here.nnz, here.names, here.params)
 
 

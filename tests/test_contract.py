@@ -156,6 +156,7 @@ def test_every_request_that_the_document_allows_is_accepted(model, path, data):
 
 ROW, TEXT_ROW = {"features": [[0, 1.5], [3, 2]]}, {"text": "apple"}
 OPTIONS = {"k": 2, "threshold": 0.5, "rank": "probability"}
+OPTIONS |= {"only": [0, "fruit"], "exclude": [], "prefix": "f"}
 QUESTION = {"label": 1, "limit": 3}
 KINDS = [(ROW, {"numeric": True}), (TEXT_ROW, {})]
 COMPLETE = [
@@ -164,6 +165,7 @@ COMPLETE = [
     *(("/explain", row | QUESTION | numeric) for row, numeric in KINDS),
 ]
 KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "numeric", "K"}
+KEYS |= {"only", "exclude", "prefix"}
 ODD = [None, True, False, 0, -1, 1, 8, 1001, 2.0, 0.5, 1e39, -1e39, 10**400, "score", "luck", ""]
 ODD += [[], {}, [[0, 1]], [[0.5, 1]], [[0, 1], [0, 2]], [[9999, 1]], [[0]], [[0, 1, 2]], [0, 1]]
 ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4]
@@ -212,6 +214,7 @@ def kinds_with_keys():
 def test_check_has_the_bounds_and_defaults_of_the_document(model, path, kind, key):
     schema = DOCUMENT["components"]["schemas"][kind]
     full = {"features": [[0, 1]], "text": "apple", "rows": [{"text": "apple"}], "label": 0}
+    full |= {"only": [0], "exclude": ["fruit"]}
     request = {name: full[name] for name in schema["required"]}
     if key == "threshold":
         request["rank"] = "score"  # of which any number can be one

@@ -18,7 +18,6 @@ from dismec import DataError, Hierarchy, TrainingParams, open_model, train
 from dismec.cli import main
 from dismec.data.dataset import Dataset, save_data
 from dismec.measure.levels import by_level, by_node
-from dismec.model.limited import limited
 from dismec.report.hierarchy_facts import describe_hierarchy
 from dismec.report.tree_page import hierarchy_sections
 from dismec.training.recipe import fit
@@ -245,7 +244,7 @@ def test_nothing_to_close_is_left_empty():
 
 @pytest.mark.parametrize("rank", ["score", "probability"])
 @pytest.mark.parametrize("refine", [False, True])
-def test_a_limited_model_ranks_some_labels_with_the_same_bits(rank, refine):
+def test_leaves_alone_are_ranked_with_the_same_bits(rank, refine):
     X, Y = related()
     model = fit(X, Y, TrainingParams(calibrate=True, refine=refine))
     assert bool(model.manifest.refined) is refine
@@ -254,7 +253,7 @@ def test_a_limited_model_ranks_some_labels_with_the_same_bits(rank, refine):
     top, values = model.predict_topk(X, model.n_labels, rank=rank)
     keep = wanted[np.maximum(top, 0)] & (top >= 0)
     expected = [(row[k], v[k]) for row, v, k in zip(top, values, keep, strict=True)]
-    found = limited(model, wanted).predict_topk(X, 5, rank=rank)
+    found = model.predict_topk(X, 5, rank=rank, allowed=np.flatnonzero(wanted))
     for mine, its in zip(zip(*found, strict=True), expected, strict=True):
         np.testing.assert_array_equal(mine[0][mine[0] >= 0], its[0])
         np.testing.assert_array_equal(mine[1][mine[0] >= 0], its[1])

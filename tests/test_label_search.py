@@ -34,6 +34,17 @@ def test_search_finds_what_a_look_at_every_name_does(given, part, limit):
     assert search.find(part, limit) == by_hand(given, part)[:limit]
 
 
+@given(names, parts)
+def test_labels_that_begin_with_something_are_found_in_order(given, part):
+    search = LabelSearch(packed(given), len(given))
+    wanted = part.strip().casefold()
+    expected = [i for i, name in enumerate(given) if name.casefold().startswith(wanted)]
+    assert list(search.beginning_with(part)) == expected
+    numbered = LabelSearch(None, 40)
+    assert list(numbered.beginning_with("3 ")) == [3, *range(30, 40)]
+    assert list(numbered.beginning_with("")) == list(range(40))
+
+
 @given(st.integers(0, 1200), st.integers(0, 1500), st.integers(1, 50))
 def test_labels_without_names_are_found_by_their_numbers(n_labels, number, limit):
     search = LabelSearch(None, n_labels)

@@ -42,6 +42,17 @@ def test_packed_names_are_not_unpacked_to_be_written():
     assert (utf8.tobytes(), offsets.tolist()) == ("aß".encode(), [0, 1, 3, 3])
 
 
+@given(
+    st.lists(st.text("ab😀", max_size=3), max_size=20),
+    st.lists(st.text("ab😀\ud83c", max_size=3), max_size=8),
+)
+def test_many_names_are_found_as_one_at_a_time(names, wanted):
+    packed = Names(*pack_names(names))
+    expected = [names.index(name) if name in names else None for name in wanted]
+    assert packed.find_all(wanted) == expected
+    assert [packed.find(name) for name in wanted] == expected
+
+
 def test_names_with_the_same_hash_are_told_apart():
     with mock.patch.object(names_module, "_factors", return_value=np.zeros(1, np.uint64)):
         packed = unpack_names(*pack_names(["ab", "cd", "ef", "cd", "é"]))

@@ -539,6 +539,34 @@ def test_any_label_is_found_by_name_and_explained(server, visit):
     expect(page.locator("#list li")).to_have_count(5)
 
 
+def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
+    page = visit(server, failures=["400"])
+    page.fill("#text", TEXT)
+    expect(page.locator("#list li")).to_have_count(5)
+    page.click("#narrow > summary")
+    page.fill("#prefix", "sHi")
+    expect(page.locator("#list .name")).to_have_text(["ships"])
+    expect(page.locator("#narrowed")).to_have_text("Chosen among labels that begin with “sHi”.")
+    page.fill("#prefix", "no label begins so")
+    expect(page.locator("#nothing")).to_have_text("No label is left to choose from.")
+    page.fill("#prefix", "")
+    page.fill("#group", "party 🎉\n\n fruit \nfruit")
+    page.locator("#group").blur()
+    expect(page.locator("#list .name")).to_have_text(["fruit", "party 🎉"])
+    expect(page.locator("#narrowed")).to_contain_text("2 labels of your list")
+    page.click("#narrow > summary")
+    expect(page.locator("#narrowed")).to_be_visible()  # also while the fields are folded
+    page.click("#narrow > summary")
+    page.fill("#group", "fruit\nnobody")
+    page.locator("#group").blur()
+    expect(page.locator("#notice")).to_contain_text("no label 'nobody'")
+    page.fill("#group", "")
+    page.locator("#group").blur()
+    expect(page.locator("#list li")).to_have_count(5)
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#narrowed")).to_be_hidden()
+
+
 def test_search_is_a_combobox_that_says_when_nothing_is_found(server, visit):
     page = visit(server)
     page.fill("#search", "zzz")
@@ -719,6 +747,20 @@ def test_file_of_texts_comes_back_as_csv(server, visit, tmp_path, name):
         answer = server.predict({"text": text})[2]
         assert json.loads(row["labels"]) == answer["names"]
         assert json.loads(row["probabilities"]) == answer["probabilities"]
+
+
+def test_file_is_narrowed_as_the_text_is(server, visit, tmp_path):
+    page = visit(server)
+    page.fill("#text", "apple\nvessel")
+    page.click("#narrow > summary")
+    page.fill("#prefix", "ships")
+    page.click("#many > summary")
+    page.click("#lines")
+    page.click("#batch-go")
+    expect(page.locator("#batch-table tbody tr")).to_have_count(2)
+    for row in page.locator("#batch-table tbody tr").all():
+        expect(row).to_contain_text("ships")
+        expect(row).not_to_contain_text("fruit")
 
 
 def test_lines_of_the_field_are_texts_and_only_assigned_labels_are_given(server, visit, tmp_path):

@@ -80,6 +80,32 @@ def test_threshold_leaves_out_lower_scores(server):
     assert server.predict({**row, "threshold": None})[2] == every
 
 
+def test_labels_are_chosen_among_those_of_the_request(files, server):
+    X, _ = random_problem()
+    model = open_model(files / "named")
+    names = model.names
+    rows = [{"features": features(X, i)} for i in range(5)]
+    begin = "tag 3"
+    beginning = [i for i, name in enumerate(names) if name.startswith(begin)]
+    assert len(beginning) == 11
+    for choice, allowed in (
+        ({"only": [3, names[8], "9"]}, [3, 8, 9]),
+        ({"exclude": [3, names[8]]}, sorted({*range(len(names))} - {3, 8})),
+        ({"only": [3, 8, 9], "exclude": ["8"]}, [3, 9]),
+        ({"prefix": f" {begin.upper()} "}, beginning),
+        ({"prefix": begin, "exclude": [3]}, [label for label in beginning if label != 3]),
+        ({"only": []}, []),
+        ({"only": None, "exclude": [], "prefix": " "}, range(len(names))),
+    ):
+        labels, scores = model.predict_topk(X[:5], 7, allowed=list(allowed))
+        for _ in range(2):  # the second time it is found again
+            answer = server.predict({"rows": rows, "k": 7, **choice})[2]["rows"]
+            for i, row in enumerate(answer):
+                n = int((labels[i] >= 0).sum())
+                assert row["labels"] == labels[i, :n].tolist()
+                assert np.float32(row["scores"]).tolist() == scores[i, :n].tolist()
+
+
 def test_rows_without_features_and_no_rows_are_answered(files, server):
     labels, _ = open_model(files / "named").predict_topk(np.zeros((1, 80)), 50)
     empty = server.predict({"features": [], "k": 50})[2]
@@ -133,6 +159,15 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [], "text": "apple"}', 'either "features"'),
         ('{"features": [], "rank": "probability"}', "not calibrated"),
         ('{"features": [], "rank": "luck"}', 'expected "score" or "probability"'),
+        ('{"features": [], "only": ["nobody"]}', "the model has no label 'nobody'"),
+        ('{"features": [], "exclude": [99]}', "label 99 is outside"),
+        (r'{"features": [], "only": ["\ud83c"]}', "the model has no label"),
+        ('{"features": [], "only": "label 1"}', '"only" is not a list of labels'),
+        ('{"features": [], "only": [1.5]}', '"only" has 1.5; expected ids or names of labels'),
+        ('{"features": [], "exclude": [[1]]}', '"exclude" has [1]; expected ids or names'),
+        ('{"features": [], "only": [' + "1," * 100_000 + "1]}", '100001 labels in "only"; at most'),
+        ('{"features": [], "prefix": null}', '"prefix" is None; expected a string'),
+        ('{"rows": [{"features": [], "only": [1]}]}', "row 0 has an unknown key 'only'"),
         ('{"features": [], "rank": ["score"]}', 'expected "score" or "probability"'),
     ],
 )

@@ -2,15 +2,19 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <bit>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bindings.hpp"
+#include "score/cut.hpp"
 #include "score/explain.hpp"
 #include "score/packing.hpp"
 #include "score/topk.hpp"
@@ -58,10 +62,12 @@ class Handle {
     if (starts_.shape(0) < 1 || (starts_.shape(1) != 2 && starts_.shape(1) != 4))
       throw std::invalid_argument("starts must be two or four for each feature, and the ends");
     score::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
+    for (const std::int32_t label : view(labels_)) highest_label_ = std::max(highest_label_, label);
     visit([](const auto&) {});  // refuses weights of another type
   }
 
   score::Labels labels() const { return {view(label_starts_), view(labels_)}; }
+  std::int32_t highest_label() const { return highest_label_; }
   std::int64_t n_features() const { return static_cast<std::int64_t>(starts_.shape(0)) - 1; }
 
  private:
@@ -81,6 +87,7 @@ class Handle {
   Starts starts_;
   Vector<std::uint16_t> places_;
   Codes weights_;
+  std::int32_t highest_label_ = -1;
 };
 
 // -- unpacking -----------------------------------------------------------------------------------
@@ -94,12 +101,83 @@ nb::tuple unpack(const Handle& handle) {
   return owned(std::move(rows));
 }
 
+// -- cutting -------------------------------------------------------------------------------------
+
+/// The arrays of a shard, but for its labels, of those classifiers that shards of one precision
+/// send there; its weights as bytes.
+nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector<std::int32_t>>& to,
+              std::int64_t n_rows, bool split) {
+  if (shards.empty() || shards.size() != to.size())
+    throw std::invalid_argument("every shard must say where its classifiers go");
+  if (n_rows < 0 || n_rows > score::kShardRows)
+    throw std::invalid_argument("a shard has no so many classifiers");
+  const std::int64_t n_features = shards.front()->n_features();
+  return shards.front()->visit([&]<typename Code>(const score::Shard<Code>&) {
+    score::Cut<Code> made;
+    {
+      nb::gil_scoped_release release;
+      std::vector<score::Source<Code>> sources;
+      for (std::size_t i = 0; i < shards.size(); ++i)
+        shards[i]->visit([&](const auto& shard) {
+          if constexpr (std::is_same_v<std::decay_t<decltype(shard)>, score::Shard<Code>>) {
+            if (shard.n_features() != n_features)
+              throw std::invalid_argument("shards must be of the same features");
+            sources.emplace_back(shard, view(to[i]));
+          } else {
+            throw std::invalid_argument("shards must be of one precision");
+          }
+        });
+      const std::span<const score::Source<Code>> all(sources);
+      made = score::cut_shards(all, n_features, n_rows, split);
+    }
+    return nb::make_tuple(owned(std::move(made.scales)), owned(std::move(made.bias)),
+                          owned<std::uint32_t>(std::move(made.starts), split ? 4 : 2),
+                          owned(std::move(made.places)),
+                          owned<std::uint8_t>(std::move(made.weights)));
+  });
+}
+
 // -- scoring -------------------------------------------------------------------------------------
+
+/// What the rows of a call may be given, for one shard, on the memory of Python's arrays.
+class AllowedLabels {
+ public:
+  /// One set for all rows: a bit for each label, and for each classifier of the shard.
+  AllowedLabels(Vector<std::uint8_t> bits, Vector<std::uint16_t> open)
+      : bits_(std::move(bits)), words_(std::move(open)) {
+    allowed_.kind = score::Allowed::Kind::set;
+    allowed_.bits = view(bits_);
+    allowed_.open = {view(words_), 0};
+    for (const std::uint16_t word : view(words_)) allowed_.open.count += std::popcount(word);
+  }
+  /// One for each row: its labels, and the classifiers of the shard that have one of these.
+  AllowedLabels(Vector<std::int64_t> label_starts, Vector<std::int32_t> labels,
+                Vector<std::int64_t> starts, Vector<std::uint16_t> classifiers)
+      : label_starts_(std::move(label_starts)),
+        labels_(std::move(labels)),
+        starts_(std::move(starts)),
+        words_(std::move(classifiers)) {
+    allowed_.kind = score::Allowed::Kind::rows;
+    allowed_.label_starts = view(label_starts_);
+    allowed_.labels_of_rows = view(labels_);
+    allowed_.starts = view(starts_);
+    allowed_.classifiers = view(words_);
+  }
+
+  const score::Allowed& view_of() const { return allowed_; }
+
+ private:
+  Vector<std::uint8_t> bits_;
+  Vector<std::int64_t> label_starts_, starts_;
+  Vector<std::int32_t> labels_;
+  Vector<std::uint16_t> words_;
+  score::Allowed allowed_;
+};
 
 void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
                 const Vector<std::int32_t>& indices, const Vector<float>& data,
                 const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
-                std::int64_t lookup) {
+                std::int64_t lookup, const AllowedLabels* allowed) {
   const Csr rows = view(indptr, indices, data, handle.n_features() + 1);
   const std::size_t k = labels.shape(1);
   if (k < 1) throw std::invalid_argument("k must be at least 1");
@@ -107,10 +185,12 @@ void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
       scores.shape(0) != labels.shape(0))
     throw std::invalid_argument("labels and scores must be rows x k");
   if (lookup < 0 || lookup > score::kShardRows) throw std::invalid_argument("lookup out of range");
+  const score::Allowed among = allowed ? allowed->view_of() : score::Allowed{};
   nb::gil_scoped_release release;
   check_rows(rows);
   handle.visit([&](const auto& shard) {
-    score::merge_topk(shard, handle.labels(), rows, lookup,
+    score::check_allowed(among, handle.highest_label(), rows.n_rows(), shard.n_rows());
+    score::merge_topk(shard, handle.labels(), rows, lookup, among,
                       score::Ranking{k, span_of(labels), span_of(scores)});
   });
 }
@@ -122,8 +202,7 @@ void dense_scores(const Handle& handle, const Vector<std::int64_t>& indptr,
   const auto n_labels = static_cast<std::int64_t>(out.shape(1));
   if (out.shape(0) + 1 != indptr.size())
     throw std::invalid_argument("out must have as many rows as indptr names");
-  const auto all = handle.labels().labels;
-  if (!all.empty() && *std::max_element(all.begin(), all.end()) >= n_labels)
+  if (handle.highest_label() >= n_labels)
     throw std::invalid_argument("labels of the shard out of range");
   nb::gil_scoped_release release;
   check_rows(rows);
@@ -159,11 +238,20 @@ void shards(nb::module_& m) {
            "labels"_a.noconvert(), "label_starts"_a.noconvert(), "scales"_a.noconvert(),
            "bias"_a.noconvert(), "starts"_a.noconvert(), "places"_a.noconvert(),
            "weights"_a.noconvert());
+  nb::class_<AllowedLabels>(m, "AllowedLabels")
+      .def(nb::init<Vector<std::uint8_t>, Vector<std::uint16_t>>(), "bits"_a.noconvert(),
+           "open"_a.noconvert())
+      .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<std::int64_t>,
+                    Vector<std::uint16_t>>(),
+           "label_starts"_a.noconvert(), "labels"_a.noconvert(), "starts"_a.noconvert(),
+           "classifiers"_a.noconvert());
   m.attr("shard_rows") = score::kShardRows;
   m.attr("split_rows") = score::kSplitRows;
   m.def("unpack", &unpack, "shard"_a);
   m.def("merge_topk", &merge_topk, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
-        "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = score::kLookup);
+        "labels"_a.noconvert(), "scores"_a.noconvert(), "lookup"_a = score::kLookup,
+        "allowed"_a = nb::none());
+  m.def("cut", &cut, "shards"_a, "to"_a, "n_rows"_a, "split"_a);
   m.def("explain", &explain, "shard"_a, "classifier"_a, "indptr"_a, "indices"_a, "data"_a);
   m.def("dense_scores", &dense_scores, "shard"_a, "indptr"_a, "indices"_a, "data"_a,
         "out"_a.noconvert());

@@ -60,6 +60,7 @@ template <typename Code>
 struct Scratch {
   Bounds bounds;
   std::vector<Found<Code>> found;
+  std::vector<std::int64_t> rows;
 };
 
 /// Where the window of a list begins in which a classifier is if they are spread evenly. `share` is
@@ -154,14 +155,31 @@ inline std::int64_t first_highest(std::span<const float> numbers) {
   return std::ranges::find(numbers, highest_of(highest)) - numbers.begin();
 }
 
-/// Bounds all classifiers, given the sums of what lifts them.
+/// Classifiers that may be looked at: a word of bits for each group, none if all may; and how many.
+struct Open {
+  std::span<const std::uint16_t> words;
+  std::int64_t count;
+
+  bool all() const { return words.empty(); }
+};
+
+/// Bounds the open classifiers, given the sums of what lifts them. The others count as taken.
 template <typename Code>
-inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums, Bounds& bounds) {
-  for (std::int64_t group = 0; group < shard.n_words(); ++group)
-    bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup);
+inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums, Open open,
+                        Bounds& bounds) {
+  if (open.all()) {
+    for (std::int64_t group = 0; group < shard.n_words(); ++group)
+      bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup);
+    std::ranges::fill(bounds.taken, std::uint16_t{0});
+  } else {
+    for (std::int64_t group = 0; group < shard.n_words(); ++group) {
+      const std::uint16_t word = open.words[group];
+      bounds.groups[group] = highest_score(shard, bias, sums, group * kGroup, word);
+      bounds.taken[group] = static_cast<std::uint16_t>(~word);
+    }
+  }
   for (std::size_t block = 0; block * kGroup < bounds.groups.size(); ++block)
     bounds.blocks[block] = highest_of_group(&bounds.groups[block * kGroup]);
-  std::ranges::fill(bounds.taken, std::uint16_t{0});
 }
 
 /// Takes the classifier with the highest bound, the first of several; −1 if it does not rank before
@@ -210,11 +228,12 @@ inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term
 /// Lets the labels of a split shard compete for the places of one row, as adding all terms and then
 /// `enter` does. Where that takes less time, gives up and returns false; the places may have
 /// changed by then. The sums are 0 before and after. `lookup` is kLookup, or 0 to never give up.
+/// Those that are not `open` are left out.
 template <typename Code>
 inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
-                            std::span<const Term<Code>> terms, float bias, std::int64_t lookup,
-                            float* sums, std::span<Place> heap, Scratch<Code>& scratch,
-                            Ahead<Code> ahead) {
+                            std::span<const Term<Code>> terms, float bias, Open open,
+                            std::int64_t lookup, float* sums, std::span<Place> heap,
+                            Scratch<Code>& scratch, Ahead<Code> ahead) {
   std::int64_t left = lookups_worth(shard, terms, lookup);
   const std::int64_t empty = heap.front().label == Place::empty ? std::ssize(heap) : 0;
   if (left <= kTries * empty || shard.n_rows() == 0) return false;
@@ -228,14 +247,14 @@ inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
   scratch.found.reserve(terms.size() * kAtOnce);
 
   add_terms(shard, terms, true, sums, ahead);
-  find_bounds(shard, bias, sums, bounds);
+  find_bounds(shard, bias, sums, open, bounds);
   std::array<std::int64_t, kAtOnce> candidates;
   std::array<float, kAtOnce> exact;
-  std::int64_t next = 0;
+  std::int64_t next = 0, untaken = open.count;
   while (next >= 0 && left > 0) {
     std::size_t size = 0;
-    for (; size < kAtOnce; ++size) {
-      next = take_best(shard, of, bias, sums, heap.front(), bounds);
+    for (; size < kAtOnce; ++size, --untaken) {
+      next = untaken == 0 ? -1 : take_best(shard, of, bias, sums, heap.front(), bounds);
       if (next < 0) break;
       candidates[size] = next;
     }

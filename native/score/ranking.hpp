@@ -10,11 +10,28 @@
 
 namespace dismec::score {
 
+/// Which labels may have a place: all of them, those whose bit is set, or those of an ascending
+/// list.
+struct Permit {
+  enum class Kind : std::uint8_t { all, bits, list };
+
+  Kind kind = Kind::all;
+  std::span<const std::uint8_t> bits = {};
+  std::span<const std::int32_t> list = {};
+
+  bool operator()(std::int32_t label) const {
+    if (kind == Kind::all) return true;
+    if (kind == Kind::bits) return (bits[label / 8] >> (label % 8) & 1) != 0;
+    return std::ranges::binary_search(list, label);
+  }
+};
+
 /// The labels that a shard's classifiers stand for: those of row i are labels[starts[i]] …, in
 /// ascending order, and so are the first ones of the rows.
 struct Labels {
   std::span<const std::int32_t> starts;
   std::span<const std::int32_t> labels;
+  Permit permit = {};  // those of them that compete
 
   std::int32_t first(std::int64_t row) const { return labels[starts[row]]; }
 };
@@ -49,12 +66,14 @@ inline bool before(const Place& a, const Place& b) {
 }
 
 /// Lets the labels of a classifier compete for places; returns whether any entered. `heap` is
-/// ordered by `before`, its worst place in front.
+/// ordered by `before`, its worst place in front. Few labels are good enough to be asked for their
+/// permit.
 inline bool compete(const Labels& of, std::int64_t row, float score, std::span<Place> heap) {
   bool entered = false;
   for (std::int32_t i = of.starts[row]; i < of.starts[row + 1]; ++i) {
     const Place candidate{score, of.labels[i]};
     if (!before(candidate, heap.front())) break;
+    if (!of.permit(candidate.label)) continue;
     std::pop_heap(heap.begin(), heap.end(), before);
     heap.back() = candidate;
     std::push_heap(heap.begin(), heap.end(), before);

@@ -292,4 +292,25 @@ inline float highest_score(const Shard<Code>& shard, float bias, const float* su
   return highest_of(best);
 }
 
+/// The same among the classifiers whose bit is set; −inf if none is.
+template <typename Code>
+inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
+                           std::int64_t start, std::uint32_t open) {
+  if (open == 0) return -HUGE_VALF;
+  if (start + kGroup > shard.n_rows()) {
+    float highest = -HUGE_VALF;
+    for (std::int64_t row = start; row < shard.n_rows(); ++row)
+      if ((open >> (row - start) & 1) != 0)
+        highest = std::max(highest, at_most(score_of(shard, bias, sums[row], row)));
+    return highest;
+  }
+  Wide best = Wide{} - HUGE_VALF;
+  for (int lane = 0; lane < kGroup; lane += kWide) {
+    const Wide scores = scores_of(shard, bias, sums, start + lane);
+    const Wide known = only(open >> lane, scores < HUGE_VALF ? scores : Wide{} + HUGE_VALF);
+    best = best > known ? best : known;
+  }
+  return highest_of(best);
+}
+
 }  // namespace dismec::score

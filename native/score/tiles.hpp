@@ -207,9 +207,18 @@ inline Narrow decode_kept(const Half* codes) {
 }
 #endif
 
+/// Rows that may be given every label. Others are told what a row may be given in the same words:
+/// the labels with its permit, and a bit for each classifier of a tile that has one of these.
+struct EveryLabel {
+  Labels of;
+
+  const Labels& labels(std::int64_t) const { return of; }
+  static constexpr std::uint32_t open(std::int64_t, std::int64_t) { return ~0U; }
+};
+
 /// Lets the classifiers of a tile, from `start` on, compete for the places of all rows, `k` each.
-template <typename Code>
-inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t start,
+template <typename Code, typename Among>
+inline void enter_tile(const Shard<Code>& shard, const Among& among, std::int64_t start,
                        const typename Table<Code>::Line* lines, Batch<Code>& batch, std::size_t k,
                        std::span<Place> heaps) {
   constexpr int vectors = kTile / kNarrow;
@@ -220,6 +229,11 @@ inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t 
   const Entry* entry = batch.entries.data();
   for (std::int64_t row = 0; row < batch.n_rows(); ++row) {
     const Entry* const end = batch.entries.data() + batch.ends[row];
+    const std::uint32_t open = among.open(row, start / kTile);
+    if (open == 0) {
+      entry = end;
+      continue;
+    }
     Narrow sums[vectors] = {};
     for (; entry < end; ++entry) {
       const auto* const weights = lines[entry->line].weights;
@@ -237,16 +251,19 @@ inline void enter_tile(const Shard<Code>& shard, const Labels& of, std::int64_t 
     }
     if (!any(may_enter)) continue;
     const auto heap = heaps.subspan(row * k, k);
+    const Labels& of = among.labels(row);
     for (std::int64_t i = 0; i < size; ++i)
-      if (scores[i] >= heap.front().score) compete(of, start + i, scores[i], heap);
+      if ((open >> i & 1) != 0 && scores[i] >= heap.front().score)
+        compete(of, start + i, scores[i], heap);
     batch.worst[row] = heap.front().score;
   }
 }
 
 /// Lets the labels of a shard that is not split compete for the places of a batch's rows. `heaps`
-/// are ordered as for `compete`, one after another, `k` places each.
-template <typename Code>
-inline void enter_tiled(const Shard<Code>& shard, const Labels& of, Batch<Code>& batch,
+/// are ordered as for `compete`, one after another, `k` places each. `among` says what each row may
+/// be given.
+template <typename Code, typename Among>
+inline void enter_tiled(const Shard<Code>& shard, const Among& among, Batch<Code>& batch,
                         Table<Code>& table, std::size_t k, std::span<Place> heaps) {
   batch.worst.clear();
   for (std::int64_t row = 0; row < batch.n_rows(); ++row)
@@ -256,7 +273,7 @@ inline void enter_tiled(const Shard<Code>& shard, const Labels& of, Batch<Code>&
   for (std::int64_t start = 0; start < shard.n_rows(); start += kTile) {
     const std::int64_t tile = start / kTile % kTiles;
     if (tile == 0) fill_table(start, shard.n_words(), batch, table);
-    enter_tile(shard, of, start, table.lines.data() + tile * table.n_features, batch, k, heaps);
+    enter_tile(shard, among, start, table.lines.data() + tile * table.n_features, batch, k, heaps);
   }
 }
 

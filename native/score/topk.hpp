@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "score/allowed.hpp"
 #include "score/bounded.hpp"
 #include "score/ranking.hpp"
 #include "score/sums.hpp"
@@ -70,15 +71,17 @@ struct Ranking {
   }
 };
 
-/// Merges a shard into the ranking of some rows, one after another.
+/// Merges a shard into the ranking of some rows, one after another. `among` says what may be
+/// chosen.
 template <typename Code>
 inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& rows,
                        std::int64_t begin, std::int64_t stop, std::int64_t lookup,
-                       const Ranking& best) {
+                       const Allowed& among, const Ranking& best) {
   float* const buffer = sums(shard.n_words());
   std::vector<Term<Code>> terms, next;
   Scratch<Code> scratch;
   std::vector<Place> heap(best.k);
+  OpenWords words(among, shard.n_rows());
   // The next row's lists are on their way from memory while this one's are added.
   float next_bias = begin < stop ? find_terms(shard, rows, begin, next) : 0.0f;
   for (std::int64_t row = begin; row < stop; ++row) {
@@ -89,23 +92,27 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
     const std::span<const Term<Code>> own(terms);
     const Ahead<Code> ahead(next, shard.split, shard.n_words());
     best.read(row, heap);
-    if (!shard.split ||
-        !enter_by_bounds(shard, of, own, bias, lookup, buffer, std::span(heap), scratch, ahead)) {
+    const Labels allowed = among.labels(of, row);
+    const Open open = words.of(row);
+    if (!open.all() && few_open(shard, own, open, lookup, best.k)) {
+      enter_few(shard, allowed, own, bias, open, buffer, std::span(heap), scratch);
+    } else if (!shard.split || !enter_by_bounds(shard, allowed, own, bias, open, lookup, buffer,
+                                                std::span(heap), scratch, ahead)) {
       if (shard.split) best.read(row, heap);
       add_terms(shard, own, false, buffer, ahead);
-      if (!enter(shard, of, bias, buffer, std::span(heap))) continue;
+      if (!enter(shard, allowed, bias, buffer, std::span(heap))) continue;
     }
     best.write(row, heap);
   }
 }
 
 /// Merges a shard into the ranking of every row. The order in which shards come does not matter.
-/// `lookup` is as for `enter_by_bounds`.
+/// `lookup` is as for `enter_by_bounds`, and `among` says which labels each row may be given.
 template <typename Code>
 inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& rows,
-                       std::int64_t lookup, const Ranking& best) {
+                       std::int64_t lookup, const Allowed& among, const Ranking& best) {
   if (shard.split || rows.n_rows() < kFewRows) {
-    merge_rows(shard, of, rows, 0, rows.n_rows(), lookup, best);
+    merge_rows(shard, of, rows, 0, rows.n_rows(), lookup, among, best);
     return;
   }
   Batch<Code> batch;
@@ -115,7 +122,7 @@ inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& ro
     take_rows(shard, rows, begin, batch);
     const std::int64_t size = batch.n_rows();
     if (batch.scanning <= batch.tiling) {
-      merge_rows(shard, of, rows, begin, begin + size, lookup, best);
+      merge_rows(shard, of, rows, begin, begin + size, lookup, among, best);
       continue;
     }
     heaps.resize(size * best.k);
@@ -123,7 +130,12 @@ inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& ro
       return std::span(heaps).subspan(row * best.k, best.k);
     };
     for (std::int64_t row = 0; row < size; ++row) best.read(begin + row, heap(row));
-    enter_tiled(shard, of, batch, table, best.k, std::span(heaps));
+    if (among.kind == Allowed::Kind::all) {
+      enter_tiled(shard, EveryLabel{of}, batch, table, best.k, std::span(heaps));
+    } else {
+      const SomeLabels some(among, of, begin, size, shard.n_rows());
+      enter_tiled(shard, some, batch, table, best.k, std::span(heaps));
+    }
     for (std::int64_t row = 0; row < size; ++row) best.write(begin + row, heap(row));
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -154,6 +155,18 @@ inline float highest_of(Wide numbers) {
   return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_movehdup_ps(pairs)));
 #else
   return std::max(std::max(numbers[0], numbers[1]), std::max(numbers[2], numbers[3]));
+#endif
+}
+
+/// The numbers of the lanes whose bit is set, and −inf in the others.
+inline Wide only(std::uint32_t bits, Wide numbers) {
+#if defined(__AVX512F__)
+  const Wide none = _mm512_set1_ps(-HUGE_VALF);
+  return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), none, numbers);
+#else
+  for (int lane = 0; lane < kWide; ++lane)
+    if ((bits >> lane & 1) == 0) numbers[lane] = -HUGE_VALF;
+  return numbers;
 #endif
 }
 

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,21 @@ class Packer:
     def place(self, begin: int, end: int) -> None: ...
     def take(self) -> tuple[NDArray[Any], ...]: ...
 
+class AllowedLabels:
+    @overload
+    def __init__(self, bits: NDArray[np.uint8], open: NDArray[np.uint16]) -> None: ...
+    @overload
+    def __init__(
+        self,
+        label_starts: NDArray[np.int64],
+        labels: NDArray[np.int32],
+        starts: NDArray[np.int64],
+        classifiers: NDArray[np.uint16],
+    ) -> None: ...
+
+def cut(
+    shards: list[Shard], to: list[NDArray[np.int32]], n_rows: int, split: bool
+) -> tuple[NDArray[Any], ...]: ...
 def unpack(
     shard: Shard,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
@@ -51,6 +66,7 @@ def merge_topk(
     labels: NDArray[np.int32],
     scores: NDArray[np.float32],
     lookup: int = 8,
+    allowed: AllowedLabels | None = None,
 ) -> None: ...
 def dense_scores(
     shard: Shard,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
 from dismec.cli.console import (
     cluster_news,
     hush_dask,
@@ -119,6 +120,7 @@ _rank_option = click.option(
     help="Only labels that reach this score, or probability; or as was best for F1.",
 )
 @branch_options
+@choice_options
 @output_options
 @_rerank_option
 @propensity_options
@@ -134,6 +136,7 @@ def predict(
     rank: str | None,
     threshold: float | str | None,
     branches: Branches,
+    choice: LabelChoice,
     output: Output,
     rerank: float | None,
     A: float,
@@ -168,7 +171,8 @@ def predict(
     names = load_names(reading.names) if reading.names else None
     with _model_at(model, cluster) as opened:
         tree = branches.tree(opened, names, cluster)
-        opened = _reranked(branches.limit(opened, tree), rerank, A, B)
+        allowed = branches.among(opened, tree, choice.among(opened, cluster))
+        opened = _reranked(opened, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
         if probabilities and cluster is not None:
@@ -177,7 +181,8 @@ def predict(
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
         places = min(places, max(opened.n_labels, 1))  # the others would be empty
-        rank_rows = _ranking(opened, places, threshold, probabilities, threads)
+        how = {"allowed": allowed, "threads": threads}
+        rank_rows = _ranking(opened, places, threshold, probabilities, how)
         rank_rows = branches.close(rank_rows, tree)
         if data is None:
             batches = _rows_of_texts(opened, texts, threads)
@@ -194,19 +199,19 @@ def _ranking(
     places: int,
     threshold: float | str | None,
     probabilities: bool,
-    threads: int | None,
+    how: dict[str, Any],
 ) -> Callable[[Any], tuple[Any, Any]]:
     """What gives rows their labels and scores."""
     from dismec.model.thresholds import ranked
 
     view: Any = model
     if threshold is not None:
-        how = {"probabilities": probabilities, "most": places, "threads": threads}
+        how = {"probabilities": probabilities, "most": places, **how}
         return lambda X: ranked(view.assign(X, threshold, **how))
     by: dict[str, Any] = {}
     if probabilities or model.capabilities.probabilities:
         by["rank"] = "probability" if probabilities else "score"
-    return lambda X: view.predict_topk(X, places, threads=threads, **by)
+    return lambda X: view.predict_topk(X, places, **how, **by)
 
 
 def _rows_of_texts(
@@ -246,6 +251,7 @@ def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> Topk
 @click.option(
     "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
 )
+@choice_options
 @_rank_option
 @_rerank_option
 @hierarchy_option
@@ -258,6 +264,7 @@ def evaluate(
     model: Path,
     data: Path,
     ks: tuple[int, ...],
+    choice: LabelChoice,
     rank: str | None,
     rerank: float | None,
     hierarchy: Path | None,
@@ -275,12 +282,17 @@ def evaluate(
     model also the error of its probabilities (ECE), as they are and if scores were taken for log
     odds, and F1 at the thresholds that were chosen. With --hierarchy also hP@k and hR@k, precision
     and recall of labels with their ancestors, in all and by level.
+
+    With --only or --exclude, true labels that may not be chosen do not count.
     """
     with _model_at(model, cluster) as opened:
+        allowed = choice.among(opened, cluster)
         dataset, weights = reading.weighted_rows_of(opened, reading.look(data), threads)
         say_unknown(opened, dataset)
         opened = _reranked(opened, rerank, A, B)
-        how: dict[str, Any] = {"weights": weights}
+        how: dict[str, Any] = {"weights": weights, "allowed": allowed}
+        if allowed is not None:
+            say_left_out(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")
@@ -291,7 +303,10 @@ def evaluate(
             how["rank"] = rank
         levels: dict[str, Any] = {}
         if hierarchy is not None:  # first, as the file may be wrong
-            levels = measure_levels(hierarchy, opened, dataset, ks, threads, **how)
+            if weights is not None:
+                raise click.UsageError("--hierarchy is not supported with weights of rows")
+            ranked = {key: value for key, value in how.items() if key != "weights"}
+            levels = measure_levels(hierarchy, opened, dataset, ks, threads, **ranked)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:
         click.echo(json.dumps(rounded(result | levels)))

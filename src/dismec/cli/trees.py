@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ from dismec.errors import DismecError
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
     from dismec.data.label_tree import LabelTree
-    from dismec.model.model import Model
+    from dismec.model.allowed import Allowed
     from dismec.model.topk_model import TopkModel
 
 Ranking = Callable[[Any], tuple[Any, Any]]
@@ -64,13 +64,14 @@ class Branches:
             raise DismecError("--leaves-only is not supported with --cluster")
         return tree_of(self.path, names or model.names, model.n_labels)
 
-    def limit(self, model: TopkModel, tree: LabelTree | None) -> TopkModel:
-        """The model, or one that ranks leaves only."""
+    def among(
+        self, model: TopkModel, tree: LabelTree | None, allowed: Allowed | None
+    ) -> Allowed | None:
+        """The labels to choose from, or those of them that are leaves."""
         if tree is None or not self.leaves:
-            return model
-        from dismec.model.limited import limited
-
-        return limited(cast("Model", model), tree.leaves)
+            return allowed
+        leaves = tree.leaves if allowed is None else tree.leaves & allowed.mask
+        return model.select_labels(only=leaves.nonzero()[0].tolist())
 
     def close(self, rank: Ranking, tree: LabelTree | None) -> Ranking:
         """What ranks labels, or also their ancestors."""

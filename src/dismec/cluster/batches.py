@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.matrices import Rows
+from dismec.errors import DataError
+from dismec.model.allowed import Allowed
 from dismec.model.scoring import Labels, Scores, empty_topk
 
-__all__ = ["Ranked", "RowBatch", "cut_rows", "merge"]
+__all__ = ["Ranked", "RowBatch", "cut_rows", "merge", "refuse_choice"]
 
 _MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # of a batch
 _BATCHES_A_THREAD = 6  # at least, so that the last ones are a small share of the work
@@ -51,6 +53,14 @@ def cut_rows(rows: Rows, threads: int) -> Iterator[tuple[int, int]]:
         stop = min(max(start + 1, full), start + most, rows.n_rows)
         yield start, stop
         start = stop
+
+
+def refuse_choice(allowed: Allowed | None) -> None:
+    """Refuse to rank some labels only: workers rank all that they hold."""
+    if allowed is not None:
+        raise DataError(
+            "allowed is not supported on a cluster: open the model with open_model to choose labels"
+        )
 
 
 def merge(found: Sequence[Ranked], n_rows: int, places: int) -> Ranked:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dismec.cluster import prediction_worker
-from dismec.cluster.batches import Ranked, RowBatch, cut_rows, merge
+from dismec.cluster.batches import Ranked, RowBatch, cut_rows, merge, refuse_choice
 from dismec.cluster.connection import Cluster
 from dismec.cluster.placement import Place, plan
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work, check_workers
@@ -30,6 +30,7 @@ from dismec.cluster.shipping import Sender
 from dismec.cluster.task import Task
 from dismec.data.matrices import check_rows
 from dismec.errors import ClusterError, DataError, ModelError
+from dismec.model.allowed import Allowed
 from dismec.model.opening import read_head
 from dismec.model.scoring import Labels, Scores, empty_topk
 from dismec.model.topk_model import TopkModel
@@ -351,5 +352,8 @@ class ClusterModel(TopkModel):
     def nnz(self) -> int:  # noqa: D102
         return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
-    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+    def _topk(
+        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
+        refuse_choice(allowed)
         return self._predictor.topk(rows, k)

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from dismec.cluster.batches import Ranked, RowBatch
+from dismec.cluster.batches import Ranked, RowBatch, refuse_choice
 from dismec.cluster.connection import Cluster
 from dismec.cluster.prediction import ClusterPredictor
 from dismec.cluster.task import Task
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, DismecError, NotReady
+from dismec.model.allowed import Allowed
 from dismec.model.scoring import Labels, Scores, empty_topk
 from dismec.model.topk_model import TopkModel
 
@@ -61,7 +62,10 @@ class ServedModel(TopkModel):
     def close(self) -> None:  # noqa: D102
         self._desk.close()
 
-    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+    def _topk(
+        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
+        refuse_choice(allowed)
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         checked = check_rows(rows, self.n_features)

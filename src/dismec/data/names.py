@@ -92,6 +92,19 @@ class Names(Sequence[str]):
         places = np.argsort(hashes, kind="stable")
         return hashes[places], places
 
+    def find_all(self, names: Sequence[str]) -> list[int | None]:
+        """The same as `find` for many names, in a tenth of the time."""
+        try:
+            wanted = _hashes(*pack_names(names))
+        except UnicodeEncodeError:
+            return list(map(self.find, names))
+        hashes, places = self._index
+        if not len(places):
+            return [None] * len(names)
+        first = places[np.minimum(np.searchsorted(hashes, wanted), len(places) - 1)]
+        pairs = zip(first.tolist(), names, strict=True)
+        return [place if self[place] == name else self.find(name) for place, name in pairs]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):
             return False

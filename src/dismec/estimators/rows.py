@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
 from dismec.estimators.class_weights import class_costs, stored_class_weight
-from dismec.estimators.shared import Estimator, constructor
+from dismec.estimators.shared import NOT_ROUTED, Estimator, constructor, refuse_empty
 from dismec.model.opening import open_model
 from dismec.model.orders import check_dense
 from dismec.training.params import TrainingParams
@@ -84,6 +84,7 @@ class DiSMECClassifier(Estimator):
         TrainingParams,
         without="block_size",
     )
+    __metadata_request__predict: ClassVar = {"allowed": NOT_ROUTED}
 
     def fit(
         self,
@@ -186,10 +187,15 @@ class DiSMECClassifier(Estimator):
         return sp.csr_array((np.ones(len(rows), np.uint8), (rows, columns)), shape=shape)
 
     def predict_topk(
-        self, X: Any, k: int = 5
+        self, X: Any, k: int = 5, *, allowed: Any = None
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The k best labels of each row, as positions in `classes_`, with their scores."""
+        """The k best labels of each row, as positions in `classes_`, with their scores.
+
+        `allowed` are the labels to choose from, given as in `classes_`; or one set for each row, as
+        an indicator (n_rows, n_labels). Places that are left empty hold −1.
+        """
         if self._is_binary():
+            self._allowed(allowed)
             if k < 1:
                 raise DataError(f"k is {k}; expected at least 1")
             scores = self.decision_function(X)[:, None]
@@ -201,19 +207,22 @@ class DiSMECClassifier(Estimator):
                 np.pad(order, pad, constant_values=-1)[:, :k],
                 np.pad(ranked, pad, constant_values=-np.inf)[:, :k],
             )
-        return self.model_.predict_topk(self._rows(X), k, threads=self._threads())
+        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+        return self.model_.predict_topk(self._rows(X), k, **how)
 
     def predict_proba_topk(
-        self, X: Any, k: int = 5
+        self, X: Any, k: int = 5, *, allowed: Any = None
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """The k most probable labels of each row, as positions in `classes_`, with probabilities.
 
         It needs `calibrate`. Each label is judged by itself: probabilities need not sum to 1.
+        `allowed` is as for `predict_topk`.
         """
         rows = self._rows(X)
         if self._is_binary():
             raise DataError("of two classes only one has a score: there is no top k")
-        return self.model_.predict_proba_topk(rows, k, threads=self._threads())
+        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+        return self.model_.predict_proba_topk(rows, k, **how)
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float32]:
         """Scores, dense (n_rows, n_labels); (n_rows,) for two classes."""
@@ -221,23 +230,31 @@ class DiSMECClassifier(Estimator):
         scores = self.model_.decision_function(rows, threads=self._threads())
         return scores[:, 0] if self._is_binary() else scores
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Any, *, allowed: Any = None) -> Any:
         """Classes; for multi-label data an indicator of the labels that score above 0.
 
-        The indicator is sparse (CSR) if Y was.
+        The indicator is sparse (CSR) if Y was. `allowed` is as for `predict_topk`.
         """
         if self._is_binary():
+            self._allowed(allowed)
             return self.classes_[(self.decision_function(X) > 0).astype(int)]
         if not self.multilabel_:
-            return self.classes_[self.predict_topk(X, k=1)[0][:, 0]]
+            best = self.predict_topk(X, k=1, allowed=allowed)[0][:, 0]
+            refuse_empty(best)
+            return self.classes_[best]
         if not self._sparse_output:
             rows = self._rows(X)
             instead = "fit on a sparse Y, and predict is sparse too"
             check_dense("predict", rows.shape[0], len(self.classes_), 8, instead)
-            return self._indicator(rows).toarray().astype(int)
-        return self._indicator(self._rows(X))
+            return self._indicator(rows, allowed).toarray().astype(int)
+        return self._indicator(self._rows(X), allowed)
 
-    def _indicator(self, X: Any) -> sp.csr_array:
+    def _indicator(self, X: Any, allowed: Any) -> sp.csr_array:
+        if allowed is not None:
+            how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+            sets = self.model_.assign(X, probabilities=False, **how)
+            sets.data = np.ones(sets.nnz, np.uint8)
+            return sets
         rows = sp.csr_array(X)
         threads = self._threads()
         step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
@@ -301,6 +318,19 @@ class DiSMECClassifier(Estimator):
         check_is_fitted(self)
         refuse_mask(X, "X")
         return validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+
+    def _allowed(self, allowed: Any) -> Any:
+        if allowed is not None and self._is_binary():
+            raise DataError("allowed needs more than two classes, or labels, to choose from")
+        return super()._allowed(allowed)
+
+    def _number_of(self, label: Any) -> int:
+        if self.multilabel_:
+            return self.model_.find_label(label)
+        at = np.flatnonzero(self.classes_ == label)
+        if len(at) != 1:
+            raise DataError(f"{label!r} is not one of the classes")
+        return int(at[0])
 
     def _is_binary(self) -> bool:
         check_is_fitted(self)

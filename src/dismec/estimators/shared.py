@@ -20,11 +20,13 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
+from dismec.errors import DataError
 from dismec.estimators.class_weights import kept_class_weight
+from dismec.model.allowed import Allowed
 from dismec.model.model import Model
 from dismec.training.params import AUTO, TrainingParams
 
-__all__ = ["NOT_ROUTED", "Estimator", "constructor"]
+__all__ = ["NOT_ROUTED", "Estimator", "constructor", "refuse_empty"]
 
 NOT_ROUTED = UNUSED  # marks a parameter that is no metadata
 _OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
@@ -58,6 +60,12 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     return __init__
+
+
+def refuse_empty(best: npt.NDArray[np.int32]) -> None:
+    """Refuse best classes some of which are missing, as none is allowed there."""
+    if (best < 0).any():
+        raise DataError(f"row {np.argmax(best < 0)}: allowed leaves no class to choose from")
 
 
 class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -141,6 +149,18 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _rows(self, X: Any) -> Any:
+        raise NotImplementedError
+
+    def _allowed(self, allowed: Any) -> Any:
+        """What the model takes for labels that a caller allows, given as in `classes_`."""
+        model = self._fitted()
+        sets = sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2
+        if allowed is None or sets or isinstance(allowed, Allowed | str | bytes):
+            return model.allowed_labels(allowed)
+        return model.allowed_labels([self._number_of(label) for label in allowed])
+
+    def _number_of(self, label: Any) -> int:
+        """The number of a label in the model; `DataError` if it is not one of `classes_`."""
         raise NotImplementedError
 
     def rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:

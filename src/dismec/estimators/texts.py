@@ -17,7 +17,7 @@ from dismec.data.targets import Kind, Target
 from dismec.errors import DataError, ModelError
 from dismec.estimators.class_weights import class_costs, stored_class_weight
 from dismec.estimators.scorers import refuse_matrix_scorer
-from dismec.estimators.shared import NOT_ROUTED, Estimator, constructor
+from dismec.estimators.shared import NOT_ROUTED, Estimator, constructor, refuse_empty
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
@@ -82,7 +82,7 @@ class DiSMECTextClassifier(Estimator):
     # Their first arguments have names of their own, and are not metadata for routing.
     __metadata_request__fit: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__score: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
-    __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED}
+    __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED, "allowed": NOT_ROUTED}
     __metadata_request__decision_function: ClassVar = {"texts": NOT_ROUTED}
 
     def fit(
@@ -169,26 +169,29 @@ class DiSMECTextClassifier(Estimator):
         return np.array(labels.tolist()) if self._are_classes else labels
 
     def predict_topk(
-        self, texts: Any, k: int = 5
+        self, texts: Any, k: int = 5, *, allowed: Any = None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
         """The k best labels of each text with their scores, best first; arrays (n_texts, k).
 
         With `calibrate` they are ranked by their probabilities, and these take the place of scores.
         If the model has fewer labels than k, the places beyond hold None and −inf (probability 0).
+        `allowed` are the labels to choose from, given as to `fit`; or one set for each text, as an
+        indicator (n_texts, n_labels).
         """
-        found, scores = self._fitted().predict_topk(self._rows(texts), k, threads=self._threads())
+        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+        found, scores = self.model_.predict_topk(self._rows(texts), k, **how)
         return self._as_labels(found), scores
 
     def predict_proba_topk(
-        self, texts: Any, k: int = 5
+        self, texts: Any, k: int = 5, *, allowed: Any = None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
         """The k most probable labels of each text, and their probabilities.
 
         It needs `calibrate`. If the model has fewer labels than k, the places beyond hold None and
-        probability 0.
+        probability 0. `allowed` is as for `predict_topk`.
         """
-        rows = self._rows(texts)
-        found, p = self.model_.predict_proba_topk(rows, k, threads=self._threads())
+        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
+        found, p = self.model_.predict_proba_topk(self._rows(texts), k, **how)
         return self._as_labels(found), p
 
     def decision_function(self, texts: Any) -> npt.NDArray[np.float32]:
@@ -202,22 +205,24 @@ class DiSMECTextClassifier(Estimator):
             return (scores[:, 1] - scores[:, 0]) / np.float32(2)
         return scores
 
-    def predict(self, texts: Any) -> Any:
+    def predict(self, texts: Any, *, allowed: Any = None) -> Any:
         """The labels that each text is given, in the form in which `fit` was given labels.
 
         Lists: a list of tuples, best label first. One class per text: an array of the best ones. An
         indicator: one of the same kind, dense or sparse. In lists and indicators are the labels
         with scores above 0; with `calibrate` those more probable than the threshold that was best
-        for micro-F1.
+        for micro-F1. `allowed` is as for `predict_topk`.
         """
         model, rows = self._fitted(), self._rows(texts)
+        how = {"allowed": self._allowed(allowed), "threads": self._threads()}
         if self.target_ == "classes":
-            best = model.predict_topk(rows, 1, threads=self._threads())[0][:, 0]
+            best = model.predict_topk(rows, 1, **how)[0][:, 0]
+            refuse_empty(best)
             return np.array(self._as_labels(best).tolist())
         if self.target_ == "indicator":
             instead = "fit on sparse labels, and predict is sparse too"
             check_dense("predict", rows.shape[0], model.n_labels, 8, instead)
-        sets: Any = model.assign(rows, threads=self._threads())
+        sets: Any = model.assign(rows, **how)
         if self.target_ == "lists":
             named = self._as_labels(ranked(sets)[0])
             return [tuple(label for label in row if label is not None) for row in named]
@@ -286,6 +291,12 @@ class DiSMECTextClassifier(Estimator):
         labels = np.empty(len(found), object)
         labels[:] = [None if n < 0 else self._label(names[n]) for n in found.tolist()]
         return labels[places].reshape(numbers.shape)
+
+    def _number_of(self, label: Any) -> int:
+        number = self.model_.find_name(str(label))
+        if number is None:
+            raise DataError(f"{label!r} is not one of the labels")
+        return number
 
     def _label(self, name: str) -> Any:
         """The label as it was given, by its name in the model."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,80 +14,54 @@ import scipy.sparse as sp
 from dismec.data.matrices import check_X
 from dismec.data.row_weights import check_row_weights
 from dismec.errors import DataError, ModelError
-from dismec.model.archive import archived, is_archive_path, write_archive
+from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
 from dismec.model.explaining import explain
 from dismec.model.explanation import Explanation
-from dismec.model.manifest import Manifest
 from dismec.model.orders import Orders, check_dense
-from dismec.model.parts import Parts
 from dismec.model.pruning import pruned_params, repacked
 from dismec.model.reliability import reliability
-from dismec.model.reranking import Reranked
-from dismec.model.saving import write_model
-from dismec.model.scoring import Labels, RowTransform, Scores
-from dismec.model.shards import Shard, first_labels, gather
+from dismec.model.reranking import Gains, Reranked
+from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.stored import StoredModel
 from dismec.model.subsets import parts_in_use, subset_parts
 from dismec.model.thresholds import assigned, ranked
-from dismec.model.topk_model import Capabilities, TopkModel
+from dismec.model.topk_model import Capabilities
 
 __all__ = ["RANKS", "Model"]
 
 RANKS = ("score", "probability")  # what labels can be ranked by
 
 
-class Model(TopkModel):
+class Model(StoredModel):
     """One linear classifier per label.
 
     Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
     as those of `TopkModel`, and `calibration`.
     """
 
-    def __init__(
-        self, manifest: Manifest, transform: RowTransform, parts: Parts, shards: Sequence[Shard]
-    ) -> None:
-        super().__init__(manifest, transform, parts)
-        self._shards = list(shards)
-
-    @property
-    def weights(self) -> sp.csr_array:
-        """The weights as CSR float32 (n_labels, n_features + 1), bias last; a copy on each call.
-
-        They are those that predictions are made with, rounded to the model's precision. In a
-        refined model the labels that inform others are further features, before the bias.
-        """
-        return gather(self._shards, self.n_labels, self.transform.n_columns)
-
-    @property
-    def shards(self) -> Sequence[Shard]:
-        """The weights as they are stored."""
-        return tuple(self._shards)
-
-    @property
-    def precision(self) -> str:
-        """How weights are stored: "float16", "float32" or "int8"."""
-        return self._shards[0].precision if self._shards else str(self.params.get("precision"))
-
-    @property
-    def nnz(self) -> int:  # noqa: D102
-        return sum(shard.nnz for shard in self._shards)
-
     def _facts(self) -> list[str]:
         words = {"calibrated": self._parts.calibration, "refined": self.manifest.refined}
         return [self.precision, *(word for word, there in words.items() if there is not None)]
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, rank: str | None = None, threads: int | None = None
+        self,
+        X: Any,
+        k: int = 5,
+        *,
+        rank: str | None = None,
+        allowed: Any = None,
+        threads: int | None = None,
     ) -> tuple[Labels, Scores]:
         """The k best labels of each row, best first, with what they are ranked by.
 
         Parameters
         ----------
-        X, k, threads
+        X, k, allowed, threads
             As for `TopkModel.predict_topk`.
         rank
             "probability", by default if the model is calibrated, or "score". Ties go to the
-            smaller label. None of all labels ranks before those returned.
+            smaller label. None of all labels that are allowed ranks before those returned.
 
         Returns
         -------
@@ -104,24 +76,40 @@ class Model(TopkModel):
         ModelError
             If probabilities are asked for and the model has no calibration.
         """
-        by_score, rows = self._rank(rank) == "score", self.rows_of(X, threads=threads)
+        by_score = self._rank(rank) == "score"
+        rows, orders, among = self._among(X, allowed, threads)
         if by_score:
-            return self._orders.by_score.topk(rows, k, threads)
-        labels, z = self._orders.by_logit.topk(rows, k, threads)
-        p = self._orders.calibration.of_logits(z)
+            return orders.by_score.topk(rows, k, threads, among)
+        labels, z = orders.by_logit.topk(rows, k, threads, among)
+        p = orders.calibration.of_logits(z)
         return labels, np.where(labels < 0, np.float32(0), p)
 
-    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
-        return self.predict_topk(rows, k, threads=threads)
+    def _topk(
+        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
+        return self.predict_topk(rows, k, allowed=allowed, threads=threads)
 
-    def predict(self, X: Any, *, threads: int | None = None) -> list[tuple[str | int, ...]]:
+    def _among(
+        self, X: Any, allowed: Any, threads: int | None
+    ) -> tuple[Any, Orders, Allowed | None]:
+        """The rows of X, the orders to rank them in, and what is left to keep to there."""
+        chosen = self.allowed_labels(allowed)
+        rows = self.rows_of(X, threads=threads)
+        if chosen is None:
+            return rows, self._orders, None
+        n_rows = rows.shape[0] if hasattr(rows, "shape") else len(rows)
+        return rows, *self._orders.among(chosen, n_rows)
+
+    def predict(
+        self, X: Any, *, allowed: Any = None, threads: int | None = None
+    ) -> list[tuple[str | int, ...]]:
         """The labels that each row or text is given, best first: names, or numbers without names.
 
         Those with scores above 0; of a calibrated model those more probable than the threshold that
-        was best for micro-F1. `assign` takes other thresholds. X, `threads` and errors are as for
-        `predict_topk`.
+        was best for micro-F1. `assign` takes other thresholds. X, `allowed`, `threads` and errors
+        are as for `predict_topk`.
         """
-        found = ranked(self.assign(X, threads=threads))[0]
+        found = ranked(self.assign(X, allowed=allowed, threads=threads))[0]
         known = self.names
         return [
             tuple(label if known is None else known[label] for label in row if label >= 0)
@@ -187,16 +175,11 @@ class Model(TopkModel):
         parts = replace(self._parts, calibration=calibration)
         return Model(self.manifest, self.transform, parts, self._shards)
 
-    @property
-    def first_labels(self) -> npt.NDArray[np.int64]:
-        """int64 (n_labels,): for each label the first that has the same weights; itself, mostly."""
-        return first_labels(self._shards, self.n_labels)
-
     def predict_proba_topk(
-        self, X: Any, k: int = 5, *, threads: int | None = None
+        self, X: Any, k: int = 5, *, allowed: Any = None, threads: int | None = None
     ) -> tuple[Labels, Scores]:
         """`predict_topk` by probability."""
-        return self.predict_topk(X, k, rank="probability", threads=threads)
+        return self.predict_topk(X, k, rank="probability", allowed=allowed, threads=threads)
 
     def assign(
         self,
@@ -205,13 +188,14 @@ class Model(TopkModel):
         *,
         probabilities: bool = True,
         most: int | None = None,
+        allowed: Any = None,
         threads: int | None = None,
     ) -> sp.csr_array:
         """All labels of each row that reach a threshold.
 
         Parameters
         ----------
-        X
+        X, allowed
             As for `predict_topk`.
         threshold
             A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
@@ -241,8 +225,9 @@ class Model(TopkModel):
         """
         if most is not None and most < 1:
             raise DataError(f"most is {most}; expected at least 1")
-        ranking, rule = self._orders.rule(threshold, probabilities)
-        return assigned(ranking, self.rows_of(X, threads=threads), rule, most, threads)
+        rows, orders, among = self._among(X, allowed, threads)
+        ranking, rule = orders.rule(threshold, probabilities)
+        return assigned(ranking, rows, rule, most, threads, among)
 
     def explain(self, X: Any, label: int, *, terms: Sequence[str] | None = None) -> Explanation:
         """What each feature of a row adds to the score of a label.
@@ -303,7 +288,15 @@ class Model(TopkModel):
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
         # Labels that share their weights have what the first of them has.
         bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
-        return Reranked(self, self._orders.by_gain(bonus, probabilities=probabilities))
+        ranking = self._orders.by_gain(bonus, probabilities=probabilities)
+
+        def among(allowed: Allowed | None, n_rows: int) -> tuple[Predictor | Gains, Allowed | None]:
+            orders, left = self._orders.among(allowed, n_rows)
+            if orders is self._orders:
+                return ranking, left
+            return orders.by_gain(bonus, probabilities=probabilities), left
+
+        return Reranked(self, among)
 
     def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
         """A smaller model, in memory: without the weights below `delta`, at another precision.
@@ -330,37 +323,6 @@ class Model(TopkModel):
         made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
         return Model(made[0], self.transform, *made[1:])
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        estimator: dict[str, Any] | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        """Write the model to a directory of its own, with what `estimator` or its manifest says.
-
-        If the path ends in .zip and is not a directory, it becomes a single file there, which
-        `open_model` reads as well.
-
-        Raises
-        ------
-        ModelError
-            If there is a model already and `overwrite` is not set, or other files are there.
-        """
-        write = self._writer(self.manifest.estimator if estimator is None else estimator)
-        if is_archive_path(path):
-            write_archive(Path(path), write, overwrite=overwrite)
-        else:
-            write(Path(path), overwrite=overwrite)
-
-    def to_bytes(self) -> bytes:
-        """The model as the bytes of a single file, for `open_model`; as `save` to a .zip file."""
-        return archived(self._writer(self.manifest.estimator))
-
-    def _writer(self, estimator: dict[str, Any] | None) -> Callable[..., None]:
-        manifest = replace(self.manifest, estimator=estimator)
-        return partial(write_model, manifest, self.transform, self._parts, self._shards)
-
     def evaluate(
         self,
         X: Any,
@@ -371,6 +333,7 @@ class Model(TopkModel):
         B: float = 1.5,
         rank: str | None = None,
         weights: Any = None,
+        allowed: Any = None,
         threads: int | None = None,
     ) -> dict[str, float]:
         """As `TopkModel.evaluate`, of labels ranked as by `predict_topk`.
@@ -379,17 +342,18 @@ class Model(TopkModel):
         places, "ECE uncalibrated" if they were the logistic function of the scores, and "micro-F1"
         and "macro-F1" of the sets that `assign` gives at the thresholds chosen for them.
         """
-        truth = self.truth_of(Y, A, B)
+        chosen = self.allowed_labels(allowed)
+        truth = self.truth_of(Y, A, B, allowed=chosen)
         depth = max(1, min(max(ks, default=1), self.n_labels))
         X = self.rows_of(X, threads=threads)
-        top, values = self.predict_topk(X, depth, rank=rank, threads=threads)
+        top, values = self.predict_topk(X, depth, rank=rank, allowed=chosen, threads=threads)
         metrics = truth.metrics(top, ks, weights)
         if self.calibration is None:
             return metrics
         if weights is not None:
             weights = check_row_weights(weights, len(top))
         by_score = self._rank(rank) == "score"
-        assign = partial(self.assign, X, threads=threads)
+        assign = partial(self.assign, X, allowed=chosen, threads=threads)
         trust = reliability(self.calibration, truth, top, values, by_score, assign, weights)
         return metrics | trust
 

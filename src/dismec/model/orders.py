@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from dismec.cpu import available_memory
 from dismec.errors import DataError, ModelError
+from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
+from dismec.model.cutting import cut_down
 from dismec.model.reranking import Gains
 from dismec.model.scoring import Predictor, RowTransform, Scores
 from dismec.model.shards import Shard
@@ -20,6 +24,12 @@ __all__ = ["Orders", "check_dense"]
 
 _ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))
 _CHUNK_SCORES = 1 << 22  # that become probabilities at a time
+
+# Where few labels are allowed for many rows, a copy of their weights is made and kept: it costs
+# about as much as to rank so many rows, and makes the next ones as fast as the labels are few.
+_FEW = 1 / 8  # of the labels
+_MANY_ROWS = 256
+_COPIES = 4
 
 
 class Orders:
@@ -42,6 +52,31 @@ class Orders:
     ) -> None:
         self._shards, self._n_labels, self.transform = shards, n_labels, transform
         self._calibration = calibration
+        self._few: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
+        self._few_lock = Lock()
+
+    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
+        """Orders to rank so many rows in, and what these may choose from: all if it is None.
+
+        They have just the labels that are allowed where these are few, and were asked for with many
+        rows by now; and else all of them.
+        """
+        if allowed is None or allowed.mask is None:
+            return self, allowed
+        labels = allowed.labels
+        if labels is None or len(labels) > _FEW * self._n_labels:
+            return self, allowed
+        key = labels.tobytes()
+        with self._few_lock:
+            rows, orders = self._few.pop(key, (0, None))
+            rows += n_rows
+            if orders is None and rows >= _MANY_ROWS:
+                shards = cut_down(self._shards, allowed.mask)
+                orders = Orders(shards, self._n_labels, self.transform, self._calibration)
+            self._few[key] = rows, orders
+            while len(self._few) > _COPIES:
+                self._few.popitem(last=False)
+        return (self, allowed) if orders is None else (orders, None)
 
     @property
     def calibrated(self) -> bool:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dismec.data.matrices import check_X
 from dismec.errors import DataError
+from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
 from dismec.model.thresholds import Rule, assigned, ranked
@@ -46,7 +47,9 @@ class Gains:
         self._lowest = _LEAST_LOG_P + float(bonus.max(initial=0.0))
         self._margins = lru_cache(_VIEWS)(self._make_margins)
 
-    def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
+    def topk(
+        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
+    ) -> tuple[Labels, Scores]:
         """The k labels of the highest P/p^alpha with these, best first, ties to the smaller label.
 
         Arguments and errors as for `Predictor.topk`; empty places hold label −1 and 0.
@@ -59,13 +62,14 @@ class Gains:
         places = min(k, len(self._bonus))
         if places == 0:
             return labels, np.exp(logs)
-        found, margins = first.topk(rows, 2 * places + 8, threads)
+        found, margins = first.topk(rows, 2 * places + 8, threads, allowed)
         ascending = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
         reached = _STEP * np.floor(ascending[:, -places] / _STEP)
         level = np.where(reached < self._lowest, -np.inf, reached)
         for at in np.unique(level).tolist():
             some = np.flatnonzero(level == at)
-            sets = assigned(self._margins(at), rows[some], self._reaching(at), None, threads)
+            rule, among = self._reaching(at), None if allowed is None else allowed.take(some)
+            sets = assigned(self._margins(at), rows[some], rule, None, threads, among)
             best, values = ranked(sets)
             width = min(places, best.shape[1])
             labels[some, :width], logs[some, :width] = best[:, :width], values[:, :width]
@@ -102,16 +106,28 @@ class Gains:
 
 
 class Reranked(TopkModel):
-    """A view of a model that ranks labels in another way; made by `Model.reranked`."""
+    """A view of a model that ranks labels in another way; made by `Model.reranked`.
 
-    def __init__(self, model: TopkModel, ranking: Predictor | Gains) -> None:
+    `among` gives, for what is allowed and a number of rows, the ranking to use and what it may
+    still choose from.
+    """
+
+    def __init__(
+        self,
+        model: TopkModel,
+        among: Callable[[Allowed | None, int], tuple[Predictor | Gains, Allowed | None]],
+    ) -> None:
         super().__init__(model.manifest, model.transform, model._parts)
-        self._ranking = ranking
+        self._among = among
         self._nnz = model.nnz
 
     @property
     def nnz(self) -> int:  # noqa: D102
         return self._nnz
 
-    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
-        return self._ranking.topk(rows, k, threads)
+    def _topk(
+        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
+        rows = check_X(rows, self.n_features)
+        ranking, left = self._among(allowed, rows.shape[0])
+        return ranking.topk(rows, k, threads, left)

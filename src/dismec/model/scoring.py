@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dismec.cpu import kernels, thread_count
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
+from dismec.model.allowed import Allowed
 from dismec.model.shards import Shard
 
 __all__ = ["Labels", "Predictor", "RowTransform", "Scores", "best_labels", "empty_topk"]
@@ -85,7 +86,9 @@ class Predictor:
         self._shards = [shard.native for shard in shards]
         self._labels = [(shard.labels, shard.label_starts) for shard in shards]
 
-    def topk(self, X: Any, k: int = 5, threads: int | None = None) -> tuple[Labels, Scores]:
+    def topk(
+        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
+    ) -> tuple[Labels, Scores]:
         """The k labels with the highest scores for every row; all as `TopkModel.predict_topk`.
 
         X is raw, and transformed piece by piece.
@@ -93,6 +96,8 @@ class Predictor:
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         rows = check_rows(X, self.transform.n_features)
+        if allowed is not None:
+            allowed.check(rows.n_rows)
         labels, scores = empty_topk(rows.n_rows, k)
         places = min(k, self.n_labels)  # k may be far more than there is to fill
         if places == 0:
@@ -100,7 +105,8 @@ class Predictor:
 
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            best = best_labels(self._shards, chunk, places)
+            among = None if allowed is None else self._among(allowed, start, stop)
+            best = best_labels(self._shards, chunk, places, among)
             labels[start:stop, :places], scores[start:stop, :places] = best
 
         _for_chunks(rank, rows.n_rows, threads)
@@ -151,6 +157,36 @@ class Predictor:
         above = np.count_nonzero(scores > scores[label])
         return int(1 + above + np.count_nonzero(scores[:label] == scores[label]))
 
+    def _among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
+        """What rows start … stop − 1 may be given, for each shard."""
+        mask = allowed.mask
+        if mask is not None:
+            return allowed.prepared(self, lambda: self._open_to_all(mask))
+        label_starts, labels = allowed.between(start, stop)
+        row = np.repeat(np.arange(stop - start), np.diff(label_starts))
+        shard, classifier = self._classifiers[labels].T
+        found = []
+        for number in range(len(self._shards)):
+            own = shard == number
+            starts = np.searchsorted(row[own], np.arange(stop - start + 1))
+            open_ = classifier[own].astype(np.uint16)
+            found.append(kernels.AllowedLabels(label_starts, labels, starts, open_))
+        return found
+
+    def _open_to_all(self, mask: npt.NDArray[np.bool_]) -> list[Any]:
+        """For each shard: the labels that are allowed, and the classifiers that have one."""
+        bits = np.packbits(mask, bitorder="little")
+        found = []
+        for labels, starts in self._labels:
+            open_ = mask[labels]
+            if len(labels) >= len(starts):  # some share a classifier
+                open_ = np.logical_or.reduceat(open_, starts[:-1])
+            words = np.zeros(-(-len(open_) // 16), np.uint16)
+            packed = np.packbits(open_, bitorder="little")
+            words.view(np.uint8)[: len(packed)] = packed
+            found.append(kernels.AllowedLabels(bits, words.astype("<u2", copy=False)))
+        return found
+
     @cached_property
     def _classifiers(self) -> npt.NDArray[np.int32]:
         """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""
@@ -166,15 +202,22 @@ def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:
     return np.full((n_rows, k), -1, np.int32), np.full((n_rows, k), -np.inf, np.float32)
 
 
-def best_labels(shards: Sequence[Any], rows: Rows, places: int) -> tuple[Labels, Scores]:
+def best_labels(
+    shards: Sequence[Any], rows: Rows, places: int, allowed: Sequence[Any] | None = None
+) -> tuple[Labels, Scores]:
     """The best labels of transformed rows among those of some shards, given as `Shard.native`.
 
-    Returns labels and scores, (n_rows, places), as `Predictor.topk` does.
+    `allowed` says for each shard which of its labels rows may be given, by default all. Returns
+    labels and scores, (n_rows, places), as `Predictor.topk` does.
     """
     labels, scores = empty_topk(rows.n_rows, places)
     with _damage_as_model_error():
-        for shard in shards:
-            kernels.merge_topk(shard, *rows, labels, scores)
+        if allowed is None:
+            for shard in shards:
+                kernels.merge_topk(shard, *rows, labels, scores)
+        else:
+            for shard, among in zip(shards, allowed, strict=True):
+                kernels.merge_topk(shard, *rows, labels, scores, allowed=among)
     return labels, scores
 
 

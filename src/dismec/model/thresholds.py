@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from dismec.data.matrices import check_X, csr_on
 from dismec.errors import DataError
+from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
 from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
 
@@ -62,11 +63,17 @@ def by_margin(calibration: Calibration) -> Rule:
 
 
 def assigned(
-    predictor: Predictor, X: Any, rule: Rule, most: int | None = None, threads: int | None = None
+    predictor: Predictor,
+    X: Any,
+    rule: Rule,
+    most: int | None = None,
+    threads: int | None = None,
+    allowed: Allowed | None = None,
 ) -> sp.csr_array:
     """The labels that a rule takes for each row, as CSR float32 (n_rows, n_labels) of its values.
 
-    Rows are ranked as far down as the rule takes labels, or `most` of them.
+    Rows are ranked as far down as the rule takes labels, or `most` of them, among those that are
+    allowed.
     """
     rows: Any = check_X(X, predictor.transform.n_features)
     n_rows, limit = rows.shape[0], predictor.n_labels
@@ -74,7 +81,9 @@ def assigned(
     found: list[tuple[npt.NDArray[Any], ...]] = []
     left, k = np.arange(n_rows), min(_FIRST_PLACES, limit)
     while len(left) and k:
-        labels, scores = predictor.topk(rows if len(left) == n_rows else rows[left], k, threads)
+        every = len(left) == n_rows
+        among = allowed if allowed is None or every else allowed.take(left)
+        labels, scores = predictor.topk(rows if every else rows[left], k, threads, among)
         taken, values = rule(labels, scores)
         taken &= labels >= 0
         further = taken[:, -1] & (k < limit)

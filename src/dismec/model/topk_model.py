@@ -6,12 +6,13 @@ import operator
 import re
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.labels import propensities
@@ -20,6 +21,7 @@ from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.measure.metrics import Truth
+from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts
@@ -89,11 +91,9 @@ class TopkModel(ABC):
             If the model has no such label.
         """
         if isinstance(label, str):
-            known = self.names
-            find = known.find if isinstance(known, Names) else self.label_numbers.get
-            number = find(label)
+            number = self.find_name(label)
             if number is None:  # white space around a name is not part of it
-                number = find(label := label.strip())
+                number = self.find_name(label := label.strip())
             if number is None and re.fullmatch(r"\d{1,20}", label):
                 number = int(label)
             if number is None or number >= self.n_labels:
@@ -106,6 +106,63 @@ class TopkModel(ABC):
         if not 0 <= number < self.n_labels:
             raise DataError(f"label {reprlib.repr(label)} is outside 0 … {self.n_labels - 1}")
         return number
+
+    def find_name(self, name: str) -> int | None:
+        """The id of the first label that has this name, or None."""
+        known = self.names
+        return known.find(name) if isinstance(known, Names) else self.label_numbers.get(name)
+
+    def select_labels(self, only: Any = None, exclude: Any = None) -> Allowed:
+        """Labels to choose from, for the `allowed` of predictions; it can be used many times.
+
+        Parameters
+        ----------
+        only, exclude
+            Labels by number or name: the only ones that rows may be given, and those that they may
+            not. By default all, and none.
+
+        Raises
+        ------
+        DataError
+            If the model has no such label.
+        """
+        mask = np.full(self.n_labels, only is None, np.bool_)
+        if only is not None:
+            mask[self._find_labels(only, "only")] = True
+        if exclude is not None:
+            mask[self._find_labels(exclude, "exclude")] = False
+        return Allowed(self.n_labels, np.flatnonzero(mask))
+
+    def allowed_labels(self, allowed: Any) -> Allowed | None:
+        """What `allowed` stands for; None for all labels. Errors as `select_labels`."""
+        if allowed is None:
+            return None
+        if isinstance(allowed, Allowed):
+            if allowed.n_labels != self.n_labels:
+                raise DataError(
+                    f"allowed is of a model of {allowed.n_labels} labels, not {self.n_labels}"
+                )
+            return allowed
+        if sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2:
+            return Allowed.of_rows(allowed, self.n_labels)
+        return Allowed(self.n_labels, self._find_labels(allowed, "allowed"))
+
+    def _find_labels(self, labels: Any, what: str) -> npt.NDArray[np.int64]:
+        """The numbers of labels."""
+        if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+            raise DataError(f"{what} is {reprlib.repr(labels)}; expected a list of labels")
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
+            outside = (labels < 0) | (labels >= self.n_labels)
+            if outside.any():
+                self.find_label(int(labels[np.argmax(outside)]))
+            return labels.astype(np.int64)
+        given = list(labels)
+        known = self.names
+        found: list[int | None] = [None] * len(given)
+        if isinstance(known, Names) and all(isinstance(label, str) for label in given):
+            found = known.find_all(given)
+        pairs = zip(found, given, strict=True)
+        return np.array([self.find_label(x) if n is None else n for n, x in pairs], np.int64)
 
     @cached_property
     def label_numbers(self) -> dict[str, int]:
@@ -174,7 +231,7 @@ class TopkModel(ABC):
         return self.vocabulary.rows(text_column(X), threads=threads)
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, threads: int | None = None
+        self, X: Any, k: int = 5, *, allowed: Any = None, threads: int | None = None
     ) -> tuple[Labels, Scores]:
         """The k best labels of each row with their scores, best first; ties to the smaller label.
 
@@ -186,6 +243,10 @@ class TopkModel(ABC):
         k
             Places per row. Those beyond the labels that had training rows hold label −1 and score
             −inf: what was never seen is never predicted.
+        allowed
+            The labels to choose from: their numbers or names, or what `select_labels` gives; or
+            one set for each row, as an indicator (n_rows, n_labels), sparse or dense. By default
+            all. The others are left out, and scores are as they are without.
         threads
             All available CPUs by default.
 
@@ -198,12 +259,16 @@ class TopkModel(ABC):
         ------
         DataError
             If X has more features than the model, or values that are not finite; if it is a matrix
-            and the model takes texts, or the other way round.
+            and the model takes texts, or the other way round; if the model does not have a label
+            that is allowed.
         """
-        return self._topk(self.rows_of(X, threads=threads), k, threads)
+        chosen = self.allowed_labels(allowed)
+        return self._topk(self.rows_of(X, threads=threads), k, threads, chosen)
 
     @abstractmethod
-    def _topk(self, rows: Any, k: int, threads: int | None) -> tuple[Labels, Scores]:
+    def _topk(
+        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
         """`predict_topk` of rows that the model takes."""
 
     def evaluate(
@@ -215,6 +280,7 @@ class TopkModel(ABC):
         A: float = 0.55,
         B: float = 1.5,
         weights: Any = None,
+        allowed: Any = None,
         threads: int | None = None,
     ) -> dict[str, float]:
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
@@ -222,14 +288,23 @@ class TopkModel(ABC):
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
         are never predicted, and count. The columns of a frame, and lists of labels, are matched by
         their names. `weights`, one number of at least 0 per row, say how much each row counts.
-        """
-        truth = self.truth_of(Y, A, B)
-        depth = max(1, min(max(ks, default=1), self.n_labels))
-        return truth.metrics(self.predict_topk(X, depth, threads=threads)[0], ks, weights)
 
-    def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5) -> Truth:
+        With `allowed`, as for `predict_topk`, the model is measured on these labels alone: true
+        labels that are not allowed do not count as true, nor do those that the model does not have.
+        Rows that have no other true labels stay, and nothing is right for them.
+        """
+        chosen = self.allowed_labels(allowed)
+        truth = self.truth_of(Y, A, B, allowed=chosen)
+        depth = max(1, min(max(ks, default=1), self.n_labels))
+        top, _ = self.predict_topk(X, depth, allowed=chosen, threads=threads)
+        return truth.metrics(top, ks, weights)
+
+    def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5, *, allowed: Any = None) -> Truth:
         """The true labels of rows, as `evaluate` takes them, aligned with the model's labels."""
         matrix = matrix_of_labels(Y, self.names)
+        chosen = self.allowed_labels(allowed)
+        if chosen is not None:
+            matrix, _ = chosen.filter(matrix)
         return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:

@@ -16,12 +16,14 @@ import scipy.sparse as sp
 
 from dismec.errors import DismecError
 from dismec.features.text_rows import TextRows
+from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
 from dismec.model.thresholds import MICRO_F1
 from dismec.model.topk_model import TopkModel
+from dismec.serve.choices import Choices
 from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
@@ -52,12 +54,13 @@ class Service:
         self.model = _open_warm(path, cluster)
         self._path, self._cluster = path, cluster
         self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
+        self._choices = Choices(self._search_of)
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """The best labels, with scores exactly as `predict_topk` has them; the number of rows."""
         model = self.model  # one for the whole request, whatever is loaded meanwhile
         X, request = parse("/predict", body, model, self.contract)
-        rows = _best_labels(model, X, request)
+        rows = _best_labels(model, X, request, self._choices.find(model, request))
         answer = {"rows": rows} if "rows" in request else rows[0]
         return _json_bytes(answer), X.shape[0]
 
@@ -82,12 +85,8 @@ class Service:
     def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The labels that a search finds."""
         request = self.contract.check_query("/labels", query)
-        model = self.model
-        known = self._search
-        if known is None or known[0] is not model:
-            known = self._search = model, LabelSearch(model.names, model.n_labels)
-        limit = request["limit"]
-        found = known[1].find(request["search"], limit + 1)
+        model, limit = self.model, request["limit"]
+        found = self._search_of(model).find(request["search"], limit + 1)
         rows = [
             {"label": label}
             | ({} if model.names is None else {"name": model.names[label]})
@@ -95,6 +94,12 @@ class Service:
             for label in found[:limit]
         ]
         return {"labels": rows, "more": len(found) > limit}
+
+    def _search_of(self, model: TopkModel) -> LabelSearch:
+        known = self._search
+        if known is None or known[0] is not model:
+            known = self._search = model, LabelSearch(model.names, model.n_labels)
+        return known[1]
 
     def example(self) -> dict[str, Any]:
         """One of the training texts that the model keeps; if there are none, words of labels.
@@ -184,10 +189,13 @@ def _threshold(model: TopkModel) -> dict[str, Any]:
     return {"rank": "probability", "value": value, "chosen": MICRO_F1}
 
 
-def _best_labels(model: TopkModel, X: sp.csr_array, request: dict[str, Any]) -> list[Any]:
+def _best_labels(
+    model: TopkModel, X: sp.csr_array, request: dict[str, Any], allowed: Allowed | None
+) -> list[Any]:
     ranked = "probabilities" if request["rank"] == "probability" else "scores"
     if isinstance(model, Model):
-        labels, ranks = model.predict_topk(X, request["k"], rank=request["rank"], threads=1)
+        how = {"rank": request["rank"], "allowed": allowed}
+        labels, ranks = model.predict_topk(X, request["k"], threads=1, **how)
     else:
         labels, ranks = model.predict_topk(X, request["k"], threads=1)
     lists = {"labels": labels.tolist(), ranked: ranks.tolist()}

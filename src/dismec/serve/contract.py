@@ -22,6 +22,7 @@ __all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits"]
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
 HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
 LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
+_MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
 
 _Schema = dict[str, Any]
 _TYPES = {"integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,)}
@@ -107,11 +108,22 @@ class Contract:
                 wanted = _expected(schema)
                 raise DataError(f"{_named(key, row)} is {reprlib.repr(value)}; expected {wanted}")
             return value
+        if value is None and "nullable" in schema:
+            return None
         if not isinstance(value, list):
             raise DataError(f"{_named(key, row)} is not {schema.get('title', 'a list')}")
         if len(value) > schema.get("maxItems", math.inf):
-            raise DataError(f"{len(value)} {key}; at most {schema['maxItems']} per request")
+            counted = "labels" if schema.get("format") == "labels" else "rows"
+            where = "" if counted == key else f' in "{key}"'
+            most = schema["maxItems"]
+            raise DataError(f"{len(value)} {counted}{where}; at most {most} per request")
         if schema.get("format") == "pairs":
+            return value
+        if schema.get("format") == "labels":
+            for item in value:
+                if not _allows(schema["items"], item):
+                    shown = reprlib.repr(item)
+                    raise DataError(f'"{key}" has {shown}; expected ids or names of labels')
             return value
         kinds = self._alternatives(schema["items"])
         first = value[0] if value and isinstance(value[0], dict) else {}
@@ -302,6 +314,18 @@ _MODEL = {
 }
 
 
+def _label_list(description: str) -> _Schema:
+    return _of(
+        "array",
+        description,
+        title="a list of labels",
+        format="labels",
+        maxItems=_MOST_LABELS_NAMED,
+        items={"oneOf": [_INTEGER, _STRING]},
+        nullable=True,
+    )
+
+
 def _schemas(limits: Limits) -> dict[str, _Schema]:
     options = {
         "k": _count("Labels per row.", most=limits.k, default=5),
@@ -316,6 +340,14 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
             "What orders the labels; by default probability if the model is calibrated, as it "
             "must be for that, otherwise score.",
             enum=["score", "probability"],
+        ),
+        "only": _label_list("Choose only from these labels, given by their ids or names."),
+        "exclude": _label_list("Never choose these labels."),
+        "prefix": _of(
+            "string",
+            "Choose only from labels whose names begin with this, whatever the case (whose numbers "
+            "do, if the model has no names).",
+            default="",
         ),
     }
     rows = _of("array", "All of one kind.", maxItems=limits.rows, items=_either("TextRow", "Row"))

@@ -105,5 +105,6 @@ def _examples(path: str, texts: bool) -> dict[str, Any]:
             "One row": row | {"k": 3},
             "Many rows": {"rows": [row, other], "k": 3},
             "By score": row | {"k": 3, "rank": "score"},
+            "Among some labels": row | {"k": 3, "exclude": [0]},
         }
     return {name: {"value": body} for name, body in bodies.items()}

@@ -45,6 +45,13 @@ class LabelSearch:
                     return list(found)
         return list(found)
 
+    def beginning_with(self, prefix: str) -> Iterator[int]:
+        """The labels whose names begin with it, in order; all of them if it is empty."""
+        wanted = prefix.strip().casefold()
+        if self._folded is None or not wanted:
+            return self._numbered(wanted) if self._folded is None else iter(range(self._n_labels))
+        return self._holding(_BETWEEN + wanted.encode(errors="replace"))
+
     def _holding(self, pattern: bytes) -> Iterator[int]:
         """The labels whose folded names hold these bytes, each once, in order."""
         assert self._folded is not None

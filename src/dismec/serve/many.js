@@ -152,9 +152,9 @@ function forgetResults() {
 /* The requests for all texts: few enough rows and bytes each. */
 function requests() {
   const column = Number(at("text-column").value);
-  const options = {k: Number(at("count").value), rank: model.threshold.rank};
+  const options = {k: Number(at("count").value), rank: model.threshold.rank, ...choice()};
   if (at("batch-kind").value === "assigned") Object.assign(options, {k: model.limits.k, threshold: model.threshold.value});
-  const most = Math.min(AT_ONCE, model.limits.rows), overhead = 200;
+  const most = Math.min(AT_ONCE, model.limits.rows), overhead = 200 + new Blob([JSON.stringify(choice())]).size;
   const parts = [];
   let rows = [], bytes = 0;
   for (const {line, values} of table.rows) {

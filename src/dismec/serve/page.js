@@ -67,7 +67,7 @@ async function meet() {
   document.title = `${model.name} · dismec`;
   at("model").textContent = model.name;
   at("about").textContent = `${model.labels.toLocaleString("en")} labels`;
-  at("seek").hidden = !model.explanations;
+  at("seek").hidden = at("narrow").hidden = !model.explanations;
   at("example").hidden = !model.explanations && !model.examples;
   const counts = [5, 10, 20, 50].filter(count => count <= model.limits.k);
   const options = (counts.length ? counts : [model.limits.k]).map(count => new Option(`${count} labels`, count));
@@ -98,7 +98,7 @@ async function findLabels() {
   try {
     await meet();
     const rank = model.calibrated ? "probability" : "score";
-    const request = {text, k: Number(at("count").value), rank};
+    const request = {text, k: Number(at("count").value), rank, ...choice()};
     const answer = await ask("predict", request, controller.signal);
     if (controller.signal.aborted) return;
     tell(null);
@@ -152,7 +152,10 @@ function showNothing(message) {
 }
 
 function showLabels(text, answer) {
-  if (!answer.labels.length && !wanted.length) return showNothing("The model has no label for this.");
+  if (!answer.labels.length && !wanted.length) {
+    const narrowed = Object.keys(choice()).length > 0;
+    return showNothing(narrowed ? "No label is left to choose from." : "The model has no label for this.");
+  }
   foundText = text;
   found = answer.labels.map((label, i) => described(label, answer.names?.[i], answer.probabilities?.[i] ?? answer.scores[i], i + 1));
   explanations = new Map();

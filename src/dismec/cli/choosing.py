@@ -1,0 +1,79 @@
+"""Options that say which labels a command may choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from dismec.cli.console import spoken
+from dismec.cli.options import PATH, F
+from dismec.errors import DataError, DismecError
+
+if TYPE_CHECKING:
+    from dismec.model.allowed import Allowed
+    from dismec.model.topk_model import TopkModel
+
+__all__ = ["LabelChoice", "choice_options", "say_left_out"]
+
+
+@dataclass(frozen=True)
+class LabelChoice:
+    """Files of labels that are the only ones to predict, or are not to be predicted."""
+
+    only: Path | None
+    exclude: Path | None
+
+    def among(self, model: TopkModel, cluster: str | None) -> Allowed | None:
+        """The labels that the model may choose from; None for all."""
+        from dismec.data.names import load_names
+
+        given = {"only": self.only, "exclude": self.exclude}
+        files = {what: path for what, path in given.items() if path is not None}
+        if not files:
+            return None
+        if cluster is not None:
+            raise DismecError(f"--{next(iter(files))} is not supported with --cluster")
+        found: dict[str, list[int]] = {}
+        for what, path in files.items():
+            found[what] = []
+            for line, name in enumerate(load_names(path), 1):
+                try:
+                    found[what].append(model.find_label(name))
+                except DataError as error:
+                    raise DataError(f"{path}:{line}: {error}") from None
+        return model.select_labels(**found)
+
+
+def choice_options(command: F) -> F:
+    """Add --only and --exclude, which become the parameter `choice`."""
+
+    @click.option(
+        "--only",
+        type=PATH,
+        metavar="FILE",
+        help="Choose only from these labels: names or numbers, one per line.",
+    )
+    @click.option(
+        "--exclude",
+        type=PATH,
+        metavar="FILE",
+        help="Never choose these labels: names or numbers, one per line.",
+    )
+    @wraps(command)
+    def with_choice(*args: Any, only: Path | None, exclude: Path | None, **rest: Any) -> Any:
+        return command(*args, choice=LabelChoice(only, exclude), **rest)
+
+    return cast(F, with_choice)
+
+
+def say_left_out(allowed: Allowed, Y: Any) -> None:
+    """Say how many true labels do not count because they are not allowed."""
+    kept, left_out = allowed.filter(Y)
+    if left_out:
+        without = int((kept.indptr[1:] == kept.indptr[:-1]).sum())
+        of = f"{left_out:,} of {left_out + kept.nnz:,} true labels are not allowed and do not count"
+        spoken(f"{of}; {without:,} of {kept.shape[0]:,} rows have no true label left")

@@ -1,0 +1,66 @@
+"""What a request says of labels → the set of labels to choose from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from dismec.errors import DataError
+from dismec.model.allowed import Allowed
+from dismec.model.topk_model import TopkModel
+from dismec.serve.label_search import LabelSearch
+
+__all__ = ["Choices"]
+
+_KEPT = 16  # sets that are found again: a client asks for the same one many times
+
+
+class Choices:
+    """The sets of labels that requests have asked for, for many threads."""
+
+    def __init__(self, search: Callable[[TopkModel], LabelSearch]) -> None:
+        self._search = search
+        self._found: OrderedDict[Any, Allowed] = OrderedDict()  # latest last
+        self._lock = Lock()
+        self._model: TopkModel | None = None
+
+    def find(self, model: TopkModel, request: dict[str, Any]) -> Allowed | None:
+        """The labels that a checked request allows, or None for all.
+
+        `DataError` if the model does not have one, or is on a cluster.
+        """
+        only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
+        given = {"only": only is not None, "exclude": bool(exclude), "prefix": bool(prefix.strip())}
+        if not any(given.values()):
+            return None
+        if not model.capabilities.rankings:
+            what = next(key for key, there in given.items() if there)
+            raise DataError(f'"{what}" is not supported: the model is on a cluster')
+        key = None if only is None else tuple(only), tuple(exclude or ()), prefix
+        with self._lock:
+            if self._model is not model:
+                self._found.clear()
+                self._model = model
+            known = self._found.pop(key, None)
+            if known is not None:
+                self._found[key] = known
+                return known
+        allowed = self._make(model, only, exclude, prefix)
+        with self._lock:
+            if self._model is model:
+                self._found[key] = allowed
+                while len(self._found) > _KEPT:
+                    self._found.popitem(last=False)
+        return allowed
+
+    def _make(self, model: TopkModel, only: Any, exclude: Any, prefix: str) -> Allowed:
+        allowed = model.select_labels(only, exclude)
+        if not prefix.strip():
+            return allowed
+        begins = np.fromiter(self._search(model).beginning_with(prefix), np.int64)
+        assert allowed.mask is not None
+        return Allowed(model.n_labels, begins[allowed.mask[begins]])
