@@ -108,25 +108,38 @@ def test_topk_among_allowed_labels_equals_brute_force(
     assert_same(by_row, best_of(scores, k, trained & each))
 
 
-@pytest.mark.parametrize("n_open", [1, 30, 3000, 29_000])
-def test_large_shards_rank_what_is_allowed(n_open):
+@pytest.mark.parametrize("n_rows", [3, 160])
+@pytest.mark.parametrize(
+    ("n_labels", "n_open"),
+    [(3000, 1), (3000, 20), (3000, 2900), (20_000, 1), (20_000, 30), (20_000, 19_000)],
+)
+def test_whole_and_split_shards_rank_what_is_allowed(n_labels, n_open, n_rows):
     rng = np.random.default_rng(n_open)
-    n_labels, n_features = 30_000, 40
+    n_features = 40
     W = sp.random_array((n_labels, n_features + 1), density=0.1, rng=rng, dtype=np.float32)
-    W.data -= 0.7
+    W.data -= np.float32(0.5)
+    W = sp.csr_array(W)
+    rare = np.repeat(
+        np.isin(np.arange(n_labels), rng.permutation(n_labels)[:99]), np.diff(W.indptr)
+    )
+    W.data[(W.indices < 10) & ~rare] = 0  # few labels have some features
+    W.eliminate_zeros()
     transform = Transform(n_features, normalize=True, bias=1.0)
-    shards = list(pack([(np.arange(n_labels), sp.csr_array(W))], n_features, "float32"))
-    assert shards[0].is_split
+    shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
+    assert shards[0].is_split == (n_labels > 16_384)
     predictor = Predictor(shards, n_labels, transform)
-    X = random_csr(rng, (3, n_features), 0.5, [0.5, 1.0, -1.0])
-    labels = rng.permutation(n_labels)[:n_open]
-    inside = np.zeros((3, n_labels), np.bool_)
-    inside[:, labels] = True
-    expected = best_of(predictor.decision_function(X), 20, inside)
-    assert_same(predictor.topk(X, 20, 1, Allowed(n_labels, labels)), expected)
-    rows = Allowed.of_rows(sp.csr_array(inside), n_labels)
-    assert_same(predictor.topk(X, 20, 1, rows), expected)
-    [cut] = cut_down(shards, inside[0])
+    X = random_csr(rng, (n_rows, n_features), 0.5, [0.5, 1.0, -1.0])
+    scores = predictor.decision_function(X)
+    sets = [rng.permutation(n_labels)[:n_open] for _ in range(n_rows)]
+    each = np.zeros(scores.shape, np.bool_)
+    for row, labels in enumerate(sets):
+        each[row, labels] = True
+    one = np.broadcast_to(each[0], scores.shape)
+    expected = best_of(scores, 20, one)
+    assert_same(predictor.topk(X, 20, 1, Allowed(n_labels, sets[0])), expected)
+    rows = Allowed.of_rows(sp.csr_array(each), n_labels)
+    assert_same(predictor.topk(X, 20, 1, rows), best_of(scores, 20, each))
+    [cut] = cut_down(shards, each[0])
     assert cut.is_split == (n_open > kernels.split_rows)
     assert_same(Predictor([cut], n_labels, transform).topk(X, 20, 1), expected)
 
