@@ -70,7 +70,9 @@ class Branches:
         """The labels to choose from, or those of them that are leaves."""
         if tree is None or not self.leaves:
             return allowed
-        leaves = tree.leaves if allowed is None else tree.leaves & allowed.mask
+        leaves = tree.leaves
+        if allowed is not None and allowed.mask is not None:
+            leaves = leaves & allowed.mask
         return model.select_labels(only=leaves.nonzero()[0].tolist())
 
     def close(self, rank: Ranking, tree: LabelTree | None) -> Ranking:

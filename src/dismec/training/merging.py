@@ -78,7 +78,7 @@ def merge_models(
     for model, name in zip(opened[1:], names[1:], strict=True):
         for what in _hindrances(opened[0], model):
             raise ModelError(f"{names[0]} and {name} cannot be merged: {what}")
-    merged = _merged(opened, _kept_labels(opened, names))
+    merged = _merged(opened, _labels_taken(opened, names))
     if validation is None:
         return merged
     X, Y = validation
@@ -163,7 +163,7 @@ def _transform_difference(one: Model, other: Model) -> Iterator[str]:
         )
 
 
-def _kept_labels(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
+def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
     """The labels of each model that become labels of the whole."""
     if models[0].names is None:
         return [np.arange(model.n_labels) for model in models]
