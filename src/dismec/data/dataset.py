@@ -31,6 +31,7 @@ from dismec.data.matrices import (
     indicator,
     sealed,
 )
+from dismec.data.mixed import MixedRows
 from dismec.data.names import check_names
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
 from dismec.errors import DataError
@@ -187,6 +188,11 @@ def save_data(dataset: Dataset, path: StrPath, *, labels: StrPath | None = None)
 def fingerprint(X: Any, Y: Any) -> str:
     """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order."""
     digest = hashlib.sha256()
+    if isinstance(X, MixedRows):
+        digest.update(repr(X.dense.shape).encode())
+        for begin in range(0, len(X.dense), 1 << 10):
+            digest.update(np.ascontiguousarray(X.dense[begin : begin + (1 << 10)], "<f4").data)
+        X = X.sparse
     X, Y = canonical(X), indicator(Y)
     arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
     digest.update(repr((X.shape, Y.shape)).encode())

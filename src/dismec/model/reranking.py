@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.matrices import check_X
 from dismec.errors import DataError
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
@@ -54,7 +53,7 @@ class Gains:
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         first = self._margins(_FIRST_LEVEL)
-        rows: Any = check_X(X, first.transform.n_features)
+        rows = first.transform.take(X)
         labels, logs = empty_topk(rows.shape[0], k)
         places = min(k, len(self._bonus))
         if places == 0:

@@ -12,7 +12,8 @@ import scipy.sparse as sp
 
 from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_X, check_Y
+from dismec.data.matrices import check_Y
+from dismec.data.mixed import MixedRows, check_features
 from dismec.data.names import check_names
 from dismec.data.targets import named_matrix
 from dismec.errors import DataError
@@ -41,7 +42,7 @@ class Job:
     A value: what is learned on the way makes another job of it.
     """
 
-    X: sp.csr_array
+    X: sp.csr_array | MixedRows
     Y: sp.csr_array
     problem: Problem
     params: TrainingParams
@@ -61,7 +62,9 @@ class Job:
             If X, Y or the names cannot be used.
         """
         params, vocabulary = request.params, request.vocabulary
-        X = check_X(request.X, transform.n_features if transform else None)
+        X = transform.take(request.X) if transform else check_features(request.X)
+        if isinstance(X, MixedRows):
+            _check_dense_allowed(request)
         found, named = named_matrix(request.Y, request.names)
         Y = check_Y(found, X.shape[0])
         if X.shape[0] == 0:
@@ -70,7 +73,11 @@ class Job:
         _check_memory(X.shape[1], Y.shape[1])
         if transform is None:
             transform = Transform.fit(
-                X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
+                X,
+                tfidf=params.tfidf,
+                normalize=params.normalize,
+                bias=params.bias,
+                dense_scale=params.dense_scale,
             )
         problem = Problem(X, Y, transform)
         data = fingerprint(X, Y)
@@ -79,7 +86,7 @@ class Job:
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=asdict(params),
+            params=_stated(params, transform),
             transform=transform.to_dict(),
             data=data,
             dismec=version("dismec"),
@@ -93,6 +100,8 @@ class Job:
     def solver(self) -> SolverParams:
         """What the solver needs to know."""
         params = self.params.solver
+        if self.transform.dense:  # dense features keep all of their weights
+            return replace(params, pruned_more=(self.transform.n_features, 0.0))
         if self.informed is None:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
@@ -129,6 +138,24 @@ class Job:
         one = n_blocks <= 1
         cuts = cut(order, size, work) if one else cut_evenly(order, size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
+
+
+def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:
+    """The parameters as a manifest has them: one about dense features only where there are any."""
+    stated = asdict(params)
+    if not transform.dense:
+        del stated["dense_scale"]
+    return stated
+
+
+def _check_dense_allowed(request: Request) -> None:
+    """Refuse what is not possible with dense features."""
+    if request.params.penalty == "l1":
+        raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
+    if request.params.refine:
+        raise DataError("refine is not supported with dense features")
+    if request.cluster is not None:
+        raise DataError("dense features are not supported on a cluster: train without it")
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:
