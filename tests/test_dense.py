@@ -424,3 +424,92 @@ def test_selected_rows_have_both_kinds():
     assert rows.shape == (2, 50)
     np.testing.assert_array_equal(rows.dense, E[[5, 2]])
     np.testing.assert_array_equal(rows.sparse.toarray(), X[[5, 2]].toarray())
+
+
+def test_a_large_full_array_is_taken_as_dense_and_a_small_or_sparse_one_is_not():
+    rng = np.random.default_rng(0)
+    E = rng.standard_normal((1 << 13, 1 << 7)).astype(np.float32)
+    Y = sp.csr_array((E[:, :3] > 1).astype(np.uint8))
+    assert fit(E, Y).n_dense == 128
+    assert fit(E[:100], Y[:100]).n_dense == 0
+    thin = E * (rng.random(E.shape) < 0.1)
+    assert fit(thin, Y).n_dense == 0
+    for params in (TrainingParams(tfidf=True), TrainingParams(penalty="l1")):
+        assert fit(np.abs(E), Y, params).n_dense == 0
+    assert fit(sp.csr_array(E), Y).n_dense == 0
+
+
+def test_the_estimator_takes_both_kinds(tmp_path):
+    X, E, Y = dense_problem(rows=400, features=50)
+    clf = dismec.DiSMECClassifier().fit([X, E], Y)
+    assert clf.n_features_in_ == 70
+    assert clf.coef_.shape == (12, 70)
+    wanted = fit([X, E], Y).predict_topk([X, E], 3)
+    for found, right in zip(clf.predict_topk([X, E], 3), wanted, strict=True):
+        np.testing.assert_array_equal(found, right)
+    scores = clf.decision_function([X, E])
+    np.testing.assert_array_equal(clf.predict([X, E]).toarray(), scores > 0)
+    clf.save(tmp_path / "model")
+    loaded = dismec.DiSMECClassifier.load(tmp_path / "model")
+    assert loaded.n_features_in_ == 70
+    np.testing.assert_array_equal(loaded.decision_function([X, E]), scores)
+    for wrong in (X, [E], [X, E[:, :3]]):
+        with pytest.raises(DataError):
+            clf.predict(wrong)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        dismec.DiSMECClassifier().fit([X, E], Y.toarray()[:-1])
+
+
+def test_the_estimator_of_dense_features_alone_takes_classes_and_arrays():
+    E, _ = dense_problem(rows=400)
+    y = np.where(E[:, 0] > 0, "up", "down")
+    clf = dismec.DiSMECClassifier(calibrate=True).fit([E], y)
+    assert clf.score([E], y) > 0.9
+    np.testing.assert_array_equal(clf.predict(E), clf.predict([E]))
+    np.testing.assert_allclose(clf.predict_proba(E).sum(axis=1), 1, rtol=1e-5)
+
+
+TEXTS = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"] * 5
+NAMES = [["egg"], ["egg", "pan"], ["bread"], ["bread", "knife"]] * 5
+
+
+def embeddings_of(n=20, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, 6)).astype(np.float32)
+
+
+def test_texts_are_classified_with_dense_features_beside_them(tmp_path):
+    E = embeddings_of()
+    clf = dismec.DiSMECTextClassifier().fit([TEXTS, E], NAMES)
+    assert clf.score([TEXTS, E], NAMES) == 1
+    model = clf.model_
+    assert model.n_dense == 6
+    assert model.n_features == len(model.vocabulary.terms)
+    rows = model.vocabulary.rows(TEXTS[:2])
+    for given in ([TEXTS[:2], E[:2]], [rows, E[:2]], (TEXTS[:2], E[:2])):
+        np.testing.assert_array_equal(
+            model.predict_topk(given, 2)[1], clf.predict_topk([TEXTS, E], 2)[1][:2]
+        )
+    told = model.explain([TEXTS[:1], E[:1]], 1)
+    assert {term.term for term in told.terms} <= {"boil", "the", "egg"}
+    assert told.embedding is not None
+    for wrong, reason in (
+        (TEXTS, "X has no dense features, and the model takes 6 beside"),
+        ([E], "X has no sparse features"),
+        ([sp.csr_array(rows.toarray()), E[:2]], r"pass \[dismec.TextRows\(X\), E\]"),
+        ([TEXTS[:3], E], "X has 3 rows, and there are 20 dense ones"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            model.predict_topk(wrong)
+    path = tmp_path / "texts.jsonl"
+    lines = [{"text": t, "labels": n} for t, n in zip(TEXTS, NAMES, strict=True)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trained = dismec.train_text(path, tmp_path / "model", dense=E)
+    np.testing.assert_array_equal(trained.weights.toarray(), model.weights.toarray())
+    tuned = dismec.tune_text(path, tmp_path / "tuned", dense=E, grid=(0.5, 1))
+    assert tuned.model.n_dense == 6
+    given = {"validation": path, "validation_dense": E}
+    judged = dismec.train_text(
+        path, tmp_path / "judged", TrainingParams(tfidf=True, calibrate=True), dense=E, **given
+    )
+    assert judged.calibration is not None
+    assert [p.name for p in (tmp_path / "model").iterdir() if p.name.startswith(".data")] == []

@@ -53,7 +53,8 @@ class Model(TopkModel):
         """The weights as CSR float32 (n_labels, n_features + 1), bias last; a copy on each call.
 
         They are those that predictions are made with, rounded to the model's precision. In a
-        refined model the labels that inform others are further features, before the bias.
+        refined model the labels that inform others are further features, before the bias, and so
+        are dense features in a model that takes them.
         """
         return gather(self._shards, self.n_labels, self.transform.n_columns)
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_Y
-from dismec.data.mixed import MixedRows, check_features
+from dismec.data.mixed import MixedRows, check_features, is_mostly_full
 from dismec.data.names import check_names
 from dismec.data.targets import named_matrix
 from dismec.errors import DataError
@@ -62,7 +62,7 @@ class Job:
             If X, Y or the names cannot be used.
         """
         params, vocabulary = request.params, request.vocabulary
-        X = transform.take(request.X) if transform else check_features(request.X)
+        X = transform.take(request.X) if transform else check_features(_as_parts(request))
         if isinstance(X, MixedRows):
             _check_dense_allowed(request)
         found, named = named_matrix(request.Y, request.names)
@@ -138,6 +138,15 @@ class Job:
         one = n_blocks <= 1
         cuts = cut(order, size, work) if one else cut_evenly(order, size, work, n_blocks)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
+
+
+def _as_parts(request: Request) -> Any:
+    """X, as dense features if it is an array that is worth it and nothing else is asked for."""
+    params = request.params
+    sparse_only = params.tfidf or params.refine or params.penalty == "l1"
+    if sparse_only or request.cluster is not None or request.vocabulary is not None:
+        return request.X
+    return [request.X] if is_mostly_full(request.X) else request.X
 
 
 def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.formats import detect
+from dismec.data.mixed import mixed_rows
 from dismec.data.text_format import RefusedError, checked_names
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
@@ -116,6 +117,8 @@ class TextRequest:
     news: News | None = None
     cluster: Any = None
     examples: bool = False
+    dense: Any = None
+    validation_dense: Any = None
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -143,7 +146,7 @@ class TextRequest:
             params=self.params or TrainingParams(tfidf=True),
             path=directory,
             names=names,
-            validation=judge and (judge.X, judge.Y),
+            validation=judge and (_beside(judge.X, self.validation_dense), judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
             examples=example_texts(texts.read()) if self.examples else (),
@@ -154,11 +157,12 @@ class TextRequest:
         )
         if directory is None:
             dataset = vectorised(texts, vocabulary, numbers, threads=self.threads)
-            yield replace(request, X=dataset.X, Y=dataset.Y)
+            yield replace(request, X=_beside(dataset.X, self.dense), Y=dataset.Y)
             return
         make_directory(directory)
         with _in_file(directory, texts, request, self.news) as (dataset, file):
-            yield replace(request, X=dataset.X, Y=dataset.Y, source=file)
+            X = _beside(dataset.X, self.dense)
+            yield replace(request, X=X, Y=dataset.Y, source=file)
 
     def _texts(self, source: Any) -> Texts:
         return Texts.of(source, self.fmt)
@@ -179,6 +183,8 @@ def train_text(
     cluster: Any = None,
     client: Any = None,
     examples: bool = False,
+    dense: Any = None,
+    validation_dense: Any = None,
 ) -> Model:
     """Train a model of texts into a directory, or go on where an earlier run of it stopped.
 
@@ -205,6 +211,9 @@ def train_text(
     examples
         Whether the model keeps the beginnings of up to five training texts, which its server
         offers as examples. Leave it off if the texts are private.
+    dense, validation_dense
+        Dense features beside the texts, and beside those of `validation`: an array with a row for
+        each text (``docs/dense.md``).
 
     Returns
     -------
@@ -229,9 +238,16 @@ def train_text(
         news=news,
         cluster=client if cluster is None else cluster,
         examples=examples,
+        dense=dense,
+        validation_dense=validation_dense,
     )
     with request.as_rows() as rows:
         return carry_out(rows)
+
+
+def _beside(X: Any, dense: Any) -> Any:
+    """Rows of texts, with dense features if there are some."""
+    return X if dense is None else mixed_rows(X, dense)
 
 
 def learn(
