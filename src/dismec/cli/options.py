@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,7 +31,7 @@ _COLUMNS = ("text_column", "label_column", "label_separator", "id_column")
 class DataBatch(NamedTuple):
     """Some rows of DATA, in its order."""
 
-    X: csr_array
+    X: Any  # CSR, or with dense features
     ids: list[str] | None = None  # what DATA calls them
 
 
@@ -44,6 +44,7 @@ class Reading:
     columns: dict[str, str]  # those of _COLUMNS that were given
     kind: str | None = None  # of file, if that was given
     numeric: bool = False  # whether a model of texts takes numeric rows
+    dense: Path | None = None  # the file of dense features
 
     @property
     def fmt(self) -> TextFormat:
@@ -83,13 +84,64 @@ class Reading:
         if not data.is_texts:
             self._check_numeric(model, data)
             dataset = self.load(data, threads)
-            return dataset._replace(X=self.terms(model, data, dataset.X))
-        from dismec.training.texts import text_dataset
+            dataset = dataset._replace(X=self.terms(model, data, dataset.X))
+        else:
+            from dismec.training.texts import text_dataset
 
-        return text_dataset(model, data, fmt=self.fmt_for(model, data), threads=threads)
+            fmt = self.fmt_for(model, data)
+            dataset = text_dataset(model, data, fmt=fmt, threads=threads)
+        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data))
+        return dataset._replace(X=rows.X)
 
     def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """The rows of DATA, a batch at a time."""
+        return self.with_dense(model, self._batches(model, data, threads), str(data))
+
+    def with_dense(
+        self, model: TopkModel, batches: Iterable[DataBatch], data: str
+    ) -> Iterator[DataBatch]:
+        """Rows with the dense features that go with them, for a model that takes such."""
+        dense = self.dense_for(model)
+        if dense is None:
+            yield from batches
+            return
+        from dismec.data.mixed import mixed_rows
+
+        seen = 0
+        for batch in batches:
+            first, seen = seen, seen + batch.X.shape[0]
+            if seen > len(dense):
+                raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has more")
+            # A model of dense features alone leaves out all others.
+            sparse = batch.X if model.n_features else None
+            yield batch._replace(X=mixed_rows(sparse, dense[first:seen]))
+        if seen < len(dense):
+            raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has {seen}")
+
+    def dense_for(self, model: TopkModel) -> Any:
+        """The dense features of the rows, if the model takes such."""
+        if self.dense is None:
+            if model.n_dense:
+                raise DismecError(
+                    f"the model takes {model.n_dense} dense features per row: give their file "
+                    "(--dense FILE.npy)"
+                )
+            return None
+        if not model.n_dense:
+            raise DismecError("the model takes no dense features: leave out --dense")
+        from dismec.data.mixed import load_dense
+
+        dense = load_dense(self.dense)
+        if dense.shape[1] != model.n_dense:
+            raise DismecError(
+                f"{self.dense} has {dense.shape[1]} features per row; the model takes "
+                f"{model.n_dense}"
+            )
+        return dense
+
+    def _batches(
+        self, model: TopkModel, data: DataFile, threads: int | None
+    ) -> Iterator[DataBatch]:
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -99,9 +151,12 @@ class Reading:
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
 
-        vocabulary = vocabulary_of(model)
+        vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
-            yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+            if vocabulary is None:
+                yield DataBatch(no_features(len(batch.texts)), batch.ids)
+            else:
+                yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
 
     def terms(self, model: TopkModel, data: DataFile, rows: csr_array) -> csr_array:
         """Numeric rows of DATA as the model takes them, if it does or --numeric is given."""
@@ -128,6 +183,23 @@ class Reading:
         n_labels = len(names) if names is not None else None
         dataset = load_data(data, labels=self.labels, n_labels=n_labels, threads=threads)
         return dataset if names is None else dataset._replace(names=names)
+
+
+def no_features(n_rows: int) -> csr_array:
+    """Rows without any."""
+    import numpy as np
+    import scipy.sparse as sp
+
+    rows: Any = sp.csr_array((n_rows, 0), dtype=np.float32)
+    return rows  # type: ignore[no-any-return]
+
+
+dense_option = click.option(
+    "--dense",
+    type=PATH,
+    metavar="FILE",
+    help="Dense features beside those of DATA, such as embeddings: a .npy file, a row for each.",
+)
 
 
 def data_options(
@@ -169,6 +241,7 @@ def data_options(
             )
         )
     if model:
+        options.append(dense_option)
         options.append(
             click.option(
                 "--numeric",
@@ -184,7 +257,11 @@ def data_options(
         ) -> Any:
             given = {key: others.pop(key, None) for key in _COLUMNS}
             columns = {key: value for key, value in given.items() if value is not None}
-            how = others.pop("data_format"), others.pop("numeric", False)
+            how = (
+                others.pop("data_format"),
+                others.pop("numeric", False),
+                others.pop("dense", None),
+            )
             reading = Reading(label_matrix, label_names, columns, *how)
             return command(*args, reading=reading, **others)
 

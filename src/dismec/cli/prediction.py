@@ -27,6 +27,7 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     json_option,
+    no_features,
     parse_ks,
     propensity_options,
     threads_option,
@@ -150,7 +151,9 @@ def predict(
     probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
     if rerank is not None and (probabilities or threshold is not None):
         raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
-    if (data is None) == (not texts):
+    if data is not None and texts:
+        raise click.UsageError("give either DATA or --text")
+    if data is None and not texts and reading.dense is None:
         raise click.UsageError("give either DATA or --text")
     if texts and (reading.columns or reading.labels or reading.names):
         raise click.UsageError("options on how to read DATA do not go with --text")
@@ -169,7 +172,10 @@ def predict(
         places = min(places, max(opened.n_labels, 1))  # the others would be empty
         rank_rows = _ranking(opened, places, threshold, probabilities, threads)
         if data is None:
-            batches = _rows_of_texts(opened, texts, threads)
+            rows = (
+                _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
+            )
+            batches = reading.with_dense(opened, rows, "--text")
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
@@ -204,6 +210,16 @@ def _rows_of_texts(
     if model.vocabulary is None:
         raise click.UsageError("the model was trained on numeric features: give DATA, not --text")
     yield DataBatch(model.vocabulary.rows(texts, threads=threads))
+
+
+def _no_other_rows(model: TopkModel, reading: Reading) -> Iterator[DataBatch]:
+    """As many rows without sparse features as there are dense ones."""
+    dense = reading.dense_for(model)
+    if model.n_features:
+        raise click.UsageError(
+            f"the model takes {model.n_features} features beside dense ones: give DATA or --text"
+        )
+    yield DataBatch(no_features(len(dense)))
 
 
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:

@@ -119,6 +119,7 @@ class TextRequest:
     examples: bool = False
     dense: Any = None
     validation_dense: Any = None
+    dense_only: bool = False  # of the texts, only the labels count
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -133,9 +134,12 @@ class TextRequest:
         directory = None if self.path is None else Path(self.path)
         if directory:
             check_output(directory, self.overwrite)
-        vocabulary, names = learn(
-            texts, self.text or TextParams(), threads=self.threads, news=self.news
-        )
+        vocabulary: Vocabulary | None = None
+        if self.dense_only:
+            names = _label_names(texts)
+        else:
+            params = self.text or TextParams()
+            vocabulary, names = learn(texts, params, threads=self.threads, news=self.news)
         numbers = {name: number for number, name in enumerate(names)}
         judge = None
         if validation:
@@ -143,19 +147,19 @@ class TextRequest:
         request = Request(
             X=None,  # filled in below
             Y=None,
-            params=self.params or TrainingParams(tfidf=True),
+            params=self.params or TrainingParams(tfidf=not self.dense_only),
             path=directory,
             names=names,
             validation=judge and (_beside(judge.X, self.validation_dense), judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
-            examples=example_texts(texts.read()) if self.examples else (),
+            examples=example_texts(texts.read()) if self.examples and vocabulary else (),
             threads=self.threads,
             overwrite=self.overwrite,
             progress=self.progress,
             cluster=self.cluster,
         )
-        if directory is None:
+        if directory is None or vocabulary is None:
             dataset = vectorised(texts, vocabulary, numbers, threads=self.threads)
             yield replace(request, X=_beside(dataset.X, self.dense), Y=dataset.Y)
             return
@@ -250,6 +254,13 @@ def _beside(X: Any, dense: Any) -> Any:
     return X if dense is None else mixed_rows(X, dense)
 
 
+def _label_names(texts: Texts) -> list[str]:
+    names = sorted({name for batch in texts.read() for row in batch.labels for name in row})
+    if not names:
+        raise DataError(f"{texts.name}: no row has a label")
+    return names
+
+
 def learn(
     texts: Texts,
     params: TextParams,
@@ -291,7 +302,7 @@ def text_dataset(
     `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
     the model does not know become labels after its own.
     """
-    vocabulary = vocabulary_of(model)
+    vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
     else:
@@ -309,15 +320,25 @@ def vocabulary_of(model: Any) -> Vocabulary:
 
 
 def vectorised(
-    texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
 ) -> Dataset:
-    """Texts as a dataset in memory. Names without a number get the next ones."""
+    """Texts as a dataset in memory, without a vocabulary one of no features.
+
+    Names without a number get the next ones.
+    """
     known = dict(numbers)
     rows: list[Any] = []
     ids: list[int] = []
     lengths = [0]
     for batch in texts.read():
-        rows.append(vocabulary.rows(batch.texts, threads=threads))
+        if vocabulary is None:
+            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
+        else:
+            rows.append(vocabulary.rows(batch.texts, threads=threads))
         for labels in batch.labels:
             ids.extend(known.setdefault(name, len(known)) for name in labels)
             lengths.append(len(labels))
