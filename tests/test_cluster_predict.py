@@ -507,3 +507,20 @@ def test_commands_say_what_is_wrong_in_one_line(tmp_path, shared):
     assert found.stderr.count("\n") == 1
     line = refused(tmp_path / "nothing", "--port", 0, "--cluster", shared.file)
     assert "no such directory" in line
+
+
+def test_dense_features_are_scored_on_a_cluster_as_on_one_machine(shared, tmp_path):
+    X, Y = problem()
+    E = np.random.default_rng(0).standard_normal((X.shape[0], 24)).astype(np.float32)
+    with mock.patch.object(kernels, "shard_rows", 25):
+        here = train([X, E], Y, tmp_path / "dense")
+    with (
+        Cluster.connect(shared.file) as cluster,
+        ClusterPredictor(cluster, tmp_path / "dense") as predictor,
+    ):
+        there = ClusterModel(predictor)
+        found = there.predict_topk([X, E], 5)
+        with pytest.raises(DataError, match="X has no dense features, and the model takes 24"):
+            there.predict_topk(X, 5)
+    for one, other in zip(found, here.predict_topk([X, E], 5), strict=True):
+        np.testing.assert_array_equal(one, other)

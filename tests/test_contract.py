@@ -6,14 +6,17 @@ import copy
 import json
 from itertools import product
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dismec import DataError, open_model
+from dismec import DataError, TrainingParams, open_model
 from dismec.serve.contract import Contract, Limits
 from dismec.serve.description import openapi
 from dismec.serve.queries import parse
+from dismec.training.recipe import fit
 from servers import serving
 
 CONTRACT = Contract(Limits(rows=3, k=7))
@@ -73,9 +76,11 @@ def satisfies(schema, value):
 def is_as_said_in_words(request, n_features):
     """What descriptions say and schemas cannot: of ids, kinds of rows, and probabilities.
 
-    The model is one of texts.
+    The model is one of texts, without dense features.
     """
     rows = request.get("rows", [request])
+    if any("dense" in row for row in rows):
+        return False
     if len({"text" in row for row in rows}) > 1:
         return False
     if rows and request.get("numeric", False) == ("text" in rows[0]):
@@ -112,6 +117,8 @@ def instances(schema):
             found = st.dictionaries(st.integers(0, N_FEATURES - 1), value, max_size=3).map(
                 lambda row: [list(pair) for pair in row.items()]
             )
+        case "array" if schema.get("format") == "numbers":
+            found = st.lists(instances(schema["items"]), max_size=3)
         case "array":
             found = st.one_of(
                 [
@@ -132,6 +139,13 @@ def model(text_files):
     opened = open_model(text_files / "calibrated")
     assert opened.n_features >= N_FEATURES
     return opened
+
+
+@pytest.fixture(scope="module")
+def dense_model():
+    """One that takes dense features only, and does all else."""
+    E = np.random.default_rng(0).standard_normal((60, 2)).astype(np.float32)
+    return fit([E], sp.csr_array(E > 0.5), TrainingParams(calibrate=True))
 
 
 def is_accepted(path, request, model):
@@ -165,7 +179,7 @@ COMPLETE = [
     *(("/explain", row | QUESTION | numeric) for row, numeric in KINDS),
 ]
 KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "numeric", "K"}
-KEYS |= {"only", "exclude", "prefix"}
+KEYS |= {"only", "exclude", "prefix", "dense"}
 ODD = [None, True, False, 0, -1, 1, 8, 1001, 2.0, 0.5, 1e39, -1e39, 10**400, "score", "luck", ""]
 ODD += [[], {}, [[0, 1]], [[0.5, 1]], [[0, 1], [0, 2]], [[9999, 1]], [[0]], [[0, 1, 2]], [0, 1]]
 ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4]
@@ -211,10 +225,12 @@ def kinds_with_keys():
 
 
 @pytest.mark.parametrize(("path", "kind", "key"), [*kinds_with_keys()])
-def test_check_has_the_bounds_and_defaults_of_the_document(model, path, kind, key):
+def test_check_has_the_bounds_and_defaults_of_the_document(model, dense_model, path, kind, key):
+    model = dense_model if "Dense" in kind else model
     schema = DOCUMENT["components"]["schemas"][kind]
     full = {"features": [[0, 1]], "text": "apple", "rows": [{"text": "apple"}], "label": 0}
     full |= {"only": [0], "exclude": ["fruit"]}
+    full["dense"] = [0.5, 1]
     request = {name: full[name] for name in schema["required"]}
     if key == "threshold":
         request["rank"] = "score"  # of which any number can be one

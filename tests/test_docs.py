@@ -55,6 +55,7 @@ def test_readme_commands_and_python_run(tmp_path):
         f"docs/{name}.md"
         for name in (
             "comparing",
+            "dense",
             "guide",
             "hierarchy",
             "inspecting",

@@ -6,6 +6,7 @@ import json
 from dataclasses import fields, replace
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from conftest import random_problem, train_unfinished, weight_files
@@ -105,7 +106,12 @@ def test_every_parameter_is_an_option_an_estimators_and_in_the_manifest(tmp_path
     texts = set(DiSMECTextClassifier().get_params())
     assert names - {"block_size", "tfidf", "normalize", "bias"} <= texts
     assert {field.name for field in fields(TextParams)} <= texts
-    assert train(*problem_data, tmp_path / "model").manifest.params.keys() == names
+    X, Y = problem_data
+    dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
+    assert dense.manifest.params.keys() == names
+    # What is only about dense features is left out where there are none.
+    plain = train(X, Y, tmp_path / "model")
+    assert plain.manifest.params.keys() == names - {"dense_scale"}
 
 
 def test_choices_that_the_command_line_offers_are_those_that_there_are():

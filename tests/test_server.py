@@ -317,8 +317,8 @@ def test_text_is_a_name_first_and_then_an_id_over_http_and_on_the_command_line(f
     ("body", "reason"),
     [
         ("[]", "not a JSON object"),
-        ('{"label": 1}', 'either "features" or "text"'),
-        ('{"text": "", "features": [], "label": 1}', 'either "features" or "text"'),
+        ('{"label": 1}', 'either "features", "text" or "dense"'),
+        ('{"text": "", "features": [], "label": 1}', 'either "features", "text" or "dense"'),
         ('{"text": "apple"}', "id or name"),
         ('{"text": "apple", "label": null}', "id or name"),
         ('{"text": "apple", "label": true}', "id or name"),

@@ -21,6 +21,7 @@ namespace dismec::bind {
 
 namespace {
 
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using solve::L1;
 using solve::L2;
 using solve::SolvedLabel;
@@ -39,12 +40,20 @@ void check_weights(const solve::Transformed& X) {
   }
 }
 
+void check_dense(const solve::Transformed& X) {
+  if (std::ssize(X.dense.values) != X.dense.width * X.size() ||
+      (X.dense.width > 0 && std::ssize(X.dense.scale) != X.size())) {
+    throw std::invalid_argument("dense: one row of features and one scale per row expected");
+  }
+}
+
 /// X with its transform and the rows of every label, checked once.
 class Problem {
  public:
   Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
           Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
-          float bias, std::optional<Vector<float>> weights, Vector<std::int64_t> label_indptr,
+          float bias, std::optional<Vector<float>> weights, std::optional<Matrix> dense,
+          std::optional<Vector<float>> dense_scale, Vector<std::int64_t> label_indptr,
           Vector<std::int32_t> label_rows)
       : indptr_(std::move(indptr)),
         indices_(std::move(indices)),
@@ -52,15 +61,23 @@ class Problem {
         scale_(std::move(scale)),
         idf_(std::move(idf)),
         weights_(std::move(weights)),
+        dense_(std::move(dense)),
+        dense_scale_(std::move(dense_scale)),
         label_indptr_(std::move(label_indptr)),
         label_rows_(std::move(label_rows)) {
     X = {view(indptr_, indices_, values_, n_features), view(scale_), {}, bias};
     if (idf_) X.idf = view(*idf_);
     if (weights_) X.weights = view(*weights_);
+    if (dense_ && dense_scale_) {
+      X.dense = {{dense_->data(), dense_->size()},
+                 view(*dense_scale_),
+                 static_cast<std::int64_t>(dense_->shape(1))};
+    }
     positives = {view(label_indptr_), view(label_rows_), {}, X.size()};
     const nb::gil_scoped_release release;
     check_rows(X.x);
-    if (std::ssize(X.scale) != X.size() || n_features < 0 || n_features >= INT32_MAX ||
+    check_dense(X);
+    if (std::ssize(X.scale) != X.size() || n_features < 0 || X.n_features() >= INT32_MAX ||
         X.size() >= INT32_MAX || (idf_ && std::ssize(X.idf) != n_features)) {
       throw std::invalid_argument("X: array sizes do not fit each other");
     }
@@ -83,6 +100,8 @@ class Problem {
   Vector<float> scale_;
   std::optional<Vector<float>> idf_;
   std::optional<Vector<float>> weights_;
+  std::optional<Matrix> dense_;
+  std::optional<Vector<float>> dense_scale_;
   Vector<std::int64_t> label_indptr_;
   Vector<std::int32_t> label_rows_;
 };
@@ -110,6 +129,9 @@ class Worker {
         team_(team),
         solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
                    : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
+    if (l1 && problem.X.dense.width > 0) {
+      throw std::invalid_argument("l1: not with dense features");
+    }
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     if (l1 && !problem.X.weights.empty()) {
       throw std::invalid_argument("weights: not supported under L1");
@@ -217,9 +239,11 @@ void solver(nb::module_& m) {
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float, std::optional<Vector<float>>,
-                    Vector<std::int64_t>, Vector<std::int32_t>>(),
+                    std::optional<Matrix>, std::optional<Vector<float>>, Vector<std::int64_t>,
+                    Vector<std::int32_t>>(),
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
-           "weights"_a.none(), "label_indptr"_a, "label_rows"_a);
+           "weights"_a.none(), "dense"_a.none(), "dense_scale"_a.none(), "label_indptr"_a,
+           "label_rows"_a);
   nb::class_<Team>(m, "Team")
       .def(nb::init<>())
       .def_prop_ro("calls", &Team::calls)

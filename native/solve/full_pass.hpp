@@ -83,7 +83,8 @@ class FullPass {
     std::vector<Violator>& list = violators(slot);
     if (list.empty()) return;
     each_feature(set, exact_.data(), [&](std::int64_t f, float& weight) {
-      weight = set.w[f] * (X_.idf.empty() ? 1.0F : X_.idf[set.feature(f)]);
+      const bool as_it_is = X_.idf.empty() || f < set.n_dense;
+      weight = set.w[f] * (as_it_is ? 1.0F : X_.idf[set.feature(f)]);
     });
     const std::int64_t n = std::ssize(list);
     const Pieces pieces(n, (n + kRescored - 1) / kRescored);
@@ -97,6 +98,9 @@ class FullPass {
           }
         }
         list[v].score = dot(row_of(X_, list[v].row), exact_.data()) + biases_[slot];
+        if (X_.dense.width > 0) {
+          list[v].score += dense_score(X_.dense, list[v].row, exact_.data() + X_.n_sparse());
+        }
       }
     });
     std::erase_if(list, [](const Violator& v) { return v.score <= -1.0F; });

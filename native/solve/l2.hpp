@@ -35,7 +35,7 @@ class L2 {
         summary_(summary),
         tolerance_(tolerance),
         team_(team),
-        growth_(growth_of(std::ssize(X.x.indices))) {}
+        growth_(growth_of(std::ssize(X.x.indices) + std::ssize(X.dense.values))) {}
 
   void begin(State& state, const WorkingSet& set, float C, bool on_path) {
     state.goal = goal_of(set, C);
@@ -164,7 +164,12 @@ class L2 {
     std::vector<float>& sums = scratch_.gathered;
     sums.assign(set.w.size(), 0.0F);
     for (std::int64_t i = 0; i < set.size(); ++i) {
-      add_scaled(X_.weight(set.rows[i]), set.row(X_, i), sums.data());
+      add_scaled(X_.weight(set.rows[i]), set.row(X_, i), sums.data() + X_.dense.width);
+    }
+    if (X_.dense.width > 0) {
+      const auto row_at = [&](std::int64_t i) { return set.rows[i]; };
+      const auto weight_at = [&](std::int64_t i) { return X_.weight(set.rows[i]); };
+      add_dense_rows(X_.dense, 0, set.size(), row_at, weight_at, 0, X_.dense.width, sums.data());
     }
     const double b = set.cost.negative;
     const double both = set.cost.positive + b;
@@ -172,8 +177,10 @@ class L2 {
     const auto count = [&](double all, double positive) {
       squared += both * positive * (both * positive - 2 * b * all);
     };
+    const auto n_dense = static_cast<std::size_t>(set.n_dense);
     for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
-      count(summary_.sums[set.feature(f)], sums[f] * (factor.empty() ? 1.0 : factor[f]));
+      const bool as_it_is = factor.empty() || f < n_dense;
+      count(summary_.sums[set.feature(f)], sums[f] * (as_it_is ? 1.0 : factor[f - n_dense]));
     }
     count(summary_.sums.back(), set.weight_inside * X_.bias);
     const double at_zero = 2 * C * std::sqrt(std::max(squared, 0.0));

@@ -35,14 +35,11 @@ double each_score_of_large(const WorkingSet& set, const Transformed& X, const st
   const Pieces pieces(set.size(), (set.size() + kRows - 1) / kRows);
   std::vector<double> sums(pieces.n());
   team.each(pieces.n(), [&](std::int64_t piece) {
-    double sum = 0;
-    for (std::int64_t i = pieces.begin(piece); i < pieces.end(piece); ++i) {
-      if (!set.compact && i + kRowsAhead < set.size()) prefetch(set.row(X, i + kRowsAhead));
-      const float score = dot(set.row(X, i), along) + shift;
-      sum += weighed(set, i, score);
-      take(i, score);
-    }
-    sums[piece] = sum;
+    sums[piece] = sum_of_scores(set, X, along, shift, pieces.begin(piece), pieces.end(piece), take,
+                                [&](std::int64_t i) {
+                                  if (!set.compact && i + kRowsAhead < set.size())
+                                    prefetch(set.row(X, i + kRowsAhead));
+                                });
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
@@ -68,6 +65,15 @@ std::array<double, pairs.size()> inner_products_of_set(const WorkingSet& set,
   return products;
 }
 
+/// out += Σ factors[i]·x_i over some places i of a set, in their order, for some dense columns.
+inline void add_dense(const WorkingSet& set, const Transformed& X,
+                      std::span<const std::int32_t> places, const float* factors,
+                      std::int64_t first, std::int64_t last, float* out) {
+  add_dense_rows(
+      X.dense, 0, std::ssize(places), [&](std::int64_t k) { return set.rows[places[k]]; },
+      [&](std::int64_t k) { return factors[places[k]]; }, first, last, out);
+}
+
 /// Adds multiples of rows of a set to a vector.
 class RowSums {
  public:
@@ -75,9 +81,10 @@ class RowSums {
   void add(const WorkingSet& set, const Transformed& X, std::span<const std::int32_t> places,
            const float* factors, std::vector<float>& out, Team& team) {
     if (set.compact) {
-      add_in_pieces(set, places, factors, out, team);
+      add_in_pieces(set, X, places, factors, out, team);
     } else {
       add_in_ranges(set, X, places, factors, out, team);
+      add_dense_in_ranges(set, X, places, factors, out, team);
     }
   }
 
@@ -86,18 +93,19 @@ class RowSums {
   static constexpr std::int64_t kMostPieces = 8;
 
   /// Each piece but the first has a vector of its own, and these are added in their order.
-  void add_in_pieces(const WorkingSet& set, std::span<const std::int32_t> places,
-                     const float* factors, std::vector<float>& out, Team& team) {
+  void add_in_pieces(const WorkingSet& set, const Transformed& X,
+                     std::span<const std::int32_t> places, const float* factors,
+                     std::vector<float>& out, Team& team) {
     const auto& rows = set.copies.rows;
     const std::int64_t nnz =
-        std::accumulate(places.begin(), places.end(), std::int64_t{0},
+        std::accumulate(places.begin(), places.end(), X.dense.width * std::ssize(places),
                         [&](std::int64_t sum, std::int32_t i) { return sum + rows[i].size; });
     const Pieces pieces(std::ssize(places),
                         std::clamp<std::int64_t>(nnz / std::ssize(out), 1, kMostPieces));
     const auto add_piece = [&](std::int64_t piece, float* sums) {
-      for (const auto i : places.subspan(pieces.begin(piece), pieces.size(piece))) {
-        add_scaled(factors[i], rows[i], sums);
-      }
+      const auto some = places.subspan(pieces.begin(piece), pieces.size(piece));
+      for (const auto i : some) add_scaled(factors[i], rows[i], sums + X.dense.width);
+      if (X.dense.width > 0) add_dense(set, X, some, factors, 0, X.dense.width, sums);
     };
     if (!team.has_helpers()) {  // one vector is enough
       if (pieces.n() > 1) make_parts(1, out.size());
@@ -146,8 +154,18 @@ class RowSums {
         if (k + kRowsAhead < n) prefetch(set.row(X, places[k + kRowsAhead]));
         Row x = set.row(X, places[k]);
         if (n_ranges > 1) x = within(x, bounds[range], bounds[range + 1]);
-        add_scaled(factors[places[k]], x, out.data());
+        add_scaled(factors[places[k]], x, out.data() + X.dense.width);
       }
+    });
+  }
+
+  static void add_dense_in_ranges(const WorkingSet& set, const Transformed& X,
+                                  std::span<const std::int32_t> places, const float* factors,
+                                  std::vector<float>& out, Team& team) {
+    if (X.dense.width == 0) return;
+    const Pieces ranges(X.dense.width, team.n_helpers() + 1);
+    team.each(ranges.n(), [&](std::int64_t range) {
+      add_dense(set, X, places, factors, ranges.begin(range), ranges.end(range), out.data());
     });
   }
 
@@ -179,7 +197,7 @@ class RowSums {
     for (std::int64_t range = 1; range < n_ranges && !features.empty(); ++range) {
       bounds.push_back(features[std::ssize(features) * range / n_ranges]);
     }
-    bounds.push_back(static_cast<std::int32_t>(X.n_features()));
+    bounds.push_back(static_cast<std::int32_t>(X.n_sparse()));
     return bounds;
   }
 

@@ -6,8 +6,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
+#include "solve/dense.hpp"
 #include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
@@ -20,7 +22,7 @@ namespace dismec::solve {
 class RowScores {
  public:
   RowScores(const Transformed& X, const Summary& summary)
-      : X_(X), summary_(summary), weights_(X.n_features() * kSlots) {}
+      : X_(X), summary_(summary), weights_(X.n_sparse() * kSlots), panel_(X.dense.width * kSlots) {}
 
   std::int64_t place(std::int64_t row) const { return row; }
 
@@ -29,7 +31,12 @@ class RowScores {
     clear(slot);
     double squared = 0;
     double lost = 0;
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
+    double dense_squared = 0;
+    for (std::int64_t f = 0; f < set.n_dense; ++f) {
+      panel_[f * kSlots + slot] = set.w[f];
+      dense_squared += static_cast<double>(set.w[f]) * set.w[f];
+    }
+    for (std::size_t f = set.n_dense; f + 1 < set.w.size(); ++f) {
       const float w = set.w[f];
       if (w == 0) continue;
       const auto j = static_cast<std::int32_t>(set.feature(f));
@@ -42,7 +49,9 @@ class RowScores {
       lost += off * off;
     }
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them.
-    return summary_.longest_features * (std::sqrt(lost) + kSumError * std::sqrt(squared));
+    const double of_sparse = std::sqrt(lost) + kSumError * std::sqrt(squared);
+    const double sum_error = static_cast<double>(set.n_dense + kLast) * kRounding;
+    return summary_.longest_features * (of_sparse + sum_error * std::sqrt(dense_squared));
   }
 
   /// What a slot's lists take of memory.
@@ -57,6 +66,7 @@ class RowScores {
   void close(int slot) {
     clear(slot);
     empty(used_[slot]);
+    for (std::int64_t k = 0; k < X_.dense.width; ++k) panel_[k * kSlots + slot] = 0;
   }
 
   struct Desk {};  // a thread needs nothing else
@@ -68,45 +78,72 @@ class RowScores {
   template <typename Stop>
   void run(std::int64_t first_row, std::int64_t last_row, Desk&, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) const {
+    const std::array<Lanes, 2> bases = {load(biases.data()), load(biases.data() + kLanes)};
+    if (X_.dense.width == 0) {
+      for (std::int64_t i = first_row; i < last_row; ++i) {
+        if (i % kRowsTogether == 0 && stop()) return;
+        violators.look(i, with_sparse(i, bases));
+      }
+      return;
+    }
+    const auto look_at = [&]<int R>(std::int64_t first, std::integral_constant<int, R>) {
+      std::array<std::array<Lanes, 2>, R> scores;
+      panel_products<R>(X_.dense.row(first), panel_.data(), X_.dense.width, scores.data());
+      for (int r = 0; r < R; ++r) {
+        const Lanes scale = broadcast(X_.dense.scale[first + r]);
+        const std::array<Lanes, 2> with_bias = {fused(scale, scores[r][0], bases[0]),
+                                                fused(scale, scores[r][1], bases[1])};
+        violators.look(first + r, with_sparse(first + r, with_bias));
+      }
+    };
+    std::int64_t i = first_row;
+    for (; i + kPanelRows <= last_row; i += kPanelRows) {
+      if (i % kRowsTogether < kPanelRows && stop()) return;
+      look_at(i, std::integral_constant<int, kPanelRows>());
+    }
+    for (; i < last_row; ++i) look_at(i, std::integral_constant<int, 1>());
+  }
+
+ private:
+  // By how much sums of single precision may be off, as a share of ‖w‖·‖x‖.
+  static constexpr double kSumError = 1e-5;
+  // The same of one sum; a dense part has as many as columns, and a few more to become a score.
+  static constexpr double kRounding = 1.0 / (1 << 24);
+  static constexpr std::int64_t kLast = 8;
+
+  /// What the sparse features of a row add to its scores so far.
+  [[gnu::always_inline]] std::array<Lanes, 2> with_sparse(
+      std::int64_t i, const std::array<Lanes, 2>& so_far) const {
     // Far enough for a feature's weights to arrive from memory.
     constexpr std::int64_t kAhead = 32;
     const Lanes none = broadcast(0.0F);
-    const Lanes lower_biases = load(biases.data());
-    const Lanes upper_biases = load(biases.data() + kLanes);
     const std::int32_t* index = X_.x.indices.data();
     const float* value = X_.x.values.data();
     const auto line = [&](std::int64_t k) {
       return weights_.data() + index[k] * std::int64_t{kSlots};
     };
     const auto last = static_cast<std::int64_t>(X_.x.indices.size()) - 1;
-    for (std::int64_t i = first_row; i < last_row; ++i) {
-      if (i % kRowsTogether == 0 && stop()) return;
-      LanePair first = {none, none};
-      LanePair second = {none, none};
-      const auto add_entry = [&](std::int64_t k, LanePair& sums) {
-        const LanePair weights = widen(line(k));
-        const Lanes v = broadcast(value[k]);
-        sums.even = fused(v, weights.even, sums.even);
-        sums.odd = fused(v, weights.odd, sums.odd);
-      };
-      std::int64_t k = X_.x.indptr[i];
-      const std::int64_t end = X_.x.indptr[i + 1];
-      for (; k + 2 <= end; k += 2) {
-        __builtin_prefetch(line(std::min(k + kAhead, last)));
-        __builtin_prefetch(line(std::min(k + kAhead + 1, last)));
-        add_entry(k, first);
-        add_entry(k + 1, second);
-      }
-      if (k < end) add_entry(k, first);
-      const Lanes scale = broadcast(X_.scale[i]);
-      violators.look(i, {fused(scale, add(first.even, second.even), lower_biases),
-                         fused(scale, add(first.odd, second.odd), upper_biases)});
+    LanePair first = {none, none};
+    LanePair second = {none, none};
+    const auto add_entry = [&](std::int64_t k, LanePair& sums) {
+      const LanePair weights = widen(line(k));
+      const Lanes v = broadcast(value[k]);
+      sums.even = fused(v, weights.even, sums.even);
+      sums.odd = fused(v, weights.odd, sums.odd);
+    };
+    std::int64_t k = X_.x.indptr[i];
+    const std::int64_t end = X_.x.indptr[i + 1];
+    for (; k + 2 <= end; k += 2) {
+      __builtin_prefetch(line(std::min(k + kAhead, last)));
+      __builtin_prefetch(line(std::min(k + kAhead + 1, last)));
+      add_entry(k, first);
+      add_entry(k + 1, second);
     }
+    if (k < end) add_entry(k, first);
+    const Lanes scale = broadcast(X_.scale[i]);
+    return {fused(scale, add(first.even, second.even), so_far[0]),
+            fused(scale, add(first.odd, second.odd), so_far[1])};
   }
-
- private:
-  // By how much sums of single precision may be off, as a share of ‖w‖·‖x‖.
-  static constexpr double kSumError = 1e-5;
 
   /// `widen` takes even places apart from odd ones: the first half of the slots has the even ones.
   std::uint16_t& at(int slot, std::int64_t feature) {
@@ -115,7 +152,8 @@ class RowScores {
 
   const Transformed& X_;
   const Summary& summary_;
-  HugeArray<std::uint16_t> weights_;  // n_features × kSlots
+  HugeArray<std::uint16_t> weights_;  // n_sparse × kSlots
+  HugeArray<float> panel_;            // dense features × kSlots
   std::array<std::vector<std::int32_t>, kSlots> used_;
   Desk own_desk_;
 };

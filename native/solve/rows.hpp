@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csr.hpp"
+#include "solve/dense.hpp"
 #include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 
@@ -18,20 +19,23 @@ namespace dismec::solve {
 /// Dense vectors are walked in steps of so many floats.
 inline constexpr std::int64_t kStride = 4 * kLanes;
 
-/// Row i is scale_i · (x_i ∘ idf), followed by the bias feature at index n_features.
+/// Row i is scale_i · (x_i ∘ idf), followed by its dense features from index n_sparse on, if there
+/// are any, and by the bias feature at index n_features.
 struct Transformed {
   Csr x;
   std::span<const float> scale;
   std::span<const float> idf;  // empty: all ones
   float bias = 1.0F;
   std::span<const float> weights = {};  // what each row's loss is multiplied by; empty: all ones
+  DenseRows dense = {};
 
   std::int64_t size() const { return x.n_rows(); }
-  std::int64_t n_features() const { return x.n_columns; }
+  std::int64_t n_sparse() const { return x.n_columns; }
+  std::int64_t n_features() const { return x.n_columns + dense.width; }
   float weight(std::int64_t i) const { return weights.empty() ? 1.0F : weights[i]; }
 };
 
-/// One row without the bias: scale · value[k] at place index[k], or narrow[k] if there is that.
+/// The sparse features of a row: scale · value[k] at place index[k], or narrow[k] if there is that.
 struct Row {
   const float* value;
   const std::int32_t* index;
@@ -199,19 +203,19 @@ template <typename Index>
 struct Summary {
   std::vector<double> sums;        // Σ_i v_i·x_i, bias last
   HugeArray<float> sums_float{0};  // the same in single precision
-  std::vector<float> magnitudes;   // Σ_i |x_i|, no bias
+  std::vector<float> magnitudes;   // Σ_i |x_i| of sparse features
   double sums_squared = 0;         // ‖Σ_i v_i·x_i‖²
   double weight = 0;               // Σ_i v_i
   double longest = 0;              // max ‖x_i‖
   double longest_features = 0;     // max ‖x_i‖ without the bias
   double mean_length = 0;          // of the rows without the bias
-  bool nonnegative = true;         // all of X
+  bool nonnegative = true;         // all sparse features of X
 };
 
 inline Summary summarise(const Transformed& X) {
   Summary summary;
   summary.sums.assign(X.n_features() + 1, 0.0);
-  summary.magnitudes.assign(X.n_features(), 0.0F);
+  summary.magnitudes.assign(X.n_sparse(), 0.0F);
   double longest_squared = 0;
   for (std::int64_t i = 0; i < X.size(); ++i) {
     const Row x = row_of(X, i);
@@ -225,6 +229,12 @@ inline Summary summarise(const Transformed& X) {
       summary.magnitudes[x.index[k]] += static_cast<float>(std::abs(v));
       squared += v * v;
       if (v < 0) summary.nonnegative = false;
+    }
+    double* dense_sums = summary.sums.data() + X.n_sparse();
+    for (std::int64_t k = 0; k < X.dense.width; ++k) {
+      const double v = static_cast<double>(X.dense.scale[i]) * X.dense.row(i)[k];
+      dense_sums[k] += weight * v;
+      squared += v * v;
     }
     longest_squared = std::max(longest_squared, squared);
     summary.mean_length += std::sqrt(squared) / static_cast<double>(X.size());

@@ -60,7 +60,7 @@ class Solver {
         options_(options),
         penalty_(X, summary, options.tolerance, team),
         pass_(X, summary, tiers, team),
-        memory_(X.n_features()),
+        memory_(X.n_sparse()),
         most_bytes_(std::max(solver_limits::kBytes,
                              solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}
 

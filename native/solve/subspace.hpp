@@ -193,11 +193,17 @@ class SubspaceSolver {
     if (is_large(set_)) {
       sums_.add(set_, X_, listed, factors, gathered, team_);
     } else {
-      for (const auto i : listed) add_scaled(factors[i], set_.row(X_, i), gathered.data());
+      float* sparse = gathered.data() + X_.dense.width;
+      for (const auto i : listed) add_scaled(factors[i], set_.row(X_, i), sparse);
+      if (X_.dense.width > 0) {
+        add_dense(set_, X_, listed, factors, 0, X_.dense.width, gathered.data());
+      }
     }
     if (!factor_.empty()) {
       out = set_.w;
-      for (std::size_t j = 0; j + 1 < n; ++j) out[j] += gathered[j] * factor_[j];
+      const auto n_dense = static_cast<std::size_t>(X_.dense.width);
+      for (std::size_t j = 0; j < n_dense; ++j) out[j] += gathered[j];
+      for (std::size_t j = n_dense; j + 1 < n; ++j) out[j] += gathered[j] * factor_[j - n_dense];
     }
     out[n - 1] += static_cast<float>(total * X_.bias);
     if (of_outside > 0) {

@@ -48,10 +48,11 @@ class Tiers {
   // Rows that a pass sums up together.
   static constexpr std::int64_t kTogether = 1024;
 
-  /// Empty unless there are many features, and rows are short and of about one length.
+  /// Empty unless there are many features, all of them sparse, and rows are short and of about one
+  /// length.
   Tiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
     const std::int64_t nnz = std::ssize(X.x.indices);
-    if (X.n_features() * X.size() <= kFeaturesPerNonZero * nnz) return;
+    if (X.dense.width > 0 || X.n_features() * X.size() <= kFeaturesPerNonZero * nnz) return;
     if (summary.longest_features > kUneven * summary.mean_length) return;
     std::vector<std::int32_t> counts(X.n_features(), 0);
     float largest = 0;

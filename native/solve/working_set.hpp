@@ -21,11 +21,11 @@ struct Cost {
 };
 
 /// A label's working set: its positives, then the negatives taken in so far. Vectors over features
-/// hold the bias last.
+/// hold those of dense features first and that of the bias last.
 ///
-/// Rows are copied, with features renumbered by first use, so that every vector is as short as the
-/// set is and stays in cache. A set of more than kCompactBytes is read from X in place, with
-/// vectors over all features.
+/// Dense features are read from X in place. Sparse ones are copied, with features renumbered by
+/// first use, so that every vector is as short as the set is and stays in cache. A set of more than
+/// kCompactBytes is read from X in place, with vectors over all features.
 struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
@@ -39,7 +39,9 @@ struct WorkingSet {
   std::vector<float> sums;  // Σ of all rows of X, per entry of w; `find_sums` brings it up to date
   std::vector<std::uint16_t> codes;  // see `Tiers::code`, per feature; passes bring it up to date
   bool compact = true;
-  Copies copies;  // if it is compact
+  Copies copies;                 // if it is compact
+  std::int64_t n_dense = 0;      // entries of vectors that are about dense features
+  std::int64_t first_dense = 0;  // the number of the first of these features
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
   /// What it takes of memory: vectors have room for a quarter more than they hold.
@@ -66,9 +68,11 @@ struct WorkingSet {
   }
   /// The feature that entry f of a vector is about; not for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
-    return compact ? copies.features[f] : static_cast<std::int64_t>(f);
+    const auto place = static_cast<std::int64_t>(f) - n_dense;
+    if (place < 0) return first_dense + static_cast<std::int64_t>(f);
+    return compact ? copies.features[place] : place;
   }
-  /// What a row's features are still to be multiplied by; empty for ones.
+  /// What a row's sparse features are still to be multiplied by; empty for ones.
   std::span<const float> factor(const Transformed& X) const {
     return compact ? std::span<const float>{} : X.idf;
   }
@@ -77,8 +81,10 @@ struct WorkingSet {
 /// Calls change(f, x[j]) for entry f of the vectors, which is about feature j; not for the bias.
 template <typename T, typename Change>
 void each_feature(const WorkingSet& set, T* x, const Change& change) {
-  if (set.compact) return each_entry(set.copies.features, x, change);
-  for (std::int64_t j = 0; j < set.n_features(); ++j) change(j, x[j]);
+  for (std::int64_t f = 0; f < set.n_dense; ++f) change(f, x[set.first_dense + f]);
+  const auto later = [&](std::int64_t f, T& of_feature) { change(set.n_dense + f, of_feature); };
+  if (set.compact) return each_entry(set.copies.features, x, later);
+  for (std::int64_t j = 0; j < set.n_features() - set.n_dense; ++j) later(j, x[j]);
 }
 
 /// Σ of the weights of the rows outside of a set, which the stand-in has. 0 where the weights are
@@ -114,7 +120,8 @@ const float* along_rows(const Set& set, const Transformed& X, const std::vector<
   const std::span<const float> factor = set.factor(X);
   if (factor.empty()) return d.data();
   scaled = d;
-  for (std::size_t j = 0; j < factor.size(); ++j) scaled[j] *= factor[j];
+  float* sparse = scaled.data() + X.dense.width;
+  for (std::size_t j = 0; j < factor.size(); ++j) sparse[j] *= factor[j];
   return scaled.data();
 }
 
@@ -129,6 +136,33 @@ double weighed(const Set& set, std::int64_t i, float x) {
   }
 }
 
+/// Calls take(i, along·x_i + shift) for some rows of a set, and returns the sum of these scores,
+/// each times the row's weight. `ask(i)` is called before row i is read.
+template <typename Set, typename Take, typename Ask>
+double sum_of_scores(const Set& set, const Transformed& X, const float* along, float shift,
+                     std::int64_t begin, std::int64_t end, const Take& take, const Ask& ask) {
+  double sum = 0;
+  const float* sparse = along + X.dense.width;
+  const auto add_to_dense = [&](std::int64_t i, float score) {
+    ask(i);
+    score += dot(set.row(X, i), sparse) + shift;
+    sum += weighed(set, i, score);
+    take(i, score);
+  };
+  if (X.dense.width == 0) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      ask(i);
+      const float score = dot(set.row(X, i), sparse) + shift;
+      sum += weighed(set, i, score);
+      take(i, score);
+    }
+  } else if constexpr (requires { set.rows[0]; }) {
+    const auto row_at = [&](std::int64_t i) { return set.rows[i]; };
+    each_dense_score(X.dense, begin, end, row_at, along, add_to_dense);
+  }
+  return sum;
+}
+
 /// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores, each times the
 /// row's weight. `scaled` is memory.
 template <typename Set, typename Take>
@@ -136,13 +170,7 @@ double each_score(const Set& set, const Transformed& X, const std::vector<float>
                   std::vector<float>& scaled, const Take& take) {
   const float* along = along_rows(set, X, d, scaled);
   const float shift = X.bias * d.back();
-  double sum = 0;
-  for (std::int64_t i = 0; i < set.size(); ++i) {
-    const float score = dot(set.row(X, i), along) + shift;
-    sum += weighed(set, i, score);
-    take(i, score);
-  }
-  return sum;
+  return sum_of_scores(set, X, along, shift, 0, set.size(), take, [](std::int64_t) {});
 }
 
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
@@ -150,7 +178,10 @@ inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 /// Turns a compact set into one that reads X in place.
 inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   std::vector<float> w(X.n_features() + 1, 0.0F);
-  for (std::int64_t f = 0; f < set.n_features(); ++f) w[set.feature(f)] = set.w[f];
+  std::copy_n(set.w.begin(), set.n_dense, w.begin());
+  for (std::int64_t f = set.n_dense; f < set.n_features(); ++f) {
+    w[set.n_dense + set.feature(f)] = set.w[f];
+  }
   w.back() = set.w.back();
   set.w = std::move(w);
   set.sums.clear();
@@ -188,8 +219,8 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   constexpr std::int64_t kAhead = 8;
   constexpr std::int64_t kNext = 1;
   constexpr std::int64_t kNearby = 1 << 16;  // features whose places stay in the cache
-  const bool ask = X.n_features() > kNearby;
-  set.copies.append(std::ssize(added), nnz, X.n_features(), X.idf, memory, [&](std::int64_t i) {
+  const bool ask = X.n_sparse() > kNearby;
+  set.copies.append(std::ssize(added), nnz, X.n_sparse(), X.idf, memory, [&](std::int64_t i) {
     if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
     if (ask && i + kNext < std::ssize(added)) {
       const Row next = row_of(X, added[i + kNext]);
@@ -201,7 +232,7 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   });
   const float bias = set.w.back();
   set.w.back() = 0;
-  set.w.resize(set.copies.features.size() + 1, 0.0F);
+  set.w.resize(set.n_dense + set.copies.features.size() + 1, 0.0F);
   set.w.back() = bias;
 }
 
@@ -224,16 +255,27 @@ inline std::vector<Weight> weights_of(const WorkingSet& set) {
 /// Gives a set these weights, as far as it has the features; the bias keeps its own.
 inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, SetMemory& memory) {
   std::fill(set.w.begin(), set.w.end() - 1, 0.0F);
+  // A set has all dense features.
+  float* sparse = set.w.data() + set.n_dense;
+  const auto assign_dense = [&](const Weight& weight) {
+    const bool is_dense = set.n_dense > 0 && weight.feature >= set.first_dense;
+    if (is_dense) set.w[weight.feature - set.first_dense] = weight.value;
+    return is_dense;
+  };
   if (!set.compact) {
-    for (const auto& [feature, value] : weights) set.w[feature] = value;
+    for (const Weight& weight : weights) {
+      if (!assign_dense(weight)) sparse[weight.feature] = weight.value;
+    }
     return;
   }
   std::int32_t* local = memory.local_of.data();
-  each_feature(set, local, [](std::int32_t f, std::int32_t& place) { place = f; });
-  for (const auto& [feature, value] : weights) {
-    if (local[feature] >= 0) set.w[local[feature]] = value;
+  const std::span<const std::int32_t> features = set.copies.features;
+  each_entry(features, local, [](std::int32_t f, std::int32_t& place) { place = f; });
+  for (const Weight& weight : weights) {
+    if (assign_dense(weight)) continue;
+    if (local[weight.feature] >= 0) sparse[local[weight.feature]] = weight.value;
   }
-  each_feature(set, local, [](std::int32_t, std::int32_t& place) { place = -1; });
+  each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
 }
 
 /// Drops all rows but these, given by their places in the set, ascending, and adds others. Features
@@ -250,7 +292,8 @@ inline void replace_rows(WorkingSet& set, const Transformed& X,
   set.rows.clear();
   set.weight_roots.clear();
   set.weight_inside = 0;
-  set.w.assign(1, bias);
+  set.w.assign(set.n_dense, 0.0F);
+  set.w.push_back(bias);
   set.sums.clear();
   set.codes.clear();
   set.compact = true;
@@ -275,7 +318,10 @@ inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::in
   set.cost = cost;
   set.positive_root = static_cast<float>(std::sqrt(cost.positive));
   set.negative_root = static_cast<float>(std::sqrt(cost.negative));
-  set.w.assign(1, X.bias != 0 ? -1 / X.bias : 0.0F);
+  set.n_dense = X.dense.width;
+  set.first_dense = X.n_sparse();
+  set.w.assign(set.n_dense, 0.0F);
+  set.w.push_back(X.bias != 0 ? -1 / X.bias : 0.0F);
   set.sums.clear();
   set.codes.clear();
   set.compact = true;

@@ -95,6 +95,8 @@ class Problem:
         n_features: int,
         bias: float,
         weights: NDArray[np.float32] | None,
+        dense: NDArray[np.float32] | None,
+        dense_scale: NDArray[np.float32] | None,
         label_indptr: NDArray[np.int64],
         label_rows: NDArray[np.int32],
     ) -> None: ...

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from dismec.cli import comparing, copies, data, explanation, prediction, training, tuning
+from dismec.cli import comparing, copies, data, explanation, prediction, serving, training, tuning
 from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
@@ -107,7 +107,7 @@ for _group in (
     (training.train, training.add_labels, training.update, training.remove_labels),
     (copies.prune, copies.subset, copies.merge),
     (tuning.tune, tuning.sweep, comparing.compare),
-    (prediction.predict, prediction.evaluate, explanation.explain, prediction.serve),
+    (prediction.predict, prediction.evaluate, explanation.explain, serving.serve),
     (data.inspect, data.convert, data.generate, data.demo),
 ):
     for _command in _group:

@@ -258,6 +258,8 @@ def print_explanation(
     if few:
         told = f"{sum(reason.contribution for reason in few):+.3f}"
         table.add_row(f"{len(few):,} more labels", "", "", told)
+    if explanation.embedding is not None:
+        table.add_row("embedding", "", "", f"{explanation.embedding:+.3f}")
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")
     console.print(table)
     for reason in explanation.reasons:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import print_explanation, spoken
-from dismec.cli.options import PATH, Reading, data_options, json_option
+from dismec.cli.options import PATH, Reading, data_options, json_option, no_features
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def explain(
     """Say which features carried the score of a label, and which were against it.
 
     ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
-    --row.
+    --row. A model that takes dense features takes these of that row from --dense, and one that
+    takes no others leaves out what ROW says.
     """
     from dismec.model.explanation import highlights
     from dismec.model.opening import open_model
@@ -61,11 +62,17 @@ def explain(
     opened = open_model(model, check=True)
     if number is None and len(row) < 1000 and Path(row).is_file():
         raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
-    if number is None:
-        text: str | None = row if opened.vocabulary is not None else None
+    text: str | None = None
+    if opened.n_dense and not opened.n_features:
+        x: Any = no_features(1)
+    elif number is None:
+        text = row if opened.vocabulary is not None else None
         x = _row_of(opened, row)
     else:
         text, x = _row_in(opened, Path(row), number, reading)
+    if opened.vocabulary and not x.nnz:
+        spoken("the model knows no word of this text: what is left is the bias")
+    x = _beside_dense(opened, x, reading, number)
     wanted = [opened.find_label(label) for label in labels]
     if not wanted:
         best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -73,8 +80,6 @@ def explain(
             raise DismecError("the model has no labels to explain")
         wanted = [best]
     vocabulary = opened.vocabulary
-    if vocabulary and not x.nnz:
-        spoken("the model knows no word of this text: what is left is the bias")
     terms = vocabulary.terms if vocabulary else None
     spans = vocabulary.spans(text) if vocabulary and text is not None else None
     for label in wanted:
@@ -88,6 +93,19 @@ def explain(
             click.echo(json.dumps(said, ensure_ascii=False))
         else:
             print_explanation(explanation, text, words, limit)
+
+
+def _beside_dense(model: Model, x: Any, reading: Reading, number: int | None) -> Any:
+    """The row with its dense features, if the model takes such."""
+    dense = reading.dense_for(model)
+    if dense is None:
+        return x
+    if number is None and len(dense) != 1:
+        raise DismecError(f"{reading.dense} has {len(dense)} rows: say which (--row 1)")
+    place = (number or 1) - 1
+    if place >= len(dense):
+        raise DismecError(f"row {number} requested, but {reading.dense} has {len(dense)} rows")
+    return [x, dense[place : place + 1]] if model.n_features else [dense[place : place + 1]]
 
 
 def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ _COLUMNS = ("text_column", "label_column", "label_separator", "id_column", "weig
 class DataBatch(NamedTuple):
     """Some rows of DATA, in its order."""
 
-    X: csr_array
+    X: Any  # CSR, or with dense features
     ids: list[str] | None = None  # what DATA calls them
 
 
@@ -46,6 +46,7 @@ class Reading:
     kind: str | None = None  # of file, if that was given
     numeric: bool | None = None  # whether a model of texts takes numeric rows
     weights: Path | None = None  # the file of the weights of rows
+    dense: Path | None = None  # the file of dense features
 
     @property
     def fmt(self) -> TextFormat:
@@ -106,15 +107,65 @@ class Reading:
         if not data.is_texts:
             self._check_numeric(model, data)
             dataset = _aligned_by_name(self.load(data, threads), model.names)
-            return dataset._replace(X=self.terms(model, data, dataset.X)), weights
-        from dismec.training.texts import weighted_text_dataset
+            dataset = dataset._replace(X=self.terms(model, data, dataset.X))
+        else:
+            from dismec.training.texts import weighted_text_dataset
 
-        fmt = self.fmt_for(model, data, trains=trains)
-        dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
-        return dataset, of_column if weights is None else weights
+            fmt = self.fmt_for(model, data, trains=trains)
+            dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
+            weights = of_column if weights is None else weights
+        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data))
+        return dataset._replace(X=rows.X), weights
 
     def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """The rows of DATA, a batch at a time."""
+        return self.with_dense(model, self._batches(model, data, threads), str(data))
+
+    def with_dense(
+        self, model: TopkModel, batches: Iterable[DataBatch], data: str
+    ) -> Iterator[DataBatch]:
+        """Rows with the dense features that go with them, for a model that takes such."""
+        dense = self.dense_for(model)
+        if dense is None:
+            yield from batches
+            return
+        from dismec.data.mixed import mixed_rows
+
+        seen = 0
+        for batch in batches:
+            first, seen = seen, seen + batch.X.shape[0]
+            if seen > len(dense):
+                raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has more")
+            # A model of dense features alone leaves out all others.
+            sparse = batch.X if model.n_features else None
+            yield batch._replace(X=mixed_rows(sparse, dense[first:seen]))
+        if seen < len(dense):
+            raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has {seen}")
+
+    def dense_for(self, model: TopkModel) -> Any:
+        """The dense features of the rows, if the model takes such."""
+        if self.dense is None:
+            if model.n_dense:
+                raise DismecError(
+                    f"the model takes {model.n_dense} dense features per row: give their file "
+                    "(--dense FILE.npy)"
+                )
+            return None
+        if not model.n_dense:
+            raise DismecError("the model takes no dense features: leave out --dense")
+        from dismec.data.mixed import load_dense
+
+        dense = load_dense(self.dense)
+        if dense.shape[1] != model.n_dense:
+            raise DismecError(
+                f"{self.dense} has {dense.shape[1]} features per row; the model takes "
+                f"{model.n_dense}"
+            )
+        return dense
+
+    def _batches(
+        self, model: TopkModel, data: DataFile, threads: int | None
+    ) -> Iterator[DataBatch]:
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -124,9 +175,12 @@ class Reading:
         from dismec.data.corpus import read_texts
         from dismec.training.texts import vocabulary_of
 
-        vocabulary = vocabulary_of(model)
+        vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
-            yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
+            if vocabulary is None:
+                yield DataBatch(no_features(len(batch.texts)), batch.ids)
+            else:
+                yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
 
     def terms(self, model: TopkModel, data: DataFile, rows: csr_array) -> csr_array:
         """Numeric rows of DATA as the model takes them, if it does or --numeric is given."""
@@ -166,6 +220,23 @@ def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
 
     Y, known = columns_by_name(dataset.Y, dataset.names, names)
     return dataset._replace(Y=Y, names=known)
+
+
+def no_features(n_rows: int) -> csr_array:
+    """Rows without any."""
+    import numpy as np
+    import scipy.sparse as sp
+
+    rows: Any = sp.csr_array((n_rows, 0), dtype=np.float32)
+    return rows  # type: ignore[no-any-return]
+
+
+dense_option = click.option(
+    "--dense",
+    type=PATH,
+    metavar="FILE",
+    help="Dense features beside those of DATA, such as embeddings: a .npy file, a row for each.",
+)
 
 
 def data_options(
@@ -220,6 +291,7 @@ def data_options(
             ),
         ]
     if model:
+        options.append(dense_option)
         options.append(
             click.option(
                 "--numeric",
@@ -235,7 +307,8 @@ def data_options(
         ) -> Any:
             given = {key: others.pop(key, None) for key in _COLUMNS}
             columns = {key: value for key, value in given.items() if value is not None}
-            how = (others.pop(key, None) for key in ("data_format", "numeric", "row_weights"))
+            keys = ("data_format", "numeric", "row_weights", "dense")
+            how = (others.pop(key, None) for key in keys)
             reading = Reading(label_matrix, label_names, columns, *how)
             return command(*args, reading=reading, **others)
 

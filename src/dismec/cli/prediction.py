@@ -1,9 +1,8 @@
-"""Commands that use models: to predict, to measure, to answer over HTTP."""
+"""Commands that use models: to predict, and to measure."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import click
 from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
 from dismec.cli.console import (
     cluster_news,
-    hush_dask,
     say_unknown,
     spoken,
 )
@@ -22,11 +20,11 @@ from dismec.cli.options import (
     MOST_PLACES,
     PATH,
     DataBatch,
-    F,
     Reading,
     cluster_option,
     data_options,
     json_option,
+    no_features,
     parse_ks,
     propensity_options,
     threads_option,
@@ -68,12 +66,6 @@ def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) 
         except UnicodeEncodeError:
             raise click.BadParameter(f"text {number} is not UTF-8") from None
     return texts
-
-
-def _number_option(
-    *names: str, least: int = 1, most: int | None = None, **more: Any
-) -> Callable[[F], F]:
-    return click.option(*names, type=click.IntRange(least, most), show_default=True, **more)
 
 
 _rerank_option = click.option(
@@ -162,7 +154,9 @@ def predict(
     probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
     if rerank is not None and (probabilities or threshold is not None):
         raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
-    if (data is None) == (not texts):
+    if data is not None and texts:
+        raise click.UsageError("give either DATA or --text")
+    if data is None and not texts and reading.dense is None:
         raise click.UsageError("give either DATA or --text")
     if texts and (reading.columns or reading.labels or reading.names):
         raise click.UsageError("options on how to read DATA do not go with --text")
@@ -185,7 +179,10 @@ def predict(
         rank_rows = _ranking(opened, places, threshold, probabilities, how)
         rank_rows = branches.close(rank_rows, tree)
         if data is None:
-            batches = _rows_of_texts(opened, texts, threads)
+            rows = (
+                _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
+            )
+            batches = reading.with_dense(opened, rows, "--text")
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
@@ -220,6 +217,16 @@ def _rows_of_texts(
     if model.vocabulary is None:
         raise click.UsageError("the model was trained on numeric features: give DATA, not --text")
     yield DataBatch(model.vocabulary.rows(texts, threads=threads))
+
+
+def _no_other_rows(model: TopkModel, reading: Reading) -> Iterator[DataBatch]:
+    """As many rows without sparse features as there are dense ones."""
+    dense = reading.dense_for(model)
+    if model.n_features:
+        raise click.UsageError(
+            f"the model takes {model.n_features} features beside dense ones: give DATA or --text"
+        )
+    yield DataBatch(no_features(len(dense)))
 
 
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
@@ -333,56 +340,3 @@ def _model_at(model: Path, cluster: str | None) -> Iterator[TopkModel]:
             if "calibration" in predictor.manifest.parts:
                 spoken("with --cluster labels are ranked by score, not by probability")
             yield ClusterModel(predictor)
-
-
-@click.command()
-@click.argument("model", type=PATH)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@_number_option("--port", least=0, most=65535, default=8000, help="0: any that is free.")
-@_number_option("--max-body", most=1000, default=10, help="MB a request.")
-@_number_option("--max-rows", default=1000, help="Rows a request.")
-@_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels a row.")
-@_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
-@cluster_option
-@threads_option
-def serve(
-    model: Path,
-    host: str,
-    port: int,
-    cluster: str | None,
-    threads: int | None,
-    max_body: int,
-    max_rows: int,
-    max_k: int,
-    queue: int,
-) -> None:
-    """Answer HTTP requests for predictions of MODEL.
-
-    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
-    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
-    finishes what was begun and ends.
-    """
-    import logging
-
-    try:
-        from dismec.serve.application import serve as serve_model
-        from dismec.serve.contract import Limits
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dismec"):
-            raise
-        raise DismecError(
-            f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
-        ) from None
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    if cluster is not None:
-        hush_dask()
-    serve_model(
-        model,
-        host=host,
-        port=port,
-        threads=threads,
-        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
-        token=os.environ.get("DISMEC_TOKEN"),
-        cluster=cluster,
-        ready=lambda address: click.echo(f"serving {model} on {address}"),
-    )

@@ -18,6 +18,7 @@ from dismec.cli.options import (
     Reading,
     cluster_option,
     data_options,
+    dense_option,
     parse_delta,
     quiet_option,
     threads_option,
@@ -40,6 +41,8 @@ class Order:
     text: dict[str, Any]  # those of `TextParams`
     validation: Path | None
     validation_labels: Path | None
+    dense_only: bool
+    validation_dense: Path | None
     overwrite: bool
     no_examples: bool
     threads: int | None
@@ -60,17 +63,23 @@ class Order:
         `fixed` are parameters that are not among the options.
         """
         from dismec.data.dataset import load_data
+        from dismec.data.mixed import load_dense
         from dismec.training.request import Request
         from dismec.training.resume import check_output
         from dismec.training.texts import TextRequest
 
+        self._check_dense()
         if path is not None:
             check_output(path, bool(self.overwrite))
         found = self.reading.look(data)
         if found.is_texts:
             found.read_twice()
         text = self._text_params(found)
-        params = self._training_params(found.is_texts, fixed)
+        params = self._training_params(found.is_texts and not self.dense_only, fixed)
+        dense, judge_dense = (
+            None if file is None else load_dense(file)
+            for file in (self.reading.dense, self.validation_dense)
+        )
         with (
             resumable(path),
             shown_progress(self.quiet, what) as progress,
@@ -82,11 +91,13 @@ class Order:
                 "progress": progress,
                 "cluster": self.cluster,
             }
-            if text is not None:
+            if found.is_texts:
                 news = None if self.quiet or path is None else spoken
                 of_text = (text, self.reading.fmt, self.validation)
                 common |= {"news": news, "examples": path is not None and not self.no_examples}
                 common["weights"] = self.reading.row_weights
+                common |= {"dense": dense, "validation_dense": judge_dense}
+                common |= {"dense_only": self.dense_only}
                 with TextRequest(found, params, path, *of_text, **common).as_rows() as request:
                     yield request
                 return
@@ -95,10 +106,31 @@ class Order:
             if self.validation:
                 labels = self.validation_labels
                 judge = load_data(self.validation, labels=labels, threads=self.threads)[:2]
+                judge = self._with_dense(judge[0], judge_dense), judge[1]
             source = found.path if found.kind == "xmc" else None
             common |= {"names": names, "validation": judge, "source": source}
             common["weights"] = self.reading.row_weights
-            yield Request(X, Y, params, path, **common)
+            yield Request(self._with_dense(X, dense), Y, params, path, **common)
+
+    def _with_dense(self, X: Any, dense: Any) -> Any:
+        if dense is None:
+            return X
+        return [dense] if self.dense_only else [X, dense]
+
+    def _check_dense(self) -> None:
+        dense = self.reading.dense
+        if dense is None and (self.dense_only or self.validation_dense):
+            option = "--dense-only" if self.dense_only else "--validation-dense"
+            raise click.UsageError(f"{option} requires --dense")
+        for option, unsupported in (
+            ("--cluster", self.cluster is not None),
+            ("--refine", self.params.get("refine")),
+            ("--penalty l1", self.params.get("penalty") == "l1"),
+        ):
+            if dense is not None and unsupported:
+                raise click.UsageError(f"--dense is not supported with {option}")
+        if dense is not None and bool(self.validation) != bool(self.validation_dense):
+            raise click.UsageError("--validation requires --validation-dense with --dense")
 
     def _training_params(self, is_text: bool, fixed: dict[str, Any]) -> TrainingParams:
         given: dict[str, Any] = {
@@ -119,6 +151,11 @@ class Order:
             if given:
                 option = min(given).replace("_", "-")
                 raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+            return None
+        if self.dense_only:
+            if given:
+                option = min(given).replace("_", "-")
+                raise click.UsageError(f"--{option} is for texts, which --dense-only leaves out")
             return None
         from dismec.features.vocabulary import TextParams
 
@@ -141,6 +178,7 @@ def training_options(
         options += [
             click.option("--validation", type=PATH, help=validation),
             click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
+            click.option("--validation-dense", type=PATH, help="As --dense, for --validation."),
             click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
             click.option(
                 "--no-examples",
@@ -148,6 +186,8 @@ def training_options(
                 help="Keep no training texts in the model [default: five beginnings].",
             ),
         ]
+    only = "Use only the labels of DATA, and --dense."
+    options += [dense_option, click.option("--dense-only", is_flag=True, help=only)]
     options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,6 +198,8 @@ def training_options(
                 "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
             }
             for name in ("validation", "validation_labels", "overwrite", "no_examples"):
+                order[name] = given.pop(name, None)
+            for name in ("dense_only", "validation_dense"):
                 order[name] = given.pop(name, None)
             for name in ("reading", "threads", "cluster", "quiet"):
                 order[name] = given.pop(name)

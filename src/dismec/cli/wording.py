@@ -30,6 +30,7 @@ _PARAMETERS = (
     "propensity_a",
     "propensity_b",
     "block_size",
+    "dense_scale",
     "text_column",
     "label_column",
     "label_separator",

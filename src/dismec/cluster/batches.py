@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.matrices import Rows
+from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.scoring import Labels, Scores, empty_topk
@@ -42,7 +43,7 @@ class RowBatch:
         return sum(array.nbytes for array in self.rows)
 
 
-def cut_rows(rows: Rows, threads: int) -> Iterator[tuple[int, int]]:
+def cut_rows(rows: Rows | MixedArrays, threads: int) -> Iterator[tuple[int, int]]:
     """Where batches of rows begin and end, for so many threads in all."""
     share = rows.n_rows // (_BATCHES_A_THREAD * max(threads, 1))
     most = min(max(share, _LEAST_ROWS), _MOST_ROWS)

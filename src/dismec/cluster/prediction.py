@@ -28,7 +28,6 @@ from dismec.cluster.placement import Place, plan
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work, check_workers
 from dismec.cluster.shipping import Sender
 from dismec.cluster.task import Task
-from dismec.data.matrices import check_rows
 from dismec.errors import ClusterError, DataError, ModelError
 from dismec.model.allowed import Allowed
 from dismec.model.opening import read_head
@@ -136,7 +135,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         """
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
-        rows = check_rows(X, self.transform.n_features)
+        rows = self.transform.arrays(X)
         labels, scores = empty_topk(rows.n_rows, k)
         places = min(k, self.manifest.n_labels)
 

@@ -22,7 +22,7 @@ from dismec.cluster.batches import Ranked, RowBatch, refuse_choice
 from dismec.cluster.connection import Cluster
 from dismec.cluster.prediction import ClusterPredictor
 from dismec.cluster.task import Task
-from dismec.data.matrices import Rows, check_rows
+from dismec.data.matrices import Rows
 from dismec.errors import DataError, DismecError, NotReady
 from dismec.model.allowed import Allowed
 from dismec.model.scoring import Labels, Scores, empty_topk
@@ -68,7 +68,7 @@ class ServedModel(TopkModel):
         refuse_choice(allowed)
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
-        checked = check_rows(rows, self.n_features)
+        checked = self.transform.arrays(rows)
         labels, scores = empty_topk(checked.n_rows, k)
         places = min(k, self.n_labels)
         if checked.n_rows:

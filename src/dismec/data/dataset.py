@@ -31,6 +31,7 @@ from dismec.data.matrices import (
     indicator,
     sealed,
 )
+from dismec.data.mixed import MixedRows
 from dismec.data.names import check_names
 from dismec.data.row_weights import RowWeights
 from dismec.data.xmc_text import read_xmc_text, write_xmc_text, xmc_text_batches
@@ -199,6 +200,11 @@ def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
     Weights of rows are part of it, if there are some.
     """
     digest = hashlib.sha256()
+    if isinstance(X, MixedRows):
+        digest.update(repr(X.dense.shape).encode())
+        for begin in range(0, len(X.dense), 1 << 10):
+            digest.update(np.ascontiguousarray(X.dense[begin : begin + (1 << 10)], "<f4").data)
+        X = X.sparse
     X, Y = canonical(X), indicator(Y)
     arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
     digest.update(repr((X.shape, Y.shape)).encode())

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from dismec.data.columns import label_names_of
 from dismec.data.matrices import check_Y, refuse_mask
+from dismec.data.mixed import MixedRows, check_features, is_parts
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.errors import DataError, ModelError
@@ -33,7 +34,7 @@ class DiSMECClassifier(Estimator):
 
     Parameters
     ----------
-    C, delta, tol, tfidf, normalize, bias, precision, penalty
+    C, delta, tol, tfidf, normalize, bias, dense_scale, precision, penalty
         As for `TrainingParams`; `delta="auto"` is chosen on a tenth of the rows, which are held out
         for this, or on the `validation` of `fit`.
     calibrate
@@ -99,7 +100,9 @@ class DiSMECClassifier(Estimator):
         ----------
         X
             (n_rows, n_features) sparse or dense, or a frame, whose columns become
-            `feature_names_in_`.
+            `feature_names_in_`. Or a list ``[X, E]`` with an array of dense features, such as
+            embeddings, beside these, or ``[E]`` with dense ones alone (``docs/dense.md``): the
+            other methods then take the same.
         y
             Indicator (n_rows, n_labels), sparse, dense or a frame, whose columns become the names
             of the labels; or (n_rows,) classes.
@@ -110,6 +113,9 @@ class DiSMECClassifier(Estimator):
             How much each row counts, one number of at least 0 per row: a factor of its losses. A
             row of weight 0 is left out.
         """
+        mixed = check_features(X) if is_parts(X) else None
+        # What is checked below is the dense part, with the labels.
+        X = X if mixed is None else mixed.dense  # type: ignore[union-attr]
         refuse_mask(X, "X")
         refuse_mask(y, "y")
         if is_label_lists(y):
@@ -139,6 +145,8 @@ class DiSMECClassifier(Estimator):
             self.classes_ = np.arange(Y.shape[1]) if names is None else np.array(names)
         else:
             names = [str(c) for c in self.classes_[-Y.shape[1] :]]
+        if mixed is not None:
+            X, self.n_features_in_ = mixed, mixed.shape[1]
         if keep is not None:
             X, Y = X[keep], Y[keep] if self._sparse_output else Y
         if validation is not None:
@@ -255,7 +263,7 @@ class DiSMECClassifier(Estimator):
             sets = self.model_.assign(X, probabilities=False, **how)
             sets.data = np.ones(sets.nnz, np.uint8)
             return sets
-        rows = sp.csr_array(X)
+        rows: Any = X if isinstance(X, MixedRows) else sp.csr_array(X)
         threads = self._threads()
         step = max(1, _DENSE_SCORES // max(1, self.model_.n_labels))
         parts = [
@@ -309,13 +317,15 @@ class DiSMECClassifier(Estimator):
         if self.multilabel_ and about.get("named"):
             classes = list(model.names or ())
         self.classes_ = np.arange(model.n_labels) if classes is None else np.array(classes)
-        self.n_features_in_ = model.n_features
+        self.n_features_in_ = model.n_features + model.n_dense
         if features := about.get("feature_names"):
             self.feature_names_in_ = np.array(features, object)
         return self
 
     def _rows(self, X: Any) -> Any:
         check_is_fitted(self)
+        if is_parts(X) or (self.model_.n_dense and self.model_.n_features):
+            return self.model_.rows_of(X)
         refuse_mask(X, "X")
         return validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
 

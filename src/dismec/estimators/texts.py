@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.columns import text_column
+from dismec.data.mixed import is_parts, mixed_rows
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import Kind, Target
 from dismec.errors import DataError, ModelError
@@ -42,6 +43,8 @@ class DiSMECTextClassifier(Estimator):
     ----------
     C, delta, tol, precision, penalty, positive_weight, weighting, propensity_a, propensity_b
         As for `TrainingParams`.
+    dense_scale
+        As there, for dense features beside texts.
     class_weight, n_jobs, cluster, engine
         As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     calibrate
@@ -99,6 +102,8 @@ class DiSMECTextClassifier(Estimator):
         ----------
         texts
             One per row: a list, an array, a Series (pandas, polars), an Arrow array, a generator.
+            Or a list ``[texts, E]`` with an array of dense features beside them
+            (``docs/dense.md``): the other methods then take the same.
         labels
             For each row its label or a list or set of labels, as text or whole numbers; or an
             indicator matrix (n_rows, n_labels), dense, sparse or a frame. `predict` answers in the
@@ -119,6 +124,7 @@ class DiSMECTextClassifier(Estimator):
             If texts or labels cannot be used: one line says what to do.
         """
         target = Target.of(labels, classes)
+        texts, dense = _apart(texts)
         rows = text_column(texts)
         _check_lengths(rows, target)
         refuse_matrix_scorer(target.kind)
@@ -147,7 +153,7 @@ class DiSMECTextClassifier(Estimator):
             weights=weights,
         )
         self.model_ = fit(
-            vocabulary.rows(rows, threads=self._threads()),
+            self._beside(vocabulary.rows(rows, threads=self._threads()), dense),
             target.Y,
             self._params(tfidf=True),
             names=names,
@@ -266,11 +272,18 @@ class DiSMECTextClassifier(Estimator):
 
     def _aligned(
         self, vocabulary: Vocabulary, texts: Any, labels: Any, classes: list[Any]
-    ) -> tuple[TextRows, Any]:
+    ) -> tuple[Any, Any]:
         """Other texts and labels as rows and a matrix whose first columns are these classes."""
+        texts, dense = _apart(texts)
         target, rows = Target.of(labels), text_column(texts)
         _check_lengths(rows, target)
-        return vocabulary.rows(rows, threads=self._threads()), target.among(classes)
+        found = vocabulary.rows(rows, threads=self._threads())
+        return self._beside(found, dense), target.among(classes)
+
+    @staticmethod
+    def _beside(rows: TextRows, dense: Any) -> Any:
+        """Rows of texts, with their dense features if there are some."""
+        return rows if dense is None else mixed_rows(rows, dense)
 
     def _rows(self, texts: Any) -> Any:
         return self._fitted().rows_of(texts, threads=self._threads())
@@ -308,6 +321,13 @@ class DiSMECTextClassifier(Estimator):
         tags.input_tags.two_d_array = False
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _apart(texts: Any) -> tuple[Any, Any]:
+    """Texts, and the dense features that came with them or None."""
+    if is_parts(texts) and len(texts) == 2:
+        return texts[0], texts[1]
+    return texts, None
 
 
 def _check_lengths(texts: list[str], target: Target) -> None:

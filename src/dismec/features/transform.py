@@ -11,32 +11,46 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import Rows, check_rows, check_X, csr_on
+from dismec.data.matrices import Rows, check_rows, csr_on
+from dismec.data.mixed import MixedArrays, MixedRows, arrays_of, check_features
 from dismec.errors import DataError, ModelError
 
 __all__ = ["Transform"]
 
 Floats = npt.NDArray[np.float32]
+_MOST_SCALE = 1e6
+_CHUNK_ROWS = 4096  # whose norms are computed in float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Transform:
     """What a row x goes through before training and before prediction.
 
-    x∘idf (if there is an `idf`), divided by its Euclidean norm (if `normalize`), then `bias` as one
-    more feature, the last. A row without features has norm 0 and stays zero but for the bias.
+    x∘idf (if there is an `idf`), divided by its Euclidean norm (if `normalize`); the dense features
+    of a row, if there are any, divided by their own norm and multiplied by `dense_scale`; then
+    `bias` as one more feature, the last. A row without features has norm 0 and stays zero but for
+    the bias.
     """
 
-    n_features: int  # without the bias
+    n_features: int  # sparse ones, without the bias
     normalize: bool = True
     bias: float = 1.0  # with 0, the last of the n_features + 1 columns is there and empty
     idf: Floats | None = None  # (n_features,), positive
+    dense: int = 0  # dense features of a row
+    dense_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.n_features < 0:
             raise DataError(f"n_features is {self.n_features}; expected at least 0")
         if not abs(self.bias) <= float(np.finfo(np.float32).max):
             raise DataError(f"bias is {self.bias}; expected a finite float32")
+        if self.dense < 0:
+            raise DataError(f"dense is {self.dense}; expected at least 0")
+        if not 0 < self.dense_scale <= _MOST_SCALE:
+            raise DataError(
+                f"dense_scale is {self.dense_scale}; expected a number above 0 "
+                f"and at most {_MOST_SCALE:g}"
+            )
         if self.idf is None:
             return
         idf = np.array(self.idf, dtype=np.float32)
@@ -59,26 +73,42 @@ class Transform:
 
     @classmethod
     def fit(
-        cls, X: Any, *, tfidf: bool = False, normalize: bool = True, bias: float = 1.0
+        cls,
+        X: Any,
+        *,
+        tfidf: bool = False,
+        normalize: bool = True,
+        bias: float = 1.0,
+        dense_scale: float = 1.0,
     ) -> Transform:
-        """The transform of a model trained on `X` (n_rows × n_features, as for `check_X`).
+        """The transform of a model trained on `X` (as for `check_features`).
 
         With `tfidf` the factors are idf_f = ln((1 + N)/(1 + df_f)) + 1, where N is the number of
         rows and df_f the number of rows in which feature f is not 0. They come from the training
         data alone, and stay as they are when other rows are transformed.
         """
-        X = check_X(X)
+        found = check_features(X)
+        width = found.width if isinstance(found, MixedRows) else 0
+        X = found.sparse if isinstance(found, MixedRows) else found
         n_rows, n_features = X.shape
         idf = None
         if tfidf:
             df = np.bincount(X.indices[X.data != 0], minlength=n_features)
             idf = (np.log((1.0 + n_rows) / (1.0 + df)) + 1.0).astype(np.float32)
-        return cls(n_features, normalize, bias, idf)
+        return cls(n_features, normalize, bias, idf, width, dense_scale if width else 1.0)
 
     @property
     def n_columns(self) -> int:
         """Features that a row is scored by, without the bias: its own."""
-        return self.n_features
+        return self.n_features + self.dense
+
+    def take(self, X: Any) -> sp.csr_array | MixedRows:
+        """Rows that the model takes, checked; `DataError` if they are of another kind or width."""
+        return check_features(X, self.n_features, self.dense)
+
+    def arrays(self, X: Any) -> Rows | MixedArrays:
+        """The arrays of `take`."""
+        return arrays_of(X, self.n_features, self.dense)
 
     def with_bias(self, bias: float) -> Transform:
         """The same with another bias."""
@@ -91,20 +121,58 @@ class Transform:
             return np.ones(rows.n_rows, dtype=np.float32)
         return kernels.row_scale(*rows, self.idf, self.n_features)
 
+    def dense_scales(self, dense: Floats) -> Floats:
+        """What the dense features of each row are multiplied by, computed in float64."""
+        scales = np.full(len(dense), self.dense_scale)
+        if self.normalize:
+            for begin in range(0, len(dense), _CHUNK_ROWS):
+                part = dense[begin : begin + _CHUNK_ROWS].astype(np.float64)
+                norms = np.sqrt(np.einsum("ij,ij->i", part, part))
+                scales[begin : begin + _CHUNK_ROWS] /= np.where(norms > 0, norms, 1.0)
+        most = float(np.finfo(np.float32).max)
+        result: Floats = np.minimum(scales, most).astype(np.float32)
+        return result
+
     def apply(self, X: Any) -> sp.csr_array:
-        """Transform rows that `check_X` would take, with up to n_features features.
+        """Transform rows that `take` would take.
 
-        The result is float32 (n_rows, n_features + 1), canonical, in memory of its own. A value is
-        x·scale, then ·idf, each product rounded to float32, with scale as in `row_scale`.
+        The result is float32 (n_rows, n_columns + 1), canonical, in memory of its own. A value is
+        x·scale, then ·idf, each product rounded to float32, with scale as in `row_scale`, and for
+        dense features as in `dense_scales`.
         """
-        rows = check_rows(X, self.n_features)
+        rows = self.arrays(X)
         indptr, indices, data = self.apply_between(rows, 0, rows.n_rows)
-        return csr_on(data, indices, indptr, (rows.n_rows, self.n_features + 1), canonical=True)
+        return csr_on(data, indices, indptr, (rows.n_rows, self.n_columns + 1), canonical=True)
 
-    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `check_rows`, transformed."""
+    def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `arrays`, transformed."""
+        if isinstance(rows, MixedArrays):
+            sparse = self._apply_sparse(rows.rows, 0.0, begin, end)
+            return self._beside(sparse, rows.dense[begin:end])
+        return self._apply_sparse(rows, self.bias, begin, end)
+
+    def _beside(self, sparse: Rows, dense: Floats) -> Rows:
+        """Transformed rows with their dense features, and the bias after these."""
+        columns = np.arange(self.n_features, self.n_columns + 1, dtype=np.int32)
+        if not self.bias:
+            columns = columns[:-1]
+        n_rows, n_more = len(dense), len(columns)
+        more = np.full((n_rows, n_more), np.float32(self.bias))
+        np.multiply(dense, self.dense_scales(dense)[:, None], out=more[:, : self.dense])
+        indptr = sparse.indptr + n_more * np.arange(n_rows + 1)
+        if not len(sparse.data):
+            return Rows(indptr, np.tile(columns, n_rows), more.reshape(-1))
+        data, indices = np.empty(indptr[-1], np.float32), np.empty(indptr[-1], np.int32)
+        lengths = np.diff(sparse.indptr)
+        own = np.arange(len(sparse.data)) + n_more * np.repeat(np.arange(n_rows), lengths)
+        data[own], indices[own] = sparse.data, sparse.indices
+        later = (indptr[1:] - n_more)[:, None] + np.arange(n_more)
+        data[later], indices[later] = more, columns
+        return Rows(indptr, indices, data)
+
+    def _apply_sparse(self, rows: Rows, bias: float, begin: int, end: int) -> Rows:
         result = Rows(
-            *kernels.apply(*rows, self.idf, self.normalize, self.bias, self.n_features, begin, end)
+            *kernels.apply(*rows, self.idf, self.normalize, bias, self.n_features, begin, end)
         )
         if self.idf is not None and not self.normalize:  # else |value| ≤ 1
             entry = kernels.first_non_finite(result.data)
@@ -115,12 +183,15 @@ class Transform:
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold; ``tfidf`` says that there is an `idf`, to be stored as an array."""
-        return {
+        facts: dict[str, Any] = {
             "n_features": int(self.n_features),
             "normalize": bool(self.normalize),
             "bias": float(self.bias),
             "tfidf": self.idf is not None,
         }
+        if self.dense:
+            facts["dense"] = {"width": int(self.dense), "scale": float(self.dense_scale)}
+        return facts
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], idf: npt.ArrayLike | None = None) -> Transform:
@@ -132,7 +203,7 @@ class Transform:
             "tfidf": (bool,),
         }
         for key in d:
-            if key not in kinds:
+            if key not in (*kinds, "dense"):
                 raise ModelError(f"transform: unknown entry {key!r}")
         for key, kind in kinds.items():
             if key not in d:
@@ -145,6 +216,17 @@ class Transform:
             )
         factors = None if idf is None else np.asarray(idf, dtype=np.float32)
         try:
-            return cls(d["n_features"], d["normalize"], float(d["bias"]), factors)
+            beside = _parse_dense(d["dense"]) if "dense" in d else (0, 1.0)
+            return cls(d["n_features"], d["normalize"], float(d["bias"]), factors, *beside)
         except (DataError, OverflowError) as error:
             raise ModelError(f"transform: {error}") from None
+
+
+def _parse_dense(entry: Any) -> tuple[int, float]:
+    """The width and the scale of dense features, as a manifest has them."""
+    if not isinstance(entry, Mapping) or entry.keys() != {"width", "scale"}:
+        raise ModelError("transform: 'dense' does not have the entries 'width' and 'scale'")
+    width, scale = entry["width"], entry["scale"]
+    if type(width) is not int or width < 1 or type(scale) not in (int, float):
+        raise ModelError(f"transform: {width!r} dense features of scale {scale!r}")
+    return width, float(scale)

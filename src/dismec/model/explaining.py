@@ -30,6 +30,10 @@ def explain(
         z = orders.by_logit.explain(X, label)[2]
         probability = float(orders.calibration.of_logits(z))
     bias, found = contributions(row, weights, transform.n_columns, terms)
+    embedding = None
+    if transform.dense:
+        of_dense = (part.contribution for part in found if part.feature >= transform.n_features)
+        embedding = float(sum(of_dense))
     reasons = []
     if isinstance(transform, Informed):
         reasons = transform.reasons(X, found, names, terms)
@@ -41,4 +45,5 @@ def explain(
         bias,
         [term for term in found if term.feature < transform.n_features],
         reasons,
+        embedding,
     )

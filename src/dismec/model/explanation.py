@@ -45,8 +45,9 @@ class Explanation:
 
     `terms` are what the features of the row add, the largest in magnitude first; those for which
     the label has no weight add nothing and are left out. `reasons` are what labels add that are
-    likely for the row, if the model is refined. Together with `bias`, which is added whatever the
-    row, they sum to the score, but for the rounding of a float32.
+    likely for the row, if the model is refined, and `embedding` is what its dense features add
+    together, if the model takes any. Together with `bias`, which is added whatever the row, they
+    sum to the score, but for the rounding of a float32.
     """
 
     label: int
@@ -56,6 +57,7 @@ class Explanation:
     bias: float
     terms: list[Contribution]
     reasons: list[Reason] = field(default_factory=list)
+    embedding: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold; what is not known is left out."""

@@ -15,6 +15,7 @@ from dismec.errors import DataError
 FORMAT = "dismec-model"
 FORMAT_VERSION = 3
 REFINED_VERSION = 4  # of refined models, which earlier versions of the package cannot read
+DENSE_VERSION = 5  # of models with dense features, likewise
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dismec.cpu import kernels
 from dismec.data.matrices import Rows
+from dismec.data.mixed import MixedArrays
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model.explanation import Contribution, Reason, contributions
@@ -87,6 +88,19 @@ class Informed:
         return self.own.n_features
 
     @property
+    def dense(self) -> int:
+        """Dense features that a row comes with: none."""
+        return 0
+
+    def take(self, X: Any) -> Any:
+        """Rows of a caller, checked."""
+        return self.own.take(X)
+
+    def arrays(self, X: Any) -> Rows | MixedArrays:
+        """The arrays of `take`."""
+        return self.own.arrays(X)
+
+    @property
     def n_columns(self) -> int:
         """Features that it is scored by, without the bias."""
         return self.own.n_features + len(self.informing)
@@ -107,8 +121,8 @@ class Informed:
         held += [shard.labels for shard in self.first]
         return np.sort(np.concatenate(held).astype(np.int64))
 
-    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `check_rows`, ready to be scored."""
+    def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `arrays`, ready to be scored."""
         chunk = self.own.apply_between(rows, begin, end)
         found = best_labels(self._natives, chunk, self.refinement.labels)
         return widened(chunk, self.own, *found, self._columns, self.refinement, self.bias)

@@ -9,7 +9,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from dismec.model.format import ARRAYS, FORMAT, FORMAT_VERSION, PARTS, REFINED_VERSION
+from dismec.model.format import (
+    ARRAYS,
+    DENSE_VERSION,
+    FORMAT,
+    FORMAT_VERSION,
+    PARTS,
+    REFINED_VERSION,
+)
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
@@ -74,7 +81,7 @@ class Manifest:
     """
 
     n_rows: int  # of the training data
-    n_features: int  # without the bias
+    n_features: int  # sparse ones, without the bias
     n_labels: int
     params: dict[str, Any]  # of the training, as JSON holds them
     transform: dict[str, Any]  # its scalars
@@ -110,9 +117,15 @@ class Manifest:
         return sum(receipt.n_labels for receipt in self.blocks)
 
     @property
+    def dense(self) -> int:
+        """Dense features of a row."""
+        return int(self.transform["dense"]["width"]) if "dense" in self.transform else 0
+
+    @property
     def n_columns(self) -> int:
         """Features that a classifier has weights for, without the bias."""
-        return self.n_features + (self.refined["informing"] if self.refined else 0)
+        informing = self.refined["informing"] if self.refined else 0
+        return self.n_features + self.dense + int(informing)
 
     @property
     def classifier_files(self) -> tuple[_Receipt, ...]:
@@ -144,6 +157,8 @@ class Manifest:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
             stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
         version = REFINED_VERSION if self.refined else FORMAT_VERSION
+        if self.dense:
+            version = DENSE_VERSION
         done = replace(self, isa=isa, stats=stats, shards=tuple(shards), version=version)
         return replace(done, blocks=(), journal=None)
 
@@ -194,9 +209,9 @@ class Manifest:
         version = content.get("version")
         if not isinstance(version, int) or version < 1:
             raise ValueError(f"format version {version!r} is not a number from 1")
-        if version > REFINED_VERSION:
+        if version > DENSE_VERSION:
             raise ValueError(
-                f"format version {version} is newer than this dismec reads ({REFINED_VERSION}); "
+                f"format version {version} is newer than this dismec reads ({DENSE_VERSION}); "
                 "upgrade dismec"
             )
         try:
@@ -314,7 +329,15 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
+def _check_dense_entry(transform: Mapping[str, Any]) -> None:
+    entry = transform.get("dense", {"width": 1})
+    width = entry.get("width") if isinstance(entry, dict) else None
+    if type(width) is not int or not 1 <= width < 2**31:
+        raise ValueError(f"the transform has {width!r} dense features")
+
+
 def _check_sizes(manifest: Manifest) -> None:
+    _check_dense_entry(manifest.transform)
     scored = manifest.transform.get("n_features", manifest.n_features)
     if scored != manifest.n_features:
         raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")

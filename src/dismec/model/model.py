@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.matrices import check_X
 from dismec.data.row_weights import check_row_weights
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
@@ -142,7 +141,7 @@ class Model(StoredModel):
         return result
 
     def _dense_rows(self, what: str, X: Any, threads: int | None) -> Any:
-        rows = check_X(self.rows_of(X, threads=threads), self.n_features)
+        rows = self.transform.take(self.rows_of(X, threads=threads))
         instead = "predict_topk or assign give the best labels of each row"
         check_dense(what, rows.shape[0], self.n_labels, 4, instead)
         return rows

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.matrices import check_X
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
@@ -57,7 +56,7 @@ class Gains:
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         first = self._margins(_FIRST_LEVEL)
-        rows: Any = check_X(X, first.transform.n_features)
+        rows = first.transform.take(X)
         labels, logs = empty_topk(rows.shape[0], k)
         places = min(k, len(self._bonus))
         if places == 0:
@@ -128,6 +127,6 @@ class Reranked(TopkModel):
     def _topk(
         self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
     ) -> tuple[Labels, Scores]:
-        rows = check_X(rows, self.n_features)
+        rows = self.transform.take(rows)
         ranking, left = self._among(allowed, rows.shape[0])
         return ranking.topk(rows, k, threads, left)

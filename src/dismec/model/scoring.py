@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
-from dismec.data.matrices import Rows, check_rows
+from dismec.data.matrices import Rows
+from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
 from dismec.model.shards import Shard
@@ -33,7 +34,11 @@ class RowTransform(Protocol):
 
     @property
     def n_features(self) -> int:
-        """Features that a row comes with."""
+        """Sparse features that a row comes with."""
+
+    @property
+    def dense(self) -> int:
+        """Dense features that it comes with."""
 
     @property
     def n_columns(self) -> int:
@@ -50,8 +55,14 @@ class RowTransform(Protocol):
     def with_bias(self, bias: float) -> RowTransform:
         """The same with another bias."""
 
-    def apply_between(self, rows: Rows, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `check_rows`, transformed."""
+    def take(self, X: Any) -> Any:
+        """Rows of a caller, checked, of which some can be selected."""
+
+    def arrays(self, X: Any) -> Rows | MixedArrays:
+        """The arrays of `take`."""
+
+    def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
+        """Rows begin … end of those that have been through `arrays`, transformed."""
 
 
 class Predictor:
@@ -95,7 +106,7 @@ class Predictor:
         """
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
-        rows = check_rows(X, self.transform.n_features)
+        rows = self.transform.arrays(X)
         if allowed is not None:
             allowed.check(rows.n_rows)
         labels, scores = empty_topk(rows.n_rows, k)
@@ -118,7 +129,7 @@ class Predictor:
         That is 4·n_rows·n_labels bytes: for many labels use `topk`. Arguments and errors as there.
         An untrained label has score −1, the answer of a classifier that has seen only negatives.
         """
-        rows = check_rows(X, self.transform.n_features)
+        rows = self.transform.arrays(X)
         scores = np.empty((rows.n_rows, self.n_labels), dtype=np.float32)
 
         def score(start: int, stop: int) -> None:
@@ -136,7 +147,7 @@ class Predictor:
 
         The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
         """
-        rows = check_rows(X, self.transform.n_features)
+        rows = self.transform.arrays(X)
         if rows.n_rows != 1:
             raise DataError(f"X has {rows.n_rows} rows; one is explained at a time")
         if not 0 <= label < self.n_labels:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.matrices import check_X, csr_on
+from dismec.data.matrices import csr_on
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
@@ -75,7 +75,7 @@ def assigned(
     Rows are ranked as far down as the rule takes labels, or `most` of them, among those that are
     allowed.
     """
-    rows: Any = check_X(X, predictor.transform.n_features)
+    rows = predictor.transform.take(X)
     n_rows, limit = rows.shape[0], predictor.n_labels
     limit = limit if most is None else min(most, limit)
     found: list[tuple[npt.NDArray[Any], ...]] = []

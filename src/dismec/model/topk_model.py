@@ -16,6 +16,7 @@ import scipy.sparse as sp
 
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.labels import propensities
+from dismec.data.mixed import MixedRows, is_parts, mixed_rows
 from dismec.data.names import Names
 from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
@@ -71,8 +72,13 @@ class TopkModel(ABC):
 
     @property
     def n_features(self) -> int:
-        """Number of features, without the bias."""
+        """Number of sparse features, without the bias."""
         return self.manifest.n_features
+
+    @property
+    def n_dense(self) -> int:
+        """Number of dense features that a row comes with; 0 for most models."""
+        return self.transform.dense
 
     @property
     def params(self) -> dict[str, Any]:
@@ -195,7 +201,12 @@ class TopkModel(ABC):
     def __repr__(self) -> str:
         facts = [
             _number_of(self.n_labels, "label"),
-            _number_of(self.n_features, "feature"),
+            *(
+                []
+                if self.n_dense and not self.n_features
+                else [_number_of(self.n_features, "feature")]
+            ),
+            *([_number_of(self.n_dense, "dense feature")] if self.n_dense else []),
             f"{_rounded(self.nnz)} weights",
             *self._facts(),
         ]
@@ -210,13 +221,22 @@ class TopkModel(ABC):
         """What the model scores: rows as they are, or the rows of texts.
 
         A model of texts takes texts (a list, an array, a Series, a generator …) and `TextRows`. It
-        refuses any other matrix, as it cannot know whether columns are its own terms.
+        refuses any other matrix, as it cannot know whether columns are its own terms. A model that
+        takes dense features beside others takes them as a list of both, ``[X, E]``.
 
         Raises
         ------
         DataError
-            If X is texts and the model takes numbers, or the other way round.
+            If X is texts and the model takes numbers, or the other way round; if it lacks a kind of
+            features that the model takes, or has one that it does not take.
         """
+        if isinstance(X, MixedRows) or is_parts(X):
+            return self._mixed_rows_of(X, threads)
+        if self.n_dense and (self.n_features or is_texts(X)):
+            raise DataError(
+                f"X has no dense features, and the model takes {self.n_dense} beside "
+                f"{self.n_features} sparse ones: pass [X, E]"
+            )
         if self.vocabulary is None:
             if is_texts(X):
                 raise DataError("the model was trained on numeric features, and X is texts")
@@ -230,6 +250,27 @@ class TopkModel(ABC):
             )
         return self.vocabulary.rows(text_column(X), threads=threads)
 
+    def _mixed_rows_of(self, X: Any, threads: int | None) -> MixedRows:
+        """`rows_of`, where X has dense features."""
+        if not isinstance(X, MixedRows):
+            sparse = X[0] if len(X) == 2 else None
+            if (
+                sparse is not None
+                and self.vocabulary is not None
+                and not isinstance(sparse, TextRows)
+            ):
+                if is_matrix(sparse):
+                    raise DataError(
+                        "the model takes texts beside dense features, and the first part of X is a "
+                        "matrix; if its columns are the terms of the model's vocabulary, pass "
+                        "[dismec.TextRows(X), E]"
+                    )
+                sparse = self.vocabulary.rows(text_column(sparse), threads=threads)
+            elif sparse is not None and is_texts(sparse):
+                raise DataError("the model was trained on numeric features, and X has texts")
+            X = mixed_rows(sparse, X[-1])
+        return self.transform.take(X)  # type: ignore[no-any-return]
+
     def predict_topk(
         self, X: Any, k: int = 5, *, allowed: Any = None, threads: int | None = None
     ) -> tuple[Labels, Scores]:
@@ -239,7 +280,8 @@ class TopkModel(ABC):
         ----------
         X
             (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
-            transform is applied. For a model of texts: texts, one per row, or `TextRows`.
+            transform is applied. For a model of texts: texts, one per row, or `TextRows`. For a
+            model that takes dense features beside these: a list of both, ``[X, E]``.
         k
             Places per row. Those beyond the labels that had training rows hold label −1 and score
             −inf: what was never seen is never predicted.

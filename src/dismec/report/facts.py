@@ -187,6 +187,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {
         "labels": manifest.n_labels,
         "features": manifest.n_features,
+        **({"dense features": manifest.dense} if manifest.dense else {}),
         "complete": manifest.complete,
         **({} if manifest.complete else {"state": unfinished(directory, manifest)}),
         "labels done": done,

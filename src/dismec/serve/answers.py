@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import scipy.sparse as sp
 
 from dismec.errors import DismecError
 from dismec.features.text_rows import TextRows
@@ -113,7 +112,9 @@ class Service:
         model = self._explaining_model()
         seen = np.flatnonzero(model.label_counts)
         chances = model.label_counts[seen] / model.label_counts.sum()
-        every = TextRows(np.ones((1, model.n_features), np.float32))
+        every: Any = TextRows(np.ones((1, model.n_features), np.float32))
+        if model.n_dense:
+            every = [every, np.zeros((1, model.n_dense), np.float32)]
         sentences = []
         for label in rng.choice(seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=chances):
             words: dict[str, None] = {}  # each once, those that speak most first
@@ -134,6 +135,7 @@ class Service:
             "name": self.name,
             "labels": model.n_labels,
             "features": model.n_features,
+            "dense": model.n_dense,
             "names": model.names is not None,
             "text": able.texts,
             "calibrated": able.probabilities,
@@ -177,7 +179,11 @@ def _open_warm(path: Path, cluster: str | None) -> TopkModel:
         from dismec.cluster.serving import serve_on_cluster
 
         model = serve_on_cluster(cluster, directory)
-    model.predict_topk(TextRows((1, model.n_features)), 1, threads=1)
+    row: Any = TextRows((1, model.n_features))
+    if model.n_dense:
+        dense = np.zeros((1, model.n_dense), np.float32)
+        row = [row, dense] if model.n_features else [dense]
+    model.predict_topk(row, 1, threads=1)
     return model
 
 
@@ -190,7 +196,7 @@ def _threshold(model: TopkModel) -> dict[str, Any]:
 
 
 def _best_labels(
-    model: TopkModel, X: sp.csr_array, request: dict[str, Any], allowed: Allowed | None
+    model: TopkModel, X: Any, request: dict[str, Any], allowed: Allowed | None
 ) -> list[Any]:
     ranked = "probabilities" if request["rank"] == "probability" else "scores"
     if isinstance(model, Model):

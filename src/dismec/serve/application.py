@@ -259,8 +259,9 @@ class _Endpoints:
         return HTMLResponse(text, headers=headers)
 
     def _description(self) -> dict[str, Any]:
-        texts = self._service.model.capabilities.texts
-        return openapi(self._service.contract, self._service.version, self.guarded, texts)
+        model, service = self._service.model, self._service
+        takes = model.capabilities.texts, bool(model.n_features), model.n_dense
+        return openapi(service.contract, service.version, self.guarded, *takes)
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)

@@ -45,10 +45,10 @@ class Contract:
         self.limits = limits
         self.schemas = _schemas(limits)  # of all requests and answers, by name
         self.bodies = {  # what a request holds, by path
-            "/predict": _either("OneRow", "OneText", "ManyRows")
-            | {"title": 'either "features" or "text" (a row), or "rows" (many)'},
-            "/explain": _either("RowAndLabel", "TextAndLabel")
-            | {"title": 'either "features" or "text"'},
+            "/predict": _either("OneRow", "OneText", "ManyRows", "OneDense")
+            | {"title": 'either "features", "text" or "dense" (a row), or "rows" (many)'},
+            "/explain": _either("RowAndLabel", "TextAndLabel", "DenseAndLabel")
+            | {"title": 'either "features", "text" or "dense"'},
         }
         self.queries = {"/labels": _SEARCH}  # what stands behind the "?", by path
         self.answers = {  # by path
@@ -73,6 +73,8 @@ class Contract:
         kinds = self._kinds[path]
         _check_keys(request, {key for kind in kinds.values() for key in kind["properties"]})
         given = [key for key in kinds if key in request]
+        if len(given) > 1:  # dense features are a row of their own only where there is nothing else
+            given = [key for key in given if key not in _DENSE]
         if len(given) != 1:
             raise DataError(f"the request needs {self.bodies[path]['title']}")
         return self._checked_object(kinds[given[0]], request)
@@ -117,7 +119,7 @@ class Contract:
             where = "" if counted == key else f' in "{key}"'
             most = schema["maxItems"]
             raise DataError(f"{len(value)} {counted}{where}; at most {most} per request")
-        if schema.get("format") == "pairs":
+        if schema.get("format") in ("pairs", "numbers"):
             return value
         if schema.get("format") == "labels":
             for item in value:
@@ -127,13 +129,14 @@ class Contract:
             return value
         kinds = self._alternatives(schema["items"])
         first = value[0] if value and isinstance(value[0], dict) else {}
-        kind = next((key for key in kinds if key in first), [*kinds][-1])  # that of all rows
+        kind = next((key for key in kinds if key in first), "features")  # that of all rows
         properties = kinds[kind]["properties"]
         for number, item in enumerate(value):
             if not isinstance(item, dict) or kind not in item:
                 raise DataError(f'row {number} is not an object with "{kind}"')
             _check_keys(item, properties, number)
-            self._checked(kind, properties[kind], item[kind], number)  # the only key of a row
+            for key, given in item.items():
+                self._checked(key, properties[key], given, number)
         return value
 
 
@@ -145,7 +148,7 @@ def _check_keys(given: Mapping[str, Any], known: Collection[str], row: int | Non
 
 
 def _named(key: str, row: int) -> str:
-    return f'row {row}: "{key}"' if key in ("features", "text") else f'"{key}"'
+    return f'row {row}: "{key}"' if key in ("features", "text", "dense") else f'"{key}"'
 
 
 def _allows(schema: _Schema, value: Any) -> bool:
@@ -211,6 +214,16 @@ _ROW = {
     )
 }
 _TEXT_ROW = {"text": _of("string", "Only if the model takes texts.")}
+_DENSE = {
+    "dense": _of(
+        "array",
+        "Only if the model takes dense features, such as an embedding: all of them, in order; "
+        '/model says how many ("dense").',
+        title="a list of numbers",
+        format="numbers",
+        items=_FLOAT32,
+    )
+}
 _QUESTION = {
     "label": {
         "title": "the id or name of a label",
@@ -242,6 +255,7 @@ _EXPLANATION = {
     "probability": _of("number", "Only if the model is calibrated."),
     "rank": _of("integer", "Its place among all labels for this row; that of the best is 1."),
     "bias": _of("number", "The score of a row without features."),
+    "embedding": _of("number", "What the dense features add together; only if there are any."),
     "terms": _of("array", "Those that weigh most first, for or against.", items=_object(_TERM)),
     "reasons": _of(
         "array",
@@ -297,7 +311,8 @@ _THRESHOLD = {
 _MODEL = {
     "name": _of("string", "Name of its directory."),
     "labels": _INTEGER,
-    "features": _INTEGER,
+    "features": _of("integer", "Sparse ones, or terms."),
+    "dense": _of("integer", "Dense features that a row must have; 0 for most models."),
     "names": _of("boolean", "Whether labels have names."),
     "text": _of("boolean", "Whether it takes texts."),
     "calibrated": _of("boolean", "Whether it gives probabilities."),
@@ -350,17 +365,21 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
             default="",
         ),
     }
-    rows = _of("array", "All of one kind.", maxItems=limits.rows, items=_either("TextRow", "Row"))
+    kinds = _either("TextRow", "Row", "DenseRow")
+    rows = _of("array", "All of one kind.", maxItems=limits.rows, items=kinds)
     return {
-        "Row": _object(_ROW, "features"),
-        "TextRow": _object(_TEXT_ROW, "text"),
-        "OneRow": _object(_ROW | options | _NUMERIC, "features"),
-        "OneText": _object(_TEXT_ROW | options, "text"),
+        "Row": _object(_ROW | _DENSE, "features"),
+        "TextRow": _object(_TEXT_ROW | _DENSE, "text"),
+        "DenseRow": _object(_DENSE, "dense"),
+        "OneRow": _object(_ROW | _DENSE | options | _NUMERIC, "features"),
+        "OneText": _object(_TEXT_ROW | _DENSE | options, "text"),
+        "OneDense": _object(_DENSE | options, "dense"),
         "ManyRows": _object(options | _NUMERIC | {"rows": rows}, "rows"),
         "Best": _object(_BEST, "labels"),
         "BestOfRows": _object({"rows": _of("array", items=_ref("Best"))}, "rows"),
-        "RowAndLabel": _object(_QUESTION | _ROW | _NUMERIC, "features", "label"),
-        "TextAndLabel": _object(_QUESTION | _TEXT_ROW, "text", "label"),
+        "RowAndLabel": _object(_QUESTION | _ROW | _DENSE | _NUMERIC, "features", "label"),
+        "TextAndLabel": _object(_QUESTION | _TEXT_ROW | _DENSE, "text", "label"),
+        "DenseAndLabel": _object(_QUESTION | _DENSE, "dense", "label"),
         "Explanation": _object(_EXPLANATION, "label", "score", "rank", "bias", "terms"),
         "Labels": _object(_LABELS, "labels", "more"),
         "Example": _object(_EXAMPLE, "text", "training"),

@@ -11,11 +11,19 @@ __all__ = ["openapi"]
 _QUERY = {"search": "a", "limit": 5}
 
 
-def openapi(contract: Contract, version: str, guarded: bool, texts: bool = True) -> dict[str, Any]:
+def openapi(
+    contract: Contract,
+    version: str,
+    guarded: bool,
+    texts: bool = True,
+    sparse: bool = True,
+    dense: int = 0,
+) -> dict[str, Any]:
     """The OpenAPI description.
 
-    `guarded` says that a token is asked for, and `texts` that the model takes texts: the examples
-    are such as it answers.
+    `guarded` says that a token is asked for, `texts` that the model takes texts, `sparse` that it
+    takes texts or sparse features, and `dense` how many dense ones: the examples are such as it
+    answers.
     """
     refused = {
         "400": "The request is malformed.",
@@ -67,7 +75,7 @@ def openapi(contract: Contract, version: str, guarded: bool, texts: bool = True)
         operation: dict[str, Any] = {"summary": summary, "responses": responses}
         if path in contract.bodies:
             content = _json(contract.bodies[path])
-            content["application/json"]["examples"] = _examples(path, texts)
+            content["application/json"]["examples"] = _examples(path, texts, sparse, dense)
             operation["requestBody"] = {"required": True, "content": content}
         if path in contract.queries:
             operation["parameters"] = [
@@ -93,12 +101,16 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _examples(path: str, texts: bool) -> dict[str, Any]:
+def _examples(path: str, texts: bool, sparse: bool, dense: int) -> dict[str, Any]:
     """Bodies that can be sent as they are, by what they ask."""
     row: dict[str, Any] = {"features": [[0, 1.0], [1, 0.5]]}
     other: dict[str, Any] = {"features": [[2, 1.0]]}
     if texts:
         row, other = {"text": "What is this about?"}, {"text": "And this one?"}
+    if not sparse:
+        row, other = {}, {}
+    if dense:
+        row, other = row | {"dense": [0.5] * dense}, other | {"dense": [-0.5] * dense}
     bodies = {"Explain a label": row | {"label": 0, "limit": 5}}
     if path == "/predict":
         bodies = {

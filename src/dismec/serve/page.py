@@ -18,7 +18,8 @@ __all__ = ["docs_page", "page"]
 
 def page(model: TopkModel, name: str) -> tuple[str, dict[str, str]]:
     """The page and its headers: for texts if the model takes them, else what is served."""
-    text = _assembled("page.html") if model.vocabulary is not None else _plain_page(model, name)
+    has_form = model.vocabulary is not None and not model.n_dense
+    text = _assembled("page.html") if has_form else _plain_page(model, name)
     return text, _headers(text)
 
 
@@ -60,9 +61,17 @@ def _plain_page(model: TopkModel, name: str) -> str:
         '<meta name=viewport content="width=device-width"><meta name=color-scheme '
         f'content="light dark"><title>dismec</title><style>{style}</style>'
         f"<h1>{html.escape(name)}</h1><p>A model with {model.n_labels:,} labels and "
-        f"{model.n_features:,} features. It takes rows of numbers, not texts: "
+        f"{model.n_features + model.n_dense:,} features. It takes {_taken(model)}: "
         "<a href=docs>how to ask it</a>.</p></html>"
     )
+
+
+def _taken(model: TopkModel) -> str:
+    """What a page cannot be asked with."""
+    if model.n_dense:
+        beside = "texts with" if model.vocabulary is not None else "rows of numbers with"
+        return f"{beside if model.n_features else 'rows of'} {model.n_dense:,} dense features"
+    return "rows of numbers, not texts"
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
+from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
@@ -31,8 +32,8 @@ class NumericRows(DataError):  # noqa: N818  it says what came
 
 def parse(
     path: str, body: bytes, model: TopkModel, contract: Contract
-) -> tuple[sp.csr_array, dict[str, Any]]:
-    """The rows of a request as CSR, and the request as `Contract.check` returns it.
+) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
+    """The rows of a request as the model takes them, and the request as `Contract.check` has it.
 
     Its "features" may be empty lists there: they are in the rows. "rank" is always there.
     `DataError` has a reason of one line, for what `path` does not take or the model does not do;
@@ -50,6 +51,9 @@ def parse(
     rows = request.get("rows", [request])
     has_texts = bool(rows) and "text" in rows[0]
     numeric = request.get("numeric", False)
+    dense = _read_dense(rows, model)
+    if dense is not None and not model.n_features:
+        return mixed_rows(None, dense), request
     if has_texts and numeric:
         raise DataError('"numeric" is for "features", and the rows are texts')
     if rows and not has_texts and not numeric and model.vocabulary is not None:
@@ -58,9 +62,41 @@ def parse(
             "the numbers of its terms"
         )
     if has_texts:
-        return text_vocabulary(model).rows([row["text"] for row in rows], threads=1), request
-    X = _read_rows(rows, model) if X is None else X
-    return (X if model.vocabulary is None else TextRows(X)), request
+        X = text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
+    else:
+        X = _read_rows(rows, model) if X is None else X
+        X = X if model.vocabulary is None else TextRows(X)
+    return (X if dense is None else mixed_rows(X, dense)), request
+
+
+def _read_dense(rows: list[dict[str, Any]], model: TopkModel) -> npt.NDArray[np.float32] | None:
+    """The dense features of rows, if the model takes such: each row must have them all."""
+    width = model.n_dense
+    values = np.empty((len(rows), width), np.float32)
+    for number, row in enumerate(rows):
+        where, given = f"row {number}", row.get("dense")
+        if not width:
+            if given is not None:
+                raise DataError(f'{where}: {len(given)} dense features ("dense"); the model has 0')
+            continue
+        others = [key for key in ("text", "features") if row.get(key) is not None]
+        if model.n_features and not others:
+            beside = "features" if model.vocabulary is None else "text"
+            raise DataError(
+                f'{where} has no "{beside}", and the model takes {model.n_features} features '
+                f"beside {width} dense ones"
+            )
+        if others and not model.n_features:
+            raise DataError(f'{where} has "{others[0]}", and the model takes dense features only')
+        if given is None or len(given) != width:
+            found = 0 if given is None else len(given)
+            raise DataError(f'{where}: {found} dense features ("dense"); the model has {width}')
+        for place, value in enumerate(given):
+            if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
+                shown = reprlib.repr(value)
+                raise DataError(f"{where}, dense feature {place}: {shown} is not a finite float32")
+        values[number] = given
+    return values if width else None
 
 
 def text_vocabulary(model: TopkModel) -> Vocabulary:

@@ -37,7 +37,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import check_X, csr_on
+from dismec.data.matrices import csr_on
+from dismec.data.mixed import MixedRows
 from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -142,11 +143,12 @@ Team = kernels.Team  # threads that help each other: see `LabelSolver`
 class Problem:
     """Rows and labels to solve, checked once; `solve` may then be called from any thread.
 
-    X (n_rows, n_features), sparse or dense, is used in place if it is CSR float32: the transform is
-    applied inside the loops, so that no second copy is made. Y is a sparse indicator. `weights`,
-    one number above 0 per row, are factors of the losses of rows, under L2; what all of them have
-    in common is `C_factor`, and multiplies C. `costs` are the factors that single labels are solved
-    with, if there are any: labels of the same rows are one problem only if these are the same, too.
+    X is what `Transform.take` takes. It is used in place if it is CSR float32, and so are dense
+    features beside it: the transform is applied inside the loops, so that no second copy is made.
+    Y is a sparse indicator. `weights`, one number above 0 per row, are factors of the losses of
+    rows, under L2; what all of them have in common is `C_factor`, and multiplies C. `costs` are the
+    factors that single labels are solved with, if there are any: labels of the same rows are one
+    problem only if these are the same, too.
     """
 
     def __init__(
@@ -157,11 +159,17 @@ class Problem:
         weights: RowWeights | None = None,
         costs: Costs | None = None,
     ) -> None:
-        X = check_X(X, transform.n_features)
+        X = transform.take(X)
+        dense, scales = None, None
+        if isinstance(X, MixedRows):
+            dense, scales = X.dense, transform.dense_scales(X.dense)
+        self.nnz: int = X.nnz
+        if isinstance(X, MixedRows):
+            X = X.sparse
         if Y.shape[0] != X.shape[0]:
             raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
         self.n_rows, self.n_features = X.shape
-        self.nnz: int = X.nnz
+        self.n_columns = transform.n_columns  # with dense features
         self.n_labels: int = Y.shape[1]
         by_label = sp.csc_array(Y)
         self._indptr = by_label.indptr.astype(np.int64, copy=False)
@@ -177,6 +185,8 @@ class Problem:
             self.n_features,
             transform.bias,
             relative,
+            dense,
+            scales,
             self._indptr,
             self._rows,
         )
@@ -245,7 +255,7 @@ class LabelSolver:
         path: Sequence[float] = (),
         team: Team | None = None,
     ) -> None:
-        self._n_columns = problem.n_features + 1
+        self._n_columns = problem.n_columns + 1
         if costs is None:
             costs = params.weighting.costs(problem.label_counts, problem.n_rows)
         self._native = kernels.Worker(

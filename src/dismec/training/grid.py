@@ -23,7 +23,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
-from dismec.data.matrices import Rows, check_rows
+from dismec.data.matrices import Rows
 from dismec.measure.metrics import Truth
 from dismec.model.scoring import empty_topk
 from dismec.model.shards import pack
@@ -67,7 +67,7 @@ class GridTrials:
         params = self.job.params
         job = split.job(params)
         problem = job.problem
-        given = check_rows(split.X_judge, problem.n_features)
+        given = job.transform.arrays(split.X_judge)
         rows = job.transform.apply_between(given, 0, given.n_rows)
         equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))
         state = _GridState(equal, [_TrialAt(rows, equal, self._depth) for _ in grid])

@@ -13,7 +13,8 @@ import scipy.sparse as sp
 
 from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_X, check_Y
+from dismec.data.matrices import check_Y
+from dismec.data.mixed import MixedRows, check_features, is_mostly_full
 from dismec.data.names import check_names
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, named_matrix
@@ -44,7 +45,7 @@ class Job:
     A value: what is learned on the way makes another job of it.
     """
 
-    X: sp.csr_array
+    X: sp.csr_array | MixedRows
     Y: sp.csr_array
     problem: Problem
     params: TrainingParams
@@ -66,7 +67,9 @@ class Job:
             If X, Y, the names or the weights cannot be used.
         """
         params, vocabulary = request.params, request.vocabulary
-        X = check_X(request.X, transform.n_features if transform else None)
+        X = transform.take(request.X) if transform else check_features(_as_parts(request))
+        if isinstance(X, MixedRows):
+            _check_dense_allowed(request)
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
         if params.penalty == "l1" and not (request.weights is None and request.costs is None):
@@ -76,7 +79,11 @@ class Job:
         _check_memory(X.shape[1], Y.shape[1])
         if transform is None:
             transform = Transform.fit(
-                X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias
+                X,
+                tfidf=params.tfidf,
+                normalize=params.normalize,
+                bias=params.bias,
+                dense_scale=params.dense_scale,
             )
         problem = Problem(X, Y, transform, weights, request.costs)
         problem.check_C(params.C)
@@ -86,7 +93,7 @@ class Job:
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=asdict(params) | _weights_stated(weights),
+            params=_stated(params, transform) | _weights_stated(weights),
             transform=transform.to_dict(),
             data=data,
             dismec=version("dismec"),
@@ -104,6 +111,8 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
+        if self.transform.dense:  # dense features keep all of their weights
+            return replace(params, pruned_more=(self.transform.n_features, 0.0))
         if self.informed is None:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
@@ -166,6 +175,33 @@ def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
         return {}
     least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
     return {"row_weights": {"least": least, "most": most, "sum": total}}
+
+
+def _as_parts(request: Request) -> Any:
+    """X, as dense features if it is an array that is worth it and nothing else is asked for."""
+    params = request.params
+    sparse_only = params.tfidf or params.refine or params.penalty == "l1"
+    if sparse_only or request.cluster is not None or request.vocabulary is not None:
+        return request.X
+    return [request.X] if is_mostly_full(request.X) else request.X
+
+
+def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:
+    """The parameters as a manifest has them: one about dense features only where there are any."""
+    stated = asdict(params)
+    if not transform.dense:
+        del stated["dense_scale"]
+    return stated
+
+
+def _check_dense_allowed(request: Request) -> None:
+    """Refuse what is not possible with dense features."""
+    if request.params.penalty == "l1":
+        raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
+    if request.params.refine:
+        raise DataError("refine is not supported with dense features")
+    if request.cluster is not None:
+        raise DataError("dense features are not supported on a cluster: train without it")
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:

@@ -21,6 +21,7 @@ AUTO = "auto"
 LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose
 
 # The solver computes in float32.
+_MOST_SCALE = 1e6  # of dense features
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -71,6 +72,9 @@ class TrainingParams:
         the more, the rarer it is (``docs/tail.md``).
     propensity_a, propensity_b
         The constants A and B of the propensities p (`dismec.data.labels.propensities`).
+    dense_scale
+        What dense features are multiplied by after they have been scaled to norm 1, beside sparse
+        ones (``docs/dense.md``): the larger, the more they count.
     penalty
         "l2", the regulariser ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
 
@@ -110,6 +114,7 @@ class TrainingParams:
     )
     propensity_a: float = _param(0.55, "The constant A of propensities.")
     propensity_b: float = _param(1.5, "The constant B of propensities.")
+    dense_scale: float = _param(1.0, "What dense features are multiplied by, beside sparse ones.")
     penalty: str = _param("l2", "What keeps weights small; l1: few of them.", choices=("l2", "l1"))
 
     def __post_init__(self) -> None:
@@ -135,6 +140,11 @@ class TrainingParams:
             raise ValueError(f"precision is {self.precision!r}; expected {', '.join(precisions)}")
         if not _TINY <= self.C <= _HUGE:
             raise ValueError(f"C is {self.C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
+        if not 0 < self.dense_scale <= _MOST_SCALE:
+            raise ValueError(
+                f"dense_scale is {self.dense_scale}; expected a number above 0 "
+                f"and at most {_MOST_SCALE:g}"
+            )
         if solver.delta > _HUGE:
             raise ValueError(f"delta is {self.delta}; expected a number up to {_HUGE:.1e}")
 

@@ -41,7 +41,7 @@ from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, share_of
 from dismec.training.stages import Stages, digest
-from dismec.training.trial import only_columns, sampled
+from dismec.training.trial import only_columns, only_known, sampled
 
 __all__ = ["Refining", "stated"]
 
@@ -163,7 +163,7 @@ class Refining:
         new = X[rows]
         if self.job.parts.vocabulary:
             # Of later texts, words that no training text has are not counted.
-            new = only_columns(new, np.bincount(job.X.indices, minlength=X.shape[1]) > 0)
+            new = only_known(new, job.X)
         found = model.predict_topk(new, self.refinement.labels, threads=self.stages.place.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
     blocks = list(_solve_here(job, everything, lambda block: block, place.threads, progress))
     packing = Packing(
         [(block.labels, block.weights, block.rows) for block in blocks],
-        job.problem.n_features,
+        job.problem.n_columns,
         job.params.precision,
         job.parts.labels.counts,
         threads=place.threads,
@@ -157,7 +157,8 @@ def _solve_there(
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
     data = Path(place.source or data_file(directory, job.data))
     if blocks and not data.exists():
-        save_data(Dataset(job.X, job.Y), data, weights=job.weights)
+        # Dense features are not trained on a cluster.
+        save_data(Dataset(cast(Any, job.X), job.Y), data, weights=job.weights)
     work = ClusterJob(
         directory,
         data,

@@ -18,6 +18,7 @@ from dismec.data.corpus import TextBatch, TextFormat, is_frame
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.formats import detect
+from dismec.data.mixed import mixed_rows
 from dismec.data.row_weights import RowWeights, kept_rows
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
@@ -65,6 +66,9 @@ class TextRequest:
     cluster: Any = None
     examples: bool = False
     weights: Any = None
+    dense: Any = None
+    validation_dense: Any = None
+    dense_only: bool = False  # of the texts, only the labels count
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
@@ -81,9 +85,12 @@ class TextRequest:
         directory = None if self.path is None else Path(self.path)
         if directory:
             check_output(directory, self.overwrite)
-        vocabulary, names = learn(
-            texts, self.text or TextParams(), threads=self.threads, news=self.news
-        )
+        vocabulary: Vocabulary | None = None
+        if self.dense_only:
+            names = _names_of(texts)
+        else:
+            params = self.text or TextParams()
+            vocabulary, names = learn(texts, params, threads=self.threads, news=self.news)
         numbers = {name: number for number, name in enumerate(names)}
         judge = None
         if validation:
@@ -91,25 +98,27 @@ class TextRequest:
         request = Request(
             X=None,  # filled in below
             Y=None,
-            params=self.params or TrainingParams(tfidf=True),
+            params=self.params or TrainingParams(tfidf=not self.dense_only),
             path=directory,
             names=names,
-            validation=judge and (judge.X, judge.Y),
+            validation=judge and (_beside(judge.X, self.validation_dense), judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
-            examples=example_texts(texts.read()) if self.examples else (),
+            examples=example_texts(texts.read()) if self.examples and vocabulary else (),
             threads=self.threads,
             overwrite=self.overwrite,
             progress=self.progress,
             cluster=self.cluster,
         )
-        if directory is None:
+        if directory is None or vocabulary is None:
             dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
-            yield replace(request, X=dataset.X, Y=dataset.Y, weights=weights)
+            X = _beside(dataset.X, self.dense)
+            yield replace(request, X=X, Y=dataset.Y, weights=weights)
             return
         make_directory(directory)
         with _in_file(directory, texts, request, self.news) as (dataset, weights, file):
-            yield replace(request, X=dataset.X, Y=dataset.Y, weights=weights, source=file)
+            X = _beside(dataset.X, self.dense)
+            yield replace(request, X=X, Y=dataset.Y, weights=weights, source=file)
 
 
 def train_text(
@@ -128,6 +137,8 @@ def train_text(
     cluster: Any = None,
     client: Any = None,
     examples: bool = False,
+    dense: Any = None,
+    validation_dense: Any = None,
 ) -> Model:
     """Train a model of texts into a directory, or go on where an earlier run of it stopped.
 
@@ -157,6 +168,9 @@ def train_text(
     examples
         Whether the model keeps the beginnings of up to five training texts, which its server
         offers as examples. Leave it off if the texts are private.
+    dense, validation_dense
+        Dense features beside the texts, and beside those of `validation`: an array with a row for
+        each text (``docs/dense.md``).
 
     Returns
     -------
@@ -182,9 +196,23 @@ def train_text(
         news=news,
         cluster=client if cluster is None else cluster,
         examples=examples,
+        dense=dense,
+        validation_dense=validation_dense,
     )
     with request.as_rows() as rows:
         return carry_out(rows)
+
+
+def _beside(X: Any, dense: Any) -> Any:
+    """Rows of texts, with dense features if there are some."""
+    return X if dense is None else mixed_rows(X, dense)
+
+
+def _names_of(texts: Texts) -> list[str]:
+    names = sorted({name for batch in texts.read() for row in batch.labels for name in row})
+    if not names:
+        raise DataError(f"{texts.name}: no row has a label")
+    return names
 
 
 def learn(
@@ -242,7 +270,7 @@ def weighted_text_dataset(
     threads: int | None = None,
 ) -> tuple[Dataset, RowWeights | None]:
     """As `text_dataset`, with the weights of rows that the ``weight_column`` of `fmt` holds."""
-    vocabulary = vocabulary_of(model)
+    vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
     else:
@@ -260,14 +288,25 @@ def vocabulary_of(model: Any) -> Vocabulary:
 
 
 def vectorised(
-    texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
 ) -> Dataset:
-    """Texts as a dataset in memory. Names without a number get the next ones."""
+    """Texts as a dataset in memory, without a vocabulary one of no features.
+
+    Names without a number get the next ones.
+    """
     return weighted_rows(texts, vocabulary, numbers, threads=threads)[0]
 
 
 def weighted_rows(
-    texts: Texts, vocabulary: Vocabulary, numbers: Mapping[str, int], *, threads: int | None = None
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
 ) -> tuple[Dataset, RowWeights | None]:
     """As `vectorised`, with the weights that texts have."""
     known = dict(numbers)
@@ -276,7 +315,10 @@ def weighted_rows(
     ids: list[int] = []
     lengths = [0]
     for batch in texts.read():
-        rows.append(vocabulary.rows(batch.texts, threads=threads))
+        if vocabulary is None:
+            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
+        else:
+            rows.append(vocabulary.rows(batch.texts, threads=threads))
         for labels in batch.labels:
             ids.extend(known.setdefault(name, len(known)) for name in labels)
             lengths.append(len(labels))

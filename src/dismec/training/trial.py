@@ -10,7 +10,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_X, check_Y
+from dismec.data.matrices import check_Y
+from dismec.data.mixed import MixedRows
 from dismec.data.row_weights import RowWeights, weights_at
 from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
@@ -24,7 +25,7 @@ from dismec.training.params import TrainingParams
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.stages import Stages
 
-__all__ = ["Split", "Trial", "Validation", "only_columns", "only_labels", "sampled"]
+__all__ = ["Split", "Trial", "Validation", "only_columns", "only_known", "only_labels", "sampled"]
 
 _STAGE = "trial"
 _FEW_LABELS = 400  # of which a trial takes all
@@ -56,7 +57,7 @@ class Split(NamedTuple):
 class Validation(NamedTuple):
     """Rows that a trial is not trained on, to judge it by."""
 
-    given: tuple[sp.csr_array, sp.csr_array] | None  # by a caller
+    given: tuple[Any, sp.csr_array] | None  # by a caller
     held_out: npt.NDArray[np.int64]  # otherwise rows of the job
 
     @classmethod
@@ -65,7 +66,7 @@ class Validation(NamedTuple):
         if given is None:
             return cls(None, delta.held_out(job.X.shape[0]))
         try:
-            X = check_X(given[0], job.X.shape[1])
+            X = job.transform.take(given[0])
             Y = check_Y(matrix_of_labels(given[1], job.parts.labels.names), X.shape[0])
         except DataError as error:
             raise DataError(f"validation data: {error}") from None
@@ -94,8 +95,7 @@ class Validation(NamedTuple):
         X, Y = X[others], Y[others]
         if job.parts.vocabulary:
             # Of later texts, words that no training text has are not counted.
-            known = np.bincount(X.indices, minlength=X.shape[1]) > 0
-            judge = only_columns(judge[0], known), judge[1]
+            judge = only_known(judge[0], X), judge[1]
         weights = weights_at(job.weights, others), weights_at(job.weights, self.held_out)
         return Split(X, Y, *judge, *weights, job.costs)
 
@@ -215,6 +215,13 @@ def only_labels(Y: Any, some: Any) -> Any:
     keep = np.ones(Y.shape[1], np.bool_)
     keep[: some.shape[1]] = np.bincount(some.indices, minlength=some.shape[1])[: Y.shape[1]] > 0
     return only_columns(Y, keep)
+
+
+def only_known(X: Any, others: Any) -> Any:
+    """Rows without the sparse features that no row of others has."""
+    if isinstance(X, MixedRows):
+        return X.with_sparse(only_known(X.sparse, others.sparse))
+    return only_columns(X, np.bincount(others.indices, minlength=others.shape[1]) > 0)
 
 
 def only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:

@@ -147,6 +147,8 @@ def tune_text(
     news: News | None = None,
     cluster: Any = None,
     client: Any = None,
+    dense: Any = None,
+    validation_dense: Any = None,
 ) -> Tuned:
     """Choose C for texts and train with it; `grid`, `metric` as for `tune`, others `train_text`."""
     choice = ChoiceOfC.of(grid, metric)
@@ -163,6 +165,8 @@ def tune_text(
         progress=progress,
         news=news,
         cluster=client if cluster is None else cluster,
+        dense=dense,
+        validation_dense=validation_dense,
     )
     with request.as_rows() as rows:
         return choice.carried_out(rows)

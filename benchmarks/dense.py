@@ -1,0 +1,214 @@
+"""Dense features: time and memory against PECOS and LinearSVC; exits with 1 if below the aim.
+
+    python benchmarks/dense.py speed --python PEERS_PYTHON
+    python benchmarks/dense.py texts
+
+`speed` generates embeddings whose labels are directions in groups, 50,000 rows × 768 and 2,000
+labels by default, and trains all labels, each system in a process of its own with one thread. PECOS
+gets the array as it is, as its XR-Linear takes dense ones. LinearSVC trains some labels only, and
+its time is extrapolated. Without --python PECOS is looked for in this environment.
+
+`texts` compares tf-idf, a truncated SVD of the tf-idf rows as dense features, and both, on
+cooking-text and eurlex57k-text in the folder that the environment variable DISMEC_DATA names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import dismec
+from dismec.features.transform import Transform
+from dismec.training.recipe import fit
+from machine import print_heading
+from text import indicator, vocabulary_of
+from text_pipelines import load
+
+TIMES_LINEAR_SVC = 30  # how much faster than it, at least
+MATRICES, FIXED = 1.3, 300e6  # memory: so many times the matrix, and these bytes
+TEST_ROWS = 5000
+COMPONENTS = 256
+
+OURS = """
+import json, sys, time
+import numpy as np, scipy.sparse as sp
+from dismec.training.recipe import fit
+E, Y = np.load("E.npy", mmap_mode="r"), sp.load_npz("Y.npz")
+begin = time.process_time()
+model = fit([np.asarray(E)], Y, threads=1)
+seconds = time.process_time() - begin
+"""
+PECOS = """
+import json, sys, time
+import numpy as np, scipy.sparse as sp
+from pecos.xmc import Indexer, LabelEmbeddingFactory
+from pecos.xmc.xlinear.model import XLinearModel
+E, Y = np.load("E.npy"), sp.csr_matrix(sp.load_npz("Y.npz"), dtype=np.float32)
+E /= np.linalg.norm(E, axis=1, keepdims=True)
+begin = time.process_time()
+embedding = LabelEmbeddingFactory.create(Y, E, method="pifa", threads=1)
+clusters = Indexer.gen(embedding, threads=1, seed=0)
+model = XLinearModel.train(E, Y, C=clusters, threads=1)
+seconds = time.process_time() - begin
+"""
+REPORT = """
+for line in open("/proc/self/status"):
+    if line.startswith("VmHWM"):
+        peak = int(line.split()[1]) * 1024
+test = np.load("test.npy")
+begin = time.process_time()
+{best}
+predicting = time.process_time() - begin
+print(json.dumps({{"seconds": seconds, "peak": peak, "predicting": predicting, "best": best}}))
+"""
+OUR_BEST = "best = model.predict_topk([test], 1, threads=1)[0][:, 0].tolist()"
+PECOS_BEST = """test /= np.linalg.norm(test, axis=1, keepdims=True)
+best = model.predict(test, only_topk=1, threads=1).indices.tolist()"""
+
+
+def embeddings(
+    rows: int, width: int, labels: int, noise: float, seed: int = 0
+) -> tuple[np.ndarray, sp.csr_array]:
+    """Rows around the sum of their labels' directions, which are near those of 64 groups.
+
+    A label's frequency is that of a power law, as for real ones, and the rows have a mean and a
+    spectrum that falls off, as those of real embeddings do.
+    """
+    rng = np.random.default_rng(seed)
+    groups = rng.standard_normal((64, width), dtype=np.float32)
+    own = rng.standard_normal((labels, width), dtype=np.float32)
+    directions = 0.7 * (groups[rng.integers(0, 64, labels)] + own)
+    chances = np.arange(1, labels + 1) ** -0.8
+    counts = rng.integers(1, 6, rows)
+    of = rng.choice(labels, counts.sum(), p=chances / chances.sum())
+    Y = sp.csr_array((np.ones(len(of)), (np.repeat(np.arange(rows), counts), of)), (rows, labels))
+    Y.sum_duplicates()
+    Y.data[:] = 1
+    E: Any = Y.astype(np.float32) @ directions / np.sqrt(counts, dtype=np.float32)[:, None]
+    for begin in range(0, rows, 4096):
+        part = E[begin : begin + 4096]
+        part += np.float32(noise) * rng.standard_normal(part.shape, dtype=np.float32)
+    E *= 1 / np.sqrt(1 + np.arange(width, dtype=np.float32) / 50)
+    E += 0.5 * rng.standard_normal(width, dtype=np.float32)
+    return E, Y.astype(np.uint8)
+
+
+def run(code: str, best: str, folder: Path, python: str) -> dict[str, Any]:
+    command = [python, "-c", code + REPORT.format(best=best)]
+    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def linear_svc_seconds(E: np.ndarray, Y: Any, n_labels: int) -> float:
+    """CPU seconds for all labels, judging by some of all frequencies."""
+    from sklearn.svm import LinearSVC
+
+    E = E / np.linalg.norm(E, axis=1, keepdims=True)
+    some = np.linspace(0, Y.shape[1] - 1, n_labels, dtype=int)
+    begin = time.process_time()
+    for label in some:
+        LinearSVC().fit(E, Y[:, [label]].toarray().ravel())
+    return (time.process_time() - begin) / n_labels * Y.shape[1]
+
+
+def speed(args: argparse.Namespace) -> bool:
+    E, Y = embeddings(args.rows + TEST_ROWS, args.width, args.labels, args.noise)
+    test, truth = E[args.rows :], Y[args.rows :].toarray()
+    E, Y = np.ascontiguousarray(E[: args.rows]), Y[: args.rows]
+    print(f"{args.rows:,} rows × {args.width}, {args.labels:,} labels, noise {args.noise:g}\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "E.npy", E)
+        np.save(folder / "test.npy", test)
+        sp.save_npz(folder / "Y.npz", Y)
+        found = {"dismec": run(OURS, OUR_BEST, folder, sys.executable)}
+        try:
+            found["PECOS XR-Linear"] = run(PECOS, PECOS_BEST, folder, args.python)
+        except subprocess.CalledProcessError:
+            print("PECOS is not there: name the Python that has it (--python)\n")
+    print(f"{'':16} {'CPU s':>8} {'peak MB':>8} {'P@1':>7} {'ms per row':>11}")
+    for system, told in found.items():
+        hit = 100 * truth[np.arange(len(truth)), told["best"]].mean()
+        predicting = 1000 * told["predicting"] / len(truth)
+        peak = told["peak"] / 1e6
+        print(f"{system:16} {told['seconds']:8.1f} {peak:8.0f} {hit:7.2f} {predicting:11.3f}")
+    ours = found["dismec"]
+    good = ours["peak"] <= MATRICES * E.nbytes + FIXED
+    print(f"\nthe matrix has {E.nbytes / 1e6:.0f} MB")
+    if "PECOS XR-Linear" in found:
+        good = good and ours["seconds"] <= found["PECOS XR-Linear"]["seconds"]
+    if args.svc_labels:
+        seconds = linear_svc_seconds(E, Y, args.svc_labels)
+        ratio = seconds / ours["seconds"]
+        print(f"LinearSVC, by {args.svc_labels} labels: {seconds:.0f} CPU s, {ratio:.0f} times")
+        good = good and ratio >= TIMES_LINEAR_SVC
+    return good
+
+
+def svd(Xt: Any, test: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates of rows and of test rows on the first right singular vectors of the rows."""
+    _, _, V = sp.linalg.svds(Xt, k=components, random_state=0)
+    return (
+        np.ascontiguousarray(Xt @ V.T, dtype=np.float32),
+        np.ascontiguousarray(test @ V.T, dtype=np.float32),
+    )
+
+
+def texts(args: argparse.Namespace) -> bool:
+    print(f"{'':16} {'':12} {'P@1':>7} {'P@3':>7} {'P@5':>7} {'PSP@5':>7} {'CPU s':>8}")
+    for name in args.sets:
+        (words, labels), (test_words, test_labels) = load(name, "train"), load(name, "test")
+        known = sorted({label for row in labels for label in row})
+        Y, truth = indicator(labels, known), indicator(test_labels, known)
+        vocabulary = vocabulary_of(words, dismec.TextParams())
+        X, test = vocabulary.rows(words), vocabulary.rows(test_words)
+        transform = Transform.fit(X, tfidf=True, bias=0.0)
+        E, of_test = svd(transform.apply(X), transform.apply(test), COMPONENTS)
+        for what, rows, judged in (
+            ("tf-idf", X, test),
+            (f"SVD, {COMPONENTS}", [E], [of_test]),
+            *((f"both, {scale:g}", [X, E], [test, of_test]) for scale in args.scales),
+        ):
+            sparse = not isinstance(rows, list) or len(rows) == 2
+            scale = float(what.split()[1]) if what.startswith("both") else 1.0
+            params = dismec.TrainingParams(tfidf=sparse, dense_scale=scale)
+            begin = time.process_time()
+            model = fit(rows, Y, params)
+            seconds = time.process_time() - begin
+            result = model.evaluate(judged, truth)
+            metrics = " ".join(f"{result[m]:7.2f}" for m in ("P@1", "P@3", "P@5", "PSP@5"))
+            print(f"{name:16} {what:12} {metrics} {seconds:8.1f}", flush=True)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    fast = commands.add_parser("speed")
+    fast.set_defaults(work=speed)
+    fast.add_argument("--rows", type=int, default=50_000)
+    fast.add_argument("--width", type=int, default=768)
+    fast.add_argument("--labels", type=int, default=2000)
+    fast.add_argument("--noise", type=float, default=3.0)
+    fast.add_argument("--python", default=sys.executable, help="The Python that has PECOS.")
+    fast.add_argument("--svc-labels", type=int, default=8, help="Labels for LinearSVC; 0: none.")
+    both = commands.add_parser("texts")
+    both.set_defaults(work=texts)
+    both.add_argument("--sets", nargs="+", default=["cooking-text", "eurlex57k-text"])
+    both.add_argument("--scales", nargs="+", type=float, default=[0.3, 0.5, 1.0])
+    args = parser.parse_args()
+    print_heading("scikit-learn")
+    return 0 if args.work(args) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The command that answers over HTTP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dismec.cli.console import hush_dask
+from dismec.cli.options import MOST_PLACES, PATH, F, cluster_option, threads_option
+from dismec.errors import DismecError
+
+
+def _number_option(
+    *names: str, least: int = 1, most: int | None = None, **more: Any
+) -> Callable[[F], F]:
+    return click.option(*names, type=click.IntRange(least, most), show_default=True, **more)
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@_number_option("--port", least=0, most=65535, default=8000, help="0: any that is free.")
+@_number_option("--max-body", most=1000, default=10, help="MB per request.")
+@_number_option("--max-rows", default=1000, help="Rows per request.")
+@_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
+@_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
+@cluster_option
+@threads_option
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    cluster: str | None,
+    threads: int | None,
+    max_body: int,
+    max_rows: int,
+    max_k: int,
+    queue: int,
+) -> None:
+    """Answer HTTP requests for predictions of MODEL.
+
+    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
+    finishes what was begun and ends.
+    """
+    import logging
+
+    try:
+        from dismec.serve.application import serve as serve_model
+        from dismec.serve.contract import Limits
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dismec"):
+            raise
+        raise DismecError(
+            f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
+        ) from None
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    if cluster is not None:
+        hush_dask()
+    serve_model(
+        model,
+        host=host,
+        port=port,
+        threads=threads,
+        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        token=os.environ.get("DISMEC_TOKEN"),
+        cluster=cluster,
+        ready=lambda address: click.echo(f"serving {model} on {address}"),
+    )

@@ -1,0 +1,183 @@
+"""The command line with dense features beside DATA, or alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import dismec
+from dismec import open_model
+from dismec.data.dataset import Dataset, save_data
+from test_cli import ok, refused
+from test_dense import NAMES, TEXTS, dense_problem, embeddings_of
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Numeric data and texts, their dense features, and a model of each."""
+    folder = tmp_path_factory.mktemp("dense files")
+    X, E, Y = dense_problem(rows=300, features=40)
+    save_data(Dataset(X, Y, None), folder / "data.txt")
+    np.save(folder / "E.npy", E)
+    lines = [{"text": t, "labels": n} for t, n in zip(TEXTS, NAMES, strict=True)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    np.save(folder / "T.npy", embeddings_of())
+    ok("train", folder / "data.txt", "--dense", folder / "E.npy", "-o", folder / "both")
+    ok("train", folder / "texts.jsonl", "--dense", folder / "T.npy", "-o", folder / "texts")
+    alone = ("--dense-only", "-o", folder / "alone")
+    ok("train", folder / "texts.jsonl", "--dense", folder / "T.npy", *alone)
+    return folder
+
+
+def test_the_models_are_those_that_python_trains(files, tmp_path):
+    X, E, Y = dense_problem(rows=300, features=40)
+    wanted = dismec.train([X, E], Y, tmp_path / "model").weights.toarray()
+    np.testing.assert_array_equal(open_model(files / "both").weights.toarray(), wanted)
+    clf = dismec.DiSMECTextClassifier().fit([TEXTS, embeddings_of()], NAMES)
+    found = open_model(files / "texts")
+    np.testing.assert_array_equal(found.weights.toarray(), clf.model_.weights.toarray())
+    alone = open_model(files / "alone")
+    assert (alone.n_features, alone.n_dense, alone.vocabulary) == (0, 6, None)
+    assert list(alone.names) == ["bread", "egg", "knife", "pan"]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "dense"),
+    [("both", "data.txt", "E.npy"), ("texts", "texts.jsonl", "T.npy"), ("alone", "", "T.npy")],
+)
+def test_predictions_are_those_of_python(files, model, data, dense):
+    given = [files / data] if data else []
+    lines = ok("predict", files / model, *given, "--dense", files / dense, "-k", 1).splitlines()
+    opened, E = open_model(files / model), np.load(files / dense)
+    parts = {"both": [dense_problem(rows=300, features=40)[0]], "texts": [TEXTS], "alone": []}
+    labels, scores = opened.predict_topk([*parts[model], E], 1)
+    assert len(lines) == len(E)
+    for line, label, score in zip(lines, labels[:, 0], scores[:, 0], strict=True):
+        name, _, value = line.rpartition(":")
+        assert name == str(label if opened.names is None else opened.names[label])
+        assert float(value) == pytest.approx(score, abs=1e-4)
+
+
+def test_models_are_evaluated_and_inspected_with_dense_features(files):
+    texts = ("--dense", files / "T.npy", "--json")
+    for model in ("texts", "alone"):
+        result = json.loads(ok("evaluate", files / model, files / "texts.jsonl", *texts))
+        assert result["P@1"] > 50
+    facts = json.loads(ok("inspect", files / "both", "--json"))
+    assert (facts["features"], facts["dense features"]) == (40, 20)
+    test = ("--test", files / "texts.jsonl", "--dense", files / "T.npy", "--json")
+    assert json.loads(ok("inspect", files / "texts", *test))["test"]["pairs"] == 30
+
+
+def test_an_explanation_shows_the_embedding_as_one_line(files):
+    rows = ("--row", 3, "--dense", files / "T.npy")
+    shown = ok("explain", files / "texts", files / "texts.jsonl", *rows)
+    assert sum("embedding" in line for line in shown.splitlines()) == 1
+    told = json.loads(ok("explain", files / "texts", files / "texts.jsonl", *rows, "--json"))
+    parts = told["bias"] + told["embedding"] + sum(t["contribution"] for t in told["terms"])
+    assert parts == pytest.approx(told["score"], abs=1e-4)
+    alone = json.loads(ok("explain", files / "alone", "-", *rows, "--json"))
+    assert alone["terms"] == []
+
+
+def test_texts_of_the_command_line_go_with_as_many_dense_rows(files, tmp_path):
+    np.save(tmp_path / "two.npy", embeddings_of(2))
+    texts = ("--text", "fry the egg", "--text", "bake the bread")
+    given = ("--dense", tmp_path / "two.npy")
+    assert len(ok("predict", files / "texts", *texts, *given).splitlines()) == 2
+    reason = refused("predict", files / "texts", *texts[:2], *given)
+    assert "two.npy has 2 rows, and --text has 1" in reason
+
+
+def test_labels_are_added_with_dense_features(files, tmp_path):
+    X, _, Y = dense_problem(rows=300, features=40)
+    save_data(Dataset(X, sp.csr_array(Y[:, :8]), None), tmp_path / "some.txt")
+    dense = ("--dense", files / "E.npy")
+    ok("train", tmp_path / "some.txt", *dense, "-o", tmp_path / "model")
+    ok("add-labels", tmp_path / "model", files / "data.txt", *dense)
+    np.testing.assert_array_equal(
+        open_model(tmp_path / "model").weights.toarray(),
+        open_model(files / "both").weights.toarray(),
+    )
+
+
+def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
+    data = files / "data.txt"
+    given = ("--dense", files / "E.npy", "--calibrate", "--validation", data)
+    judge = ("--validation-dense", files / "E.npy")
+    ok("train", data, *given, *judge, "-o", tmp_path / "model")
+    assert open_model(tmp_path / "model").calibration is not None
+    reason = refused("train", data, *given, "-o", tmp_path / "other")
+    assert "--validation requires --validation-dense with --dense" in reason
+    texts, T = files / "texts.jsonl", files / "T.npy"
+    tuned = ("--validation", texts, "--dense", T, "--validation-dense", T, "--dense-only")
+    ok("tune", texts, *tuned, "-o", tmp_path / "tuned")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["predict", "both", "data.txt"], "the model takes 20 dense features per row"),
+        (["predict", "both", "data.txt", "--dense", "T.npy"], "T.npy has 6 features per row; the"),
+        (["predict", "both", "--dense", "E.npy"], "the model takes 40 features beside dense ones"),
+        (["predict", "both", "data.txt", "--dense", "data.txt"], "not a .npy file of numbers"),
+        (["predict", "both", "data.txt", "--dense", "none.npy"], "No such file"),
+        (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
+        (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
+        (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
+        (
+            ["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"],
+            "--dense is not supported with --refine",
+        ),
+        (
+            ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
+            "--dense is not supported with --penalty l1",
+        ),
+        (
+            ["tune", "data.txt", "--dense", "E.npy", "--cluster", "tcp://there:1", "-o", "x"],
+            "--dense is not supported with --cluster",
+        ),
+        (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
+        (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),
+        (
+            [
+                "train",
+                "texts.jsonl",
+                "--dense",
+                "T.npy",
+                "--dense-only",
+                "--min-df",
+                "2",
+                "-o",
+                "x",
+            ],
+            "--min-df is for texts, which --dense-only leaves out",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(files, arguments, reason, monkeypatch):
+    monkeypatch.chdir(files)
+    assert reason in refused(*arguments)
+    assert not (files / "x").exists() or not (files / "x" / "manifest.json").exists()
+
+
+def test_a_model_without_dense_features_refuses_a_file_of_them(files, tmp_path):
+    ok("train", files / "data.txt", "-o", tmp_path / "plain")
+    given = (tmp_path / "plain", files / "data.txt", "--dense", files / "E.npy")
+    assert "the model takes no dense features: leave out --dense" in refused("predict", *given)
+
+
+def test_a_sweep_takes_dense_features_of_both_files(files):
+    data, dense = files / "data.txt", ("--test-dense", files / "E.npy")
+    for given in ([files / "both"], [data, "--dense", files / "E.npy"]):
+        table = json.loads(ok("sweep", *given, "--test", data, *dense, "--json"))
+        assert table[0]["weights"] > table[-1]["weights"] > 20 * 12 - 1
+
+
+def test_rows_of_another_number_are_refused(files, tmp_path):
+    np.save(tmp_path / "few.npy", np.load(files / "E.npy")[:7])
+    few = ("--dense", tmp_path / "few.npy")
+    assert "few.npy has 7 rows" in refused("predict", files / "both", files / "data.txt", *few)
