@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import dismec
 import naive
 from dismec import DataError, TrainingParams, open_model
-from dismec.data.mixed import MixedRows, check_features, load_dense
+from dismec.data.mixed import MixedRows, check_features, is_mostly_full, load_dense
 from dismec.features.transform import Transform
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
 from dismec.training.recipe import fit
@@ -426,11 +426,14 @@ def test_selected_rows_have_both_kinds():
     np.testing.assert_array_equal(rows.sparse.toarray(), X[[5, 2]].toarray())
 
 
-def test_a_large_full_array_is_taken_as_dense_and_a_small_or_sparse_one_is_not():
+def test_a_large_full_array_is_taken_as_dense_and_a_small_or_sparse_one_is_not(monkeypatch):
+    assert is_mostly_full(np.ones((1 << 10, 1 << 10), np.float32))
+    assert not is_mostly_full(np.ones((1 << 10, 1 << 10), np.int32))
+    monkeypatch.setattr("dismec.data.mixed._LARGE", 4000)
     rng = np.random.default_rng(0)
-    E = rng.standard_normal((1 << 13, 1 << 7)).astype(np.float32)
+    E = rng.standard_normal((200, 20))
     Y = sp.csr_array((E[:, :3] > 1).astype(np.uint8))
-    assert fit(E, Y).n_dense == 128
+    assert fit(E, Y).n_dense == 20
     assert fit(E[:100], Y[:100]).n_dense == 0
     thin = E * (rng.random(E.shape) < 0.1)
     assert fit(thin, Y).n_dense == 0

@@ -128,7 +128,19 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
         (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
-        (["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"], "not supported with"),
+        (
+            ["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"],
+            "--dense is not supported with --refine",
+        ),
+        (
+            ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
+            "--dense is not supported with --penalty l1",
+        ),
+        (
+            ["tune", "data.txt", "--dense", "E.npy", "--cluster", "tcp://there:1", "-o", "x"],
+            "--dense is not supported with --cluster",
+        ),
+        (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
         (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),
         (
             [
@@ -156,6 +168,13 @@ def test_a_model_without_dense_features_refuses_a_file_of_them(files, tmp_path):
     ok("train", files / "data.txt", "-o", tmp_path / "plain")
     given = (tmp_path / "plain", files / "data.txt", "--dense", files / "E.npy")
     assert "the model takes no dense features: leave out --dense" in refused("predict", *given)
+
+
+def test_a_sweep_takes_dense_features_of_both_files(files):
+    data, dense = files / "data.txt", ("--test-dense", files / "E.npy")
+    for given in ([files / "both"], [data, "--dense", files / "E.npy"]):
+        table = json.loads(ok("sweep", *given, "--test", data, *dense, "--json"))
+        assert table[0]["weights"] > table[-1]["weights"] > 20 * 12 - 1
 
 
 def test_rows_of_another_number_are_refused(files, tmp_path):

@@ -120,6 +120,13 @@ class Order:
         if dense is None and (self.dense_only or self.validation_dense):
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
+        for option, unsupported in (
+            ("--cluster", self.cluster is not None),
+            ("--refine", self.params.get("refine")),
+            ("--penalty l1", self.params.get("penalty") == "l1"),
+        ):
+            if dense is not None and unsupported:
+                raise click.UsageError(f"--dense is not supported with {option}")
         if dense is not None and bool(self.validation) != bool(self.validation_dense):
             raise click.UsageError("--validation requires --validation-dense with --dense")
 
@@ -169,10 +176,6 @@ def training_options(
         options += [
             click.option("--validation", type=PATH, help=validation),
             click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
-            dense_option,
-            click.option(
-                "--dense-only", is_flag=True, help="Use only the labels of DATA, and --dense."
-            ),
             click.option("--validation-dense", type=PATH, help="As --dense, for --validation."),
             click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
             click.option(
@@ -181,6 +184,8 @@ def training_options(
                 help="Keep no training texts in the model [default: five beginnings].",
             ),
         ]
+    only = "Use only the labels of DATA, and --dense."
+    options += [dense_option, click.option("--dense-only", is_flag=True, help=only)]
     options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

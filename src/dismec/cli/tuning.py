@@ -126,6 +126,7 @@ def _print_tuned(tuned: Tuned) -> None:
 @click.argument("data", type=PATH)
 @click.option("--test", type=PATH, required=True, help="Data to measure on.")
 @click.option("--test-labels", type=PATH, help="As --labels, for --test.")
+@click.option("--test-dense", type=PATH, help="As --dense, for --test.")
 @click.option(
     "--delta",
     "deltas",
@@ -147,6 +148,7 @@ def sweep(
     data: Path,
     test: Path,
     test_labels: Path | None,
+    test_dense: Path | None,
     deltas: tuple[float, ...],
     ks: tuple[int, ...],
     plot: Path | None,
@@ -163,7 +165,7 @@ def sweep(
 
     ordered = check_deltas(deltas)
     _check_plot(plot, order.overwrite)
-    of_test = Reading(test_labels, None, order.reading.columns)
+    of_test = Reading(test_labels, None, order.reading.columns, dense=test_dense)
     test_file = of_test.look(test)
     if test_file.is_texts:  # what cannot be read is an error before the training
         next(read_texts(test_file, of_test.fmt))
@@ -172,7 +174,8 @@ def sweep(
 
         for option in ctx.command.params:
             name = option.name or ""
-            if name in ("cluster", *order.params, *order.text) and _is_given(ctx, name):
+            training_only = ("cluster", "dense", "dense_only", *order.params, *order.text)
+            if name in training_only and _is_given(ctx, name):
                 raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
         model = open_model(data)
         if not _is_given(ctx, "deltas"):
