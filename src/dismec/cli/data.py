@@ -89,6 +89,8 @@ def _check_inspection(
                 raise click.UsageError(f"{target} would overwrite {source}: choose another file")
     if test is not None and path.exists() and not path.is_dir():
         raise click.UsageError(f"--test needs a model; {path} is not one")
+    if reading.dense is not None and test is None:
+        raise click.UsageError("--dense requires --test")
     if path.is_dir() and test is None:
         if reading.names or reading.labels:
             raise click.UsageError("--label-names and --labels of a model go with --test")
