@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +146,22 @@ def test_float32_rows_are_read_in_place_and_others_converted_once():
     assert check_features([E.astype(np.float64)]).dense.dtype == np.float32
     columns = np.asfortranarray(E)
     np.testing.assert_array_equal(check_features([columns]).dense, E)
+
+
+MEASURED = """
+import numpy as np, scipy.sparse as sp
+from dismec.training.recipe import fit
+E = np.random.default_rng(0).random((100_000, 200), dtype=np.float32)
+Y = sp.csr_array(E[:, :2] > 0.995)
+fit([E], Y, threads=1)
+print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_training_takes_the_matrix_and_little_more():
+    found = subprocess.run([sys.executable, "-c", MEASURED], check=True, stdout=subprocess.PIPE)
+    assert int(found.stdout) * 1024 <= 1.3 * 4 * 100_000 * 200 + 300e6
 
 
 @pytest.fixture(scope="module")

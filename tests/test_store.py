@@ -20,7 +20,7 @@ from dismec.cpu import kernels
 from dismec.data.container import write_arrays
 from dismec.errors import DismecError
 from dismec.model.directory import commit, read_manifest
-from dismec.model.format import FORMAT_VERSION, REFINED_VERSION
+from dismec.model.format import DENSE_VERSION, FORMAT_VERSION
 from dismec.model.shards import Shard
 from dismec.model.weight_files import read_block, write_block
 from dismec.report.facts import describe_model
@@ -205,7 +205,7 @@ def test_every_cut_manifest_is_refused(model):
 
 
 def test_newer_format_is_refused(model):
-    edit(model, lambda m: m.update(version=REFINED_VERSION + 1))
+    edit(model, lambda m: m.update(version=DENSE_VERSION + 1))
     assert "newer than this dismec reads" in refused(model)
 
 

@@ -99,6 +99,8 @@ def _check_inspection(
     for option, given in (("--test", test), ("--hierarchy", hierarchy)):
         if given is not None and path.exists() and not path.is_dir():
             raise click.UsageError(f"{option} needs a model; {path} is not one")
+    if reading.dense is not None and test is None:
+        raise click.UsageError("--dense requires --test")
     if path.is_dir() and test is None:
         if reading.names or reading.labels:
             raise click.UsageError("--label-names and --labels of a model go with --test")
