@@ -46,7 +46,8 @@ sanitize: .venv-sanitize/tools
 	  tests/test_solver.py tests/test_engine.py tests/test_predictor.py tests/test_shards.py \
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
-	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py
+	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
+	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py
 
 .venv/bin/python:
 	@echo "== Making .venv, a Python environment of its own"

@@ -232,7 +232,8 @@ def test_keyboard_is_enough(server, visit):
     page.keyboard.type(TEXT)
     press("Control+Enter")
     expect(first_label(page)).to_have_text("fruit")
-    for _ in range(6):  # Find labels, example, clear, number of labels, several texts, list
+    # Find labels, example, clear, number of labels, some labels, several texts, list
+    for _ in range(7):
         press("Tab")
         ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert ring == "solid"
