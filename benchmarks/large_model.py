@@ -229,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--labels", type=int, default=500_000)
     parser.add_argument("--features", type=int, default=500_000)
-    parser.add_argument("--mean", type=float, default=500, help="weights a label")
+    parser.add_argument("--mean", type=float, default=500, help="weights per label")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="directory to keep the model in, or to find it")

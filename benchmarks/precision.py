@@ -76,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
 
     print_heading("liblinear-official")
-    print(f"{'set':12} {'C':>5} {'bias':>5} {'labels':>7} {'rows a label':>13}", end="")
+    print(f"{'set':12} {'C':>5} {'bias':>5} {'labels':>7} {'rows per label':>13}", end="")
     print(f" {'worst':>9} {'mean':>9} {'best':>9}")
     good = True
     for name in args.sets:

@@ -107,7 +107,7 @@ def precisions(name: str, repeats: int) -> list[str]:
     found: dict[str, dict[str, float]] = {}
     print(f"\n{name}: threads 1 and 2 in ms a row; P@k and PSP@k less those of float32")
     print(
-        f"{'precision':9} {'MB':>6} {'bytes a weight':>15} {'open ms':>8} {'1':>6} {'2':>6}", end=""
+        f"{'precision':9} {'MB':>6} {'bytes/weight':>15} {'open ms':>8} {'1':>6} {'2':>6}", end=""
     )
     print("   " + " ".join(f"{m}@{k}".rjust(6) for m in ("P", "PSP") for k in DEPTHS))
     with tempfile.TemporaryDirectory() as scratch:

@@ -104,7 +104,7 @@ def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
     our_label = ours * args.threads / trained
     their_label = liblinear_seconds(dataset, args.liblinear_labels, args.seed)
     ratio = their_label / our_label
-    print(f"ms a label and core, {trained} labels: dismec {our_label * 1e3:.3f}, LIBLINEAR", end="")
+    print(f"ms per label, {trained} labels: dismec {our_label * 1e3:.3f}, LIBLINEAR", end="")
     print(f" {their_label * 1e3:.1f} on {args.liblinear_labels} of them: {ratio:.1f} times\n")
 
     missed = [f"slower than {s}" for s in FASTER_THAN.get(name, ()) if ours >= fastest[s]]

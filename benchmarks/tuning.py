@@ -69,7 +69,7 @@ def main() -> int:
         for row in table:
             quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
             size = f"{row['weights']:>10,} weights {row['bytes'] / 1e6:6.2f} MB"
-            print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms a row']:.3f} ms a row")
+            print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms per row']:.3f} ms a row")
         draw_sweep(table, args.sweep)
     missed = {name: ratio for name, ratio in ratios.items() if ratio > MOST}
     for name, ratio in missed.items():

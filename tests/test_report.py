@@ -168,9 +168,9 @@ def test_facts_of_data_are_those_counted_by_hand(tmp_path):
         "labels": 3,
         "labels with rows": 2,
         "non-zeros": 6,
-        "features a row": 1.5,
-        "labels a row": 1.0,
-        "rows a label": 2.0,
+        "features per row": 1.5,
+        "labels per row": 1.0,
+        "rows per label": 2.0,
         "rows without labels": 1,
         "rows without features": 1,
     }

@@ -290,7 +290,7 @@ def test_a_cluster_chooses_as_threads_do(data, tuned, tmp_path):
             CliRunner().invoke(main, ["sweep", file, "--test", file, "--json", *where])
             for where in ([], ["--cluster", str(processes.file)])
         ]
-    here, there = ([{**row, "ms a row": 0} for row in json.loads(done.stdout)] for done in swept)
+    here, there = ([{**row, "ms per row": 0} for row in json.loads(done.stdout)] for done in swept)
     assert here == there
     for row, here in zip(result.table, tuned[0].table, strict=True):
         assert row["P@5"] == pytest.approx(here["P@5"], abs=1)
@@ -312,7 +312,7 @@ def test_rows_of_a_sweep_are_those_of_models_trained_at_each_delta(data):
         found = model.evaluate(test_X, test_Y)
         assert {name: row[name] for name in found} == found
     assert table[0]["weights"] > table[1]["weights"] > table[2]["weights"]
-    assert all(row["ms a row"] > 0 for row in table)
+    assert all(row["ms per row"] > 0 for row in table)
 
 
 def test_a_model_is_swept_from_its_own_delta_up(data):

@@ -255,7 +255,7 @@ def _parse_lengths(
 _LENGTHS: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
 _TEXT_OPTIONS: dict[str, Any] = {
     "word_ngrams": click.option(
-        "--word-ngrams", help="Words in a row that make a feature [default: 1].", **_LENGTHS
+        "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS
     ),
     "char_ngrams": click.option(
         "--char-ngrams", help="Characters of a word that make one [default: none].", **_LENGTHS

@@ -199,14 +199,14 @@ def sweep(
         return
     names = [f"P@{k}" for k in ks]
     print_table(
-        ["delta", *names, "weights", "MB", "ms a row"],
+        ["delta", *names, "weights", "MB", "ms per row"],
         [
             [
                 f"{row['delta']:g}",
                 *(f"{row[name]:.2f}" for name in names),
                 f"{row['weights']:,}",
                 f"{row['bytes'] / 1e6:.2f}",
-                f"{row['ms a row']:.3f}",
+                f"{row['ms per row']:.3f}",
             ]
             for row in table
         ],

@@ -342,7 +342,7 @@ def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> In
 def _check_propensities(propensities: npt.ArrayLike, n_labels: int) -> Floats:
     p = np.asarray(propensities, dtype=np.float64)
     if p.shape != (n_labels,):
-        raise DataError(f"propensities have shape {p.shape}; expected ({n_labels},): one a label")
+        raise DataError(f"propensities have shape {p.shape}; expected ({n_labels},): one per label")
     wrong = np.flatnonzero(~((p > 0) & (p <= 1)))
     if wrong.size:
         raise DataError(f"label {wrong[0]}: propensity {p[wrong[0]]:g}; expected 0 < p ≤ 1")

@@ -230,7 +230,7 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
     first, second, *_ = _styles()
     unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
     size.plot(deltas, [row["weights"] / unit for row in table], label="weights", **first)
-    time.plot(deltas, [row["ms a row"] for row in table], label="time of a row", **second)
+    time.plot(deltas, [row["ms per row"] for row in table], label="time of a row", **second)
     size.set_ylim(bottom=0)
     size.set_ylabel(f"weights, {name}")
     time.set_ylabel("prediction, ms of a core a row")

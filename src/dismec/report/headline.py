@@ -45,8 +45,8 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
 def tell_data(facts: Mapping[str, Any]) -> list[str]:
     """How much there is, and how it is spread over the labels."""
     lines = [
-        f"{counted(facts['rows'], 'row')} with {facts['labels a row']:,} labels per row; "
-        f"{counted(facts['labels'], 'label')} with {facts['rows a label']:,} rows per label."
+        f"{counted(facts['rows'], 'row')} with {facts['labels per row']:,} labels per row; "
+        f"{counted(facts['labels'], 'label')} with {facts['rows per label']:,} rows per label."
     ]
     if facts.get("most frequent labels"):
         first = facts["most frequent labels"][0]

@@ -23,8 +23,8 @@ _TABLE_1 = {
     "features": "features D",
     "characters": "characters",
     "labels": "labels L",
-    "rows a label": "rows per label (APpL)",
-    "labels a row": "labels per row (ALpP)",
+    "rows per label": "rows per label (APpL)",
+    "labels per row": "labels per row (ALpP)",
 }
 
 

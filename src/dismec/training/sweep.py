@@ -84,7 +84,7 @@ def sweep_model(
     Returns
     -------
     list
-        A row for each Δ, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms a row": …,
+        A row for each Δ, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
         "P@1": …}`` and all else that `Model.evaluate` has. Bytes are those of the weights with
         their places, as they are stored and held in memory; the time is that of a core to predict
         all test rows at once, divided by their number, the best of three runs.
@@ -104,7 +104,7 @@ def sweep_model(
                 "delta": delta,
                 "weights": model.nnz,
                 "bytes": sum(a.nbytes for shard in model.shards for a in shard.arrays.values()),
-                "ms a row": 1e3 * min(seconds) / found["rows"],
+                "ms per row": 1e3 * min(seconds) / found["rows"],
                 **found,
             }
         )
