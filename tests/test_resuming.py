@@ -50,14 +50,25 @@ def files_of(directory):
 
 
 class Interruption:
-    """Stops a training at the first news of this many labels more than there were to begin with."""
+    """Stops a training at news of this many labels more than there were to begin with.
 
-    def __init__(self, labels):
-        self.labels, self.seen = labels, []
+    With `keeping`, a directory, not before some of them are in a block that is kept: otherwise a
+    training that is stopped again and again may never come further. And not before `least`.
+    """
+
+    def __init__(self, labels, keeping=None, least=0):
+        self.labels, self.seen, self.keeping, self.least = labels, [], keeping, least
+        self.before = self._kept()
+
+    def _kept(self):
+        files = () if self.keeping is None else self.keeping.rglob("block-*")
+        return {path for path in files if path.suffix == ".safetensors"}
 
     def __call__(self, done, total):
         self.seen.append((done, total))
-        if done >= self.seen[0][0] + self.labels:
+        if done >= max(self.seen[0][0] + self.labels, self.least) and (
+            self.keeping is None or self._kept() - self.before
+        ):
             raise KeyboardInterrupt
 
 
@@ -79,7 +90,7 @@ def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path
     params, expected = trial
     directory, kept, stops = tmp_path / "model", 0, []
     for _ in range(100):
-        stop = Interruption(100)
+        stop = Interruption(100, directory)
         try:
             train(*data, directory, params, threads=1, progress=stop)
             break
@@ -206,7 +217,7 @@ def test_a_training_that_is_tuned_goes_on_after_its_trial_is_stopped(data, tmp_p
     tune(*data, tmp_path / "whole", grid, params, threads=1)
     starts = []
     for _ in range(100):
-        stop = Interruption(100)
+        stop = Interruption(100, path, 2 * LABELS)
         try:
             tune(*data, path, grid, params, threads=1, progress=stop)
             break

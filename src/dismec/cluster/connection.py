@@ -342,8 +342,11 @@ def _new_client(where: str, patience: float) -> distributed.Client:
     while True:
         try:
             left = patience - (time.monotonic() - begin)
+            address = _address(where)
+            if address.startswith("tls://") and distributed.Security().tls_ca_file is None:
+                raise ClusterError(f"{where}: TLS is not configured (distributed.comm.tls of Dask)")
             return distributed.Client(
-                _address(where), timeout=max(min(left, _ANSWER_SECONDS), 1.0), set_as_default=False
+                address, timeout=max(min(left, _ANSWER_SECONDS), 1.0), set_as_default=False
             )
         except OSError:
             waited = time.monotonic() - begin
@@ -358,6 +361,8 @@ def _new_client(where: str, patience: float) -> distributed.Client:
 
 def _address(where: str) -> str:
     """The address itself, or the one in a scheduler file."""
+    if Path(where).is_dir() or (where.endswith(".json") and not Path(where).parent.is_dir()):
+        raise ClusterError(f"{where}: not the path of a scheduler file")
     if "://" in where or not (where.endswith(".json") or Path(where).exists()):
         try:
             get_address_host_port(where)
