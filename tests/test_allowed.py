@@ -216,7 +216,7 @@ def sets_for(model, n_rows):
     nothing = np.zeros_like(each)
     return [
         ([17, 2, 2], few),
-        ([model.names[2], "17", 17], few),
+        ([model.names[2], model.names[17], 17], few),
         (np.array([2, 17]), few),
         (model.select_labels(exclude=[2, model.names[17]]), most),
         (sp.csr_array(each), each),
@@ -359,9 +359,9 @@ def files(tmp_path_factory, calibrated, problem):
     calibrated.save(directory / "model")
     X, Y, names = problem
     save_data(Dataset(X, Y, names), directory / "rows.xmc")
-    (directory / "some").write_text(f"{names[2]}\n17\n{names[5]}\n", "utf-8")
-    (directory / "one").write_text("5\n", "utf-8")
-    (directory / "wrong").write_text("5\nnobody\n", "utf-8")
+    (directory / "some").write_text(f"{names[2]}\n\n{names[17]}\n{names[5]}\n", "utf-8")
+    (directory / "one").write_text(f"{names[5]}\n", "utf-8")
+    (directory / "wrong").write_text(f"{names[5]}\nnobody\n", "utf-8")
     return directory
 
 

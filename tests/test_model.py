@@ -324,3 +324,15 @@ def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):
     )
     with pytest.raises(DataError, match="the label 'a' is text, and labels have numbers"):
         fit(X, Y).evaluate(X, lists)
+
+
+def test_a_text_is_a_number_only_where_there_are_no_names(tmp_path):
+    X, Y = random_problem()
+    names = [str(10 * label) for label in range(Y.shape[1])]
+    named = train(X, Y, tmp_path / "named", names=names)
+    assert named.find_label("20") == 2
+    assert named.find_label(2) == 2
+    for labels in (["1"], "20", 20):
+        with pytest.raises(DataError):
+            named.subset(labels)
+    assert train(X, Y, tmp_path / "numbered").find_label("3") == 3

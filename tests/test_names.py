@@ -117,9 +117,10 @@ def test_a_label_of_an_opened_model_is_found_without_all_names(tmp_path, problem
     model = open_model(tmp_path / "model")
     with mock.patch.object(Names, "__iter__", side_effect=AssertionError):
         assert model.find_label("Straße 7") == 7  # of equal names, the first
-        assert model.find_label("12") == 12
-        with pytest.raises(DataError, match="no label"):
-            model.find_label("Straße")
+        assert model.find_label(12) == 12
+        for wrong in ("12", "Straße"):  # a number is one only where there are no names
+            with pytest.raises(DataError, match="no label"):
+                model.find_label(wrong)
 
 
 def test_many_names_take_no_time():

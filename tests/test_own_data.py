@@ -162,7 +162,32 @@ def test_names_of_several_words_are_not_taken_for_several_labels(tmp_path):
     assert len(all_rows(path)) == 100
 
 
+def test_a_forgotten_separator_is_noticed_though_a_name_has_a_comma(tmp_path):
+    rng = np.random.default_rng(0)
+    names = ["C++: lang", "Ünï", "42", "a, b", "R&D; misc", "x", "y"]
+    cells = ["|".join(rng.choice(names, rng.integers(1, 4), replace=False)) for _ in range(120)]
+    path = tmp_path / "a.csv"
+    pd.DataFrame({"text": cells, "labels": cells}).to_csv(path, index=False)
+    refused(path, "label_separator='|'")
+
+
+def test_names_with_bars_in_a_column_with_commas_are_fine(tmp_path):
+    rng = np.random.default_rng(0)
+    names = [f"{a}|{b}" for a in "abcdef" for b in "uvwxyz"]
+    cells = [", ".join(rng.choice(names, 3, replace=False)) for _ in range(300)]
+    path = tmp_path / "a.csv"
+    pd.DataFrame({"text": cells, "labels": cells}).to_csv(path, index=False)
+    assert len({name for _, labels in all_rows(path) for name in labels}) == len(names)
+
+
 # Kinds of files
+
+
+def test_a_header_tells_a_table_without_an_ending(tmp_path):
+    path = tmp_path / "table"
+    for delimiter in ",;\t":
+        path.write_text(f"id{delimiter}text{delimiter}labels\n1{delimiter}a b{delimiter}x\n")
+        assert all_rows(path) == [("a b", ["x"])]
 
 
 def test_semicolons_tabs_and_bars_between_columns_are_found_and_said(tmp_path):

@@ -40,7 +40,9 @@ class LabelChoice:
         found: dict[str, list[int]] = {}
         for what, path in files.items():
             found[what] = []
-            for line, name in enumerate(load_names(path), 1):
+            for line, name in enumerate(load_names(path, blanks=True), 1):
+                if not name:
+                    continue
                 try:
                     found[what].append(model.find_label(name))
                 except DataError as error:

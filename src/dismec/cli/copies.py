@@ -87,7 +87,7 @@ def subset(
     from dismec.data.names import load_names
     from dismec.model.opening import open_model
 
-    wanted = [*labels, *(load_names(listed) if listed else ())]
+    wanted = [*labels, *filter(None, load_names(listed, blanks=True) if listed else ())]
 
     def make() -> Model:
         return open_model(model, check=True).subset(wanted)

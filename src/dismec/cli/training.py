@@ -131,7 +131,7 @@ def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
     from dismec.data.names import load_names
     from dismec.training.editing import update_labels
 
-    labels = load_names(listed)
+    labels = list(filter(None, load_names(listed, blanks=True)))
 
     def run(model: Path, X: Any, Y: Any, names: Any, **common: Any) -> Model:
         return update_labels(model, X, Y, labels, names, **common)
@@ -227,7 +227,9 @@ def remove_labels(
     from dismec.training.editing import remove_labels as run
 
     begin = time.perf_counter()
-    changed = run(model, [*labels, *(load_names(listed) if listed else ())])
+    changed = run(
+        model, [*labels, *filter(None, load_names(listed, blanks=True) if listed else ())]
+    )
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, time.perf_counter() - begin)))
     elif not quiet:

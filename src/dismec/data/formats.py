@@ -165,6 +165,8 @@ class DataFile(os.PathLike[str]):
         line = begin.partition(b"\n")[0]
         if FASTTEXT_LABEL.search(line.decode("latin-1")):
             return "fastText"
+        if _is_header(line):
+            return "CSV"
         if name.suffix in (".svm", ".svmlight") or not _is_prose(line):
             return "XMC text"
         return "fastText" if FASTTEXT_LABEL.search(begin.decode("latin-1")) else "plain text"
@@ -179,6 +181,13 @@ def _is_prose(line: bytes) -> bool:
     return bool(_WORD.search(text)) and not _FEATURE.search(text) and "\0" not in text
 
 
+def _is_header(line: bytes) -> bool:
+    """Whether a line names the columns that a table of texts has by default."""
+    text = line.decode(errors="replace")
+    names = [name.strip(' "') for name in text.rstrip().split(_delimiter(line))]
+    return len(names) > 1 and "text" in names
+
+
 def _delimiter(begin: bytes) -> str:
     """What the header of a CSV file has between columns; a comma if nothing is more frequent."""
     header = _QUOTED.sub("", begin.partition(b"\n")[0].decode(errors="replace"))
@@ -190,7 +199,8 @@ def detect(path: StrPath, kind: str | None = None) -> DataFile:
 
     CSV, TSV, JSON lines, Parquet and Arrow files are known by their endings (``.csv``, ``.tsv``,
     ``.jsonl``, ``.ndjson``, ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, the first four with or
-    without ``.gz`` or ``.zst``), other kinds by how the file begins. `kind` is one of `KINDS`, for
+    without ``.gz`` or ``.zst``), other kinds by how the file begins: a header with a column
+    ``text`` is that of a table. `kind` is one of `KINDS`, for
     files of which neither is true.
     """
     if isinstance(path, DataFile):

@@ -71,7 +71,7 @@ class _Watch:
 
     def __init__(self, default: str | None) -> None:
         self._default = default
-        self._cells: set[str] = set()
+        self._names: set[str] = set()  # as the default separates them
         self._seen = self._separated = 0
         others = [separator for separator in _CANDIDATES if separator != default]
         self._with = dict.fromkeys(others, 0)
@@ -81,7 +81,8 @@ class _Watch:
         if self._seen == _WATCHED or not cell.strip():
             return
         self._seen += 1
-        self._cells.add(cell)
+        names = [cell] if self._default is None else cell.split(self._default)
+        self._names.update(name.strip() for name in names)
         self._separated += self._default is not None and self._default in cell
         for separator in self._with:
             parts = [part for part in map(str.strip, cell.split(separator)) if part]
@@ -91,13 +92,15 @@ class _Watch:
     def doubt(self) -> str | None:
         for separator in self._with:
             n_with, n_parts = self._with[separator], len(self._parts[separator])
-            # Names of several words share words, too: only where few make up most cells.
-            fewer = 0.5 if separator == " " else 1.0
+            # Names of several words share words, too: only where few make up most cells. And if
+            # the default occurs as well, it may be part of names, but only where these are fewer.
+            is_clear = self._separated < 0.1 * n_with
+            fewer = 0.5 if separator == " " else 1.0 if is_clear else 0.7
             often = self._seen * (0.5 if separator == " " else 0.05)
             if (
                 n_with >= max(_FEWEST, often)
-                and n_parts < fewer * len(self._cells)
-                and self._separated < 0.1 * n_with
+                and n_parts < fewer * len(self._names)
+                and (is_clear or (separator != " " and self._separated < n_with))
             ):
                 other = "\n" if self._default is None else self._default
                 return (

@@ -154,8 +154,11 @@ def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> N
     return Names(utf8, offsets)
 
 
-def load_names(path: StrPath) -> list[str]:
-    """Names of labels from a text file, one per line, none of them empty; UTF-8."""
+def load_names(path: StrPath, *, blanks: bool = False) -> list[str]:
+    """Names of labels from a text file, one per line, none of them empty; UTF-8.
+
+    With `blanks`, blank lines are kept as empty names, for callers that skip them.
+    """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -169,7 +172,7 @@ def load_names(path: StrPath) -> list[str]:
         text = content[:sound].decode()
     names = list(map(str.strip, text.removeprefix("\ufeff").split("\n")))
     whole = names if sound == len(content) else names[:-1]
-    if "" in whole:
+    if "" in whole and not blanks:
         raise DataError(f"{path}:{1 + whole.index('')}: a label without a name")
     if whole is not names:
         raise DataError(f"{path}:{len(names)}: not UTF-8")

@@ -318,7 +318,7 @@ class Model(StoredModel):
 
         Labels keep their order, and are numbered from 0. `ModelError` if the model is refined.
         """
-        found = np.unique(np.array([self.find_label(label) for label in labels], np.int64))
+        found = np.unique(self._find_labels(labels, "labels"))
         made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
         return Model(made[0], self.transform, *made[1:])
 

@@ -88,8 +88,8 @@ class TopkModel(ABC):
     def find_label(self, label: str | int) -> int:
         """The id of a label, given by its id or as text.
 
-        A text is a name (of equal names, that of the first label), and if no label has it and it
-        is a number, an id.
+        A text is a name (of equal names, that of the first label); if the model has no names, it
+        is a number.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class TopkModel(ABC):
             number = self.find_name(label)
             if number is None:  # white space around a name is not part of it
                 number = self.find_name(label := label.strip())
-            if number is None and re.fullmatch(r"\d{1,20}", label):
+            if self.names is None and re.fullmatch(r"\d{1,20}", label):
                 number = int(label)
             if number is None or number >= self.n_labels:
                 raise DataError(f"the model has no label {reprlib.repr(label)}")
