@@ -282,9 +282,7 @@ def test_rows_of_numbers_are_explained_too(files, server):
     assert {term["feature"] for term in why["terms"]} <= {feature for feature, _ in row}
 
 
-def test_text_is_a_number_only_without_names_over_http_and_on_the_command_line(
-    files, tmp_path
-):
+def test_text_is_a_number_only_without_names_over_http_and_on_the_command_line(files, tmp_path):
     X, Y = random_problem()
     names = [f"tag {i}" for i in range(Y.shape[1])]
     names[3] = "12"
