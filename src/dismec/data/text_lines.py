@@ -233,7 +233,7 @@ def _json_labels(
 ) -> list[str]:
     labels = row.get(label_key)
     if labels is None:
-        if needs_labels:
+        if needs_labels and label_key not in row:  # null is what frames write for none
             what = f"no labels under the key {quoted(label_key)} (label_column)"
             raise RefusedError(f"{what}; {names_there('keys', row)}")
         return []
