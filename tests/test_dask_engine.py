@@ -239,3 +239,14 @@ def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
                 finish(cluster, task)
             with pytest.raises(ClusterError, match="a training goes on where it stopped"):
                 wait_until(lambda: not cluster.workers())
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("tls://127.0.0.1:8786", "TLS is not configured"), ("nowhere/x.json", "not the path of a")],
+)
+def test_what_can_never_be_reached_is_refused_at_once(where, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in (where, str(tmp_path)):
+        with pytest.raises(ClusterError, match=reason if place == where else "not the path of a"):
+            Cluster.connect(place)
