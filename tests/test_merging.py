@@ -30,8 +30,8 @@ from dismec.cli import main
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset, save_data
 from dismec.data.targets import columns_by_name
+from dismec.model.cutting import selected
 from dismec.model.format import FORMAT_VERSION, PRECISIONS
-from dismec.model.selection import selected
 from dismec.model.shards import gather, pack
 from dismec.serve.answers import Service
 from dismec.serve.contract import Limits

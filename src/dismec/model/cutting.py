@@ -9,10 +9,28 @@ import numpy.typing as npt
 
 from dismec.cpu import kernels
 from dismec.errors import ModelError
-from dismec.model.format import PRECISIONS
+from dismec.model.format import MOST_WEIGHTS, PRECISIONS
 from dismec.model.shards import Shard
 
-__all__ = ["cut_down"]
+__all__ = ["cut_down", "selected"]
+
+
+def selected(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Shard]:
+    """What shards have of the labels that are inside, to be stored.
+
+    A shard all of whose labels are inside is returned as it is. What is left of others goes into
+    few new ones, none of which is larger than shards may be.
+    """
+    whole: list[Shard] = []
+    groups: list[list[Shard]] = [[]]
+    for shard in shards:
+        if inside[shard.labels].all():
+            whole.append(shard)
+            continue
+        if sum(held.nnz for held in groups[-1]) + shard.nnz > MOST_WEIGHTS:
+            groups.append([])
+        groups[-1].append(shard)
+    return [*whole, *(made for group in groups for made in cut_down(group, inside))]
 
 
 def cut_down(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Shard]:

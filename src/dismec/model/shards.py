@@ -23,7 +23,7 @@ from dismec.errors import ModelError
 from dismec.model.classifiers import Classifiers, Labelled, Run, block_rows
 from dismec.model.format import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 
-__all__ = ["Packing", "Shard", "cut_shards", "first_labels", "gather", "pack", "prune", "shard_of"]
+__all__ = ["Packing", "Shard", "first_labels", "gather", "pack", "prune"]
 
 T = TypeVar("T")
 
@@ -91,8 +91,17 @@ class Shard:
 
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
         """The same labels with these weights for their classifiers, as `unpack` gives them."""
-        labels = self.labels, self.label_starts
-        return shard_of(*labels, rows, precision, split=self.is_split)
+        check_precision(precision)
+        to = np.arange(len(self.scales), dtype=np.int32)
+        arrays = block_rows(len(to), rows, self.n_features)
+        packer = kernels.Packer(precision, len(to), self.n_features, split=self.is_split)
+
+        def bring(_: int) -> None:
+            packer.begin(0, np.diff(arrays.indptr))
+            packer.take_in(to, to, *arrays)
+
+        packed = _packed(packer, precision, self.n_features, 1, bring)
+        return Shard(self.labels, self.label_starts, *packed)
 
     def rescaled(
         self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
@@ -114,38 +123,6 @@ class Shard:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.arrays
-
-
-def shard_of(
-    labels: npt.NDArray[np.int32],
-    label_starts: npt.NDArray[np.int32],
-    rows: sp.csr_array,
-    precision: str,
-    *,
-    split: bool | None = None,
-) -> Shard:
-    """A shard of classifiers as they are given, whether or not some are equal.
-
-    `rows` are their weights, as `Shard.unpack` gives them; by default only a large one is split.
-    """
-    check_precision(precision)
-    n_rows, n_features = rows.shape[0], rows.shape[1] - 1
-    to = np.arange(n_rows, dtype=np.int32)
-    arrays = block_rows(n_rows, rows, n_features)
-    is_split = n_rows > kernels.split_rows if split is None else split
-    packer = kernels.Packer(precision, n_rows, n_features, split=is_split)
-
-    def bring(_: int) -> None:
-        packer.begin(0, np.diff(arrays.indptr))
-        packer.take_in(to, to, *arrays)
-
-    packed = _packed(packer, precision, n_features, 1, bring)
-    return Shard(labels, label_starts, *packed)
-
-
-def cut_shards(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """The ranges of classifiers that become shards, given how many weights each has."""
-    return _cuts(sizes, kernels.shard_rows, MOST_WEIGHTS)
 
 
 def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64]:
@@ -190,7 +167,7 @@ class Packing:
         self._n_features, self._precision = n_features, precision
         self._stopped = False
         self._classifiers = Classifiers.find(blocks, n_features, counts, threads)
-        self._ranges = list(cut_shards(self._classifiers.sizes))
+        self._ranges = list(_cuts(self._classifiers.sizes, kernels.shard_rows, MOST_WEIGHTS))
 
     def __len__(self) -> int:
         """Number of shards."""

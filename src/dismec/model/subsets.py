@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.errors import DataError, ModelError
+from dismec.model.cutting import selected
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
 from dismec.model.provenance import history_entry, ranges
-from dismec.model.selection import selected
 from dismec.model.shards import Shard
 from dismec.model.topk_model import TopkModel
 

@@ -28,13 +28,13 @@ from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.calibration import Calibration
+from dismec.model.cutting import selected
 from dismec.model.directory import commit, edit_folder, locked, make_directory, read_manifest, tidy
 from dismec.model.manifest import ShardReceipt
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts, write_parts
 from dismec.model.provenance import history_entry, ranges
-from dismec.model.selection import selected
 from dismec.model.shards import Shard
 from dismec.solve.block import BlockStats
 from dismec.training.job import Job
