@@ -74,6 +74,7 @@ def refused(source, *reasons, fmt=DEFAULT, **options):
         ("", []),
         (None, []),
         (float("nan"), []),
+        (pd.NA, []),
         (7, ["7"]),
         (np.array(["a", "b"]), ["a", "b"]),
         ({"b", "a"}, ["a", "b"]),

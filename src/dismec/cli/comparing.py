@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import print_paragraphs, print_table, spoken
+from dismec.cli.new_files import check_new_files
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -17,7 +18,6 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
-from dismec.cli.targets import check_new_files
 
 if TYPE_CHECKING:
     from dismec.compare.rows import Pair

@@ -20,8 +20,8 @@ from dismec.cli.console import (
     spoken,
 )
 from dismec.cli.facts import print_facts
+from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
-from dismec.cli.targets import check_new_files
 from dismec.cli.trees import hierarchy_option, tree_of, tree_of_test
 
 if TYPE_CHECKING:

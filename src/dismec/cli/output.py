@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, F
-from dismec.cli.targets import check_new_files
 from dismec.data.prediction_formats import BINARY_FORMATS, ENDINGS, FORMATS, format_of
 
 if TYPE_CHECKING:

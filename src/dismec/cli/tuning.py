@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dismec.cli.console import print_table, say_trained, say_unsolved, trained_facts
+from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
-from dismec.cli.targets import check_new_files
 from dismec.cli.training_options import Order, training_options
 
 if TYPE_CHECKING:

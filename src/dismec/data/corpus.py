@@ -7,16 +7,17 @@ the first line that is not as it should be ends the reading with an error that n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from typing import Any, NamedTuple
 
+from dismec.data.columns import column_values, frame_columns
 from dismec.data.files import StrPath
 from dismec.data.formats import DataFile, Kind, detect
 from dismec.data.label_cells import LabelCells
 from dismec.data.text_format import RefusedError, TextFormat, TextRow, unused_entries
 from dismec.data.text_lines import fasttext_rows, json_array_rows, json_rows, lines_of, plain_rows
-from dismec.data.text_tables import arrow_rows, csv_rows, frame_columns, table_rows
+from dismec.data.text_tables import arrow_rows, csv_rows, table_rows
 from dismec.errors import DataError
 
 __all__ = ["TextBatch", "TextFormat", "is_frame", "read_frame", "read_texts"]
@@ -96,29 +97,11 @@ def read_frame(
     wanted = [*fmt.text_keys, fmt.label_key, fmt.id_column, fmt.weight_column]
     name = f"the {type(frame).__name__}"
     try:
-        columns = [
-            _column_values(frame[column]) if column in header else None
-            for column in wanted
-            if column is not None
-        ]
-        rows = table_rows(
-            name,
-            header,
-            zip(*(column for column in columns if column is not None), strict=True),
-            fmt,
-            cells,
-            needs_labels,
-        )
+        values = [column_values(frame[c], f"column {c!r}", "value") for c in wanted if c in header]
+        rows = table_rows(name, header, zip(*values, strict=True), fmt, cells, needs_labels)
         yield from _batches(name, rows, cells, fmt, needs_labels, batch_chars)
     except RefusedError as error:
         raise DataError(f"{name}: {error}") from None
-
-
-def _column_values(column: Any) -> Iterable[Any]:
-    for convert in ("to_pylist", "to_list", "tolist"):
-        if hasattr(column, convert):
-            return list(getattr(column, convert)())
-    return list(column)
 
 
 def _batches(

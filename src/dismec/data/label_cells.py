@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from dismec.data.columns import is_missing
 from dismec.data.text_format import RefusedError, checked_names, quoted
 
 __all__ = ["LabelCells"]
@@ -39,8 +40,8 @@ class LabelCells:
 
     def names(self, value: Any) -> list[str]:
         """The names in a cell, each once; `RefusedError` for what is neither names nor nothing."""
-        if value is None or (isinstance(value, float) and value != value):
-            return []  # NaN is what pandas has where nothing was written
+        if is_missing(value):  # what frames have where nothing was written
+            return []
         if isinstance(value, str):
             listed = _list_entries(value.strip(), self._separator)
             if listed is not None:
@@ -102,11 +103,11 @@ class _Watch:
                 and n_parts < fewer * len(self._names)
                 and (is_clear or (separator != " " and self._separated < n_with))
             ):
-                other = "\n" if self._default is None else self._default
+                other = "a list of names" if self._default is None else "label_separator=','"
                 return (
                     f"{n_with:,} of {self._seen:,} label cells contain {separator!r}: give "
-                    f"label_separator={separator!r} if it separates labels, or "
-                    f"label_separator={other!r} if it is part of their names"
+                    f"label_separator={separator!r} if it separates labels, or {other} if it is "
+                    "part of their names"
                 )
         return None
 

@@ -21,7 +21,7 @@ from dismec.data.text_format import (
 )
 from dismec.errors import DataError
 
-__all__ = ["arrow_rows", "csv_rows", "frame_columns", "table_rows"]
+__all__ = ["arrow_rows", "csv_rows", "table_rows"]
 
 _LONGEST_FIELD = 1 << 24  # the csv module holds a field at four bytes per character
 
@@ -154,15 +154,3 @@ def _csv_fields(
         hint = "is a quote not closed, or a quote in a field not doubled?"
         reason = str(error).partition(" - ")[0].replace("\t", "\\t")
         raise DataError(f"{path}:{number}: {reason}; {hint}") from None
-
-
-def frame_columns(frame: Any) -> list[str] | None:
-    """The names of the columns of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
-    if isinstance(frame, str | bytes) or not hasattr(frame, "__getitem__"):
-        return None
-    names = getattr(frame, "column_names", None)
-    if names is None:
-        names = getattr(frame, "columns", None)
-        if names is None or not hasattr(frame, "shape"):
-            return None
-    return None if callable(names) else [str(name) for name in names]
