@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from unittest import mock
 
@@ -18,6 +18,7 @@ from conftest import random_problem
 from dismec import ModelError, TrainingParams, open_model, save_data, train
 from dismec.data.dataset import Dataset
 from dismec.model.directory import read_manifest
+from dismec.model.journal import Journal
 from dismec.training.recipe import fit
 from dismec.training.tuning import tune
 
@@ -50,26 +51,31 @@ def files_of(directory):
 
 
 class Interruption:
-    """Stops a training at news of this many labels more than there were to begin with.
+    """Keeps the news of a training, and stops it at this many labels more than at first."""
 
-    With `keeping`, a directory, not before some of them are in a block that is kept: otherwise a
-    training that is stopped again and again may never come further. And not before `least`.
-    """
-
-    def __init__(self, labels, keeping=None, least=0):
-        self.labels, self.seen, self.keeping, self.least = labels, [], keeping, least
-        self.before = self._kept()
-
-    def _kept(self):
-        files = () if self.keeping is None else self.keeping.rglob("block-*")
-        return {path for path in files if path.suffix == ".safetensors"}
+    def __init__(self, labels=np.inf):
+        self.labels, self.seen = labels, []
 
     def __call__(self, done, total):
         self.seen.append((done, total))
-        if done >= max(self.seen[0][0] + self.labels, self.least) and (
-            self.keeping is None or self._kept() - self.before
-        ):
+        if done >= self.seen[0][0] + self.labels:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_after(n_blocks):
+    """Within it a training stops when it has kept so many blocks more: no clock decides it."""
+    append, left = Journal.append, n_blocks
+
+    def keep(journal, receipt):
+        nonlocal left
+        append(journal, receipt)
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(Journal, "append", keep):
+        yield
 
 
 def labels_kept(directory):
@@ -90,21 +96,22 @@ def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path
     params, expected = trial
     directory, kept, stops = tmp_path / "model", 0, []
     for _ in range(100):
-        stop = Interruption(100, directory)
+        news = Interruption()
         try:
-            train(*data, directory, params, threads=1, progress=stop)
+            with stopped_after(4):
+                train(*data, directory, params, threads=1, progress=news)
             break
         except KeyboardInterrupt:
             pass
         finally:
             # What was in a finished block is not done again, and counts as done.
-            assert stop.seen[0] == (kept, 2 * LABELS)
-            assert [done for done, _ in stop.seen] == sorted(done for done, _ in stop.seen)
+            assert news.seen[0] == (kept, 2 * LABELS)
+            assert [done for done, _ in news.seen] == sorted(done for done, _ in news.seen)
         kept = labels_kept(directory)
         stops.append(kept)
     assert sum(0 < at < LABELS for at in stops) >= 2, stops
     assert sum(at > LABELS for at in stops) >= 1, stops
-    assert stop.seen[-1] == (2 * LABELS, 2 * LABELS)
+    assert news.seen[-1] == (2 * LABELS, 2 * LABELS)
     assert files_of(directory) == expected
 
 
@@ -217,14 +224,15 @@ def test_a_training_that_is_tuned_goes_on_after_its_trial_is_stopped(data, tmp_p
     tune(*data, tmp_path / "whole", grid, params, threads=1)
     starts = []
     for _ in range(100):
-        stop = Interruption(100, path, 2 * LABELS)
+        news = Interruption()
         try:
-            tune(*data, path, grid, params, threads=1, progress=stop)
+            with stopped_after(4):
+                tune(*data, path, grid, params, threads=1, progress=news)
             break
         except KeyboardInterrupt:
             pass
         finally:
-            starts.append(stop.seen[0])
+            starts.append(news.seen[0])
     assert {total for _, total in starts} == {4 * LABELS}
     assert any(2 * LABELS < at < 3 * LABELS for at, _ in starts), starts
     assert files_of(path) == files_of(tmp_path / "whole")
@@ -234,8 +242,8 @@ def test_the_pace_of_a_resumed_trial_counts_only_its_own_work(data, tmp_path):
     from dismec.cli.pace import Pace
 
     params, paces = TRIALS["calibrate"], []
-    with pytest.raises(KeyboardInterrupt):
-        train(*data, tmp_path / "model", params, threads=1, progress=Interruption(100))
+    with stopped_after(4), pytest.raises(KeyboardInterrupt):
+        train(*data, tmp_path / "model", params, threads=1)
     kept, clock = labels_kept(tmp_path / "model"), iter(np.arange(10_000.0))
     pace = Pace(lambda pace, done, total: paces.append((done, pace.rate)), lambda: next(clock))
     train(*data, tmp_path / "model", params, threads=1, progress=pace)
@@ -282,10 +290,11 @@ def test_on_a_cluster_a_trial_and_a_grid_go_on(data, tmp_path):
         processes.scheduler()
         processes.worker()
         how = {"cluster": str(processes.file)}
-        for stop in (Interruption(100), Interruption(1000)):
-            with suppress(KeyboardInterrupt):
-                train(*data, tmp_path / "model", params, progress=stop, **how)
-        assert stop.seen[0][0] > 0
+        with stopped_after(2), pytest.raises(KeyboardInterrupt):
+            train(*data, tmp_path / "model", params, **how)
+        seen = []
+        train(*data, tmp_path / "model", params, progress=lambda *at: seen.append(at), **how)
+        assert 0 < seen[0][0] < LABELS
         assert files_of(tmp_path / "model") == expected
         with pytest.raises(KeyboardInterrupt):
             tune(*data, tmp_path / "tuned", grid, PARAMS, progress=Interruption(400), **how)
