@@ -7,7 +7,7 @@ NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
 SANITIZED := .venv-sanitize/bin
 STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
-.PHONY: demo test quick lint format sanitize clean FORCE
+.PHONY: demo test quick lint format docs sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -36,6 +36,11 @@ format: .venv/tools
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
+
+# The documentation as a site, in build/docs. A broken link or reference is an error.
+docs: .venv/docs-tools
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "== The documentation is in build/docs/index.html"
 
 # The native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself knows
 # nothing of them, so that their libraries have to be there before it starts.
@@ -74,6 +79,10 @@ sanitize: .venv-sanitize/tools
 .venv/tools: .venv/installed
 	@echo "== Installing what tests and linters need"
 	$(BIN)/python -m pip install --group test --group lint
+	touch $@
+
+.venv/docs-tools: .venv/installed
+	$(BIN)/python -m pip install --quiet --group docs
 	touch $@
 
 .venv-sanitize/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)

@@ -1,6 +1,6 @@
 """The package's rooms: imports go one way, packages have one door, modules stay small.
 
-``docs/architecture.md`` describes them; what it says is checked here against the sources.
+``docs/contributing/architecture.md`` describes them; what it says is checked here against the sources.
 """
 
 from __future__ import annotations
@@ -228,14 +228,14 @@ def test_native_code_includes_its_own_room_and_what_all_share(path):
 
 
 def test_the_document_lists_the_rooms_in_their_order():
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     drawing = text.partition("```")[2].partition("```")[0]
     drawn = re.findall(r"^ *(\w+)(?:/|\.py)", drawing, flags=re.M)
     assert drawn == [name for name in ROOMS if name != "__main__"]
 
 
 def test_modules_that_the_document_names_are_there():
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.\w+)`", text):
         places = (ROOT / path, PACKAGE / path)
         assert any(place.exists() for place in places), f"{path} is not there"

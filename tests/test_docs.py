@@ -54,15 +54,15 @@ def test_readme_commands_and_python_run(tmp_path):
     [
         f"docs/{name}.md"
         for name in (
-            "comparing",
-            "dense",
-            "guide",
-            "hierarchy",
-            "inspecting",
-            "predictions",
-            "probabilities",
-            "tail",
-            "tuning",
+            "howto/comparing",
+            "howto/hierarchy",
+            "howto/inspecting",
+            "howto/probabilities",
+            "howto/rare-labels",
+            "howto/tuning",
+            "reference/predictions",
+            "tutorial/embeddings",
+            "tutorial/texts",
         )
     ],
 )
@@ -76,23 +76,23 @@ def test_commands_of_a_page_run(tmp_path, page):
 @pytest.mark.slow
 def test_pruning_commands_and_python_run(tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for command in examples("docs/pruning.md", "sh"):
+    for command in examples("docs/howto/pruning.md", "sh"):
         subprocess.run(
             ["sh", "-ec", command], cwd=tmp_path, check=True, env={**os.environ, "PATH": path}
         )
-    script = "\n".join(examples("docs/pruning.md", "python"))
+    script = "\n".join(examples("docs/howto/pruning.md", "python"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
 def test_python_of_the_page_on_python_runs(tmp_path):
-    script = "\n".join(examples("docs/python.md", "python"))
+    script = "\n".join(examples("docs/howto/python.md", "python"))
     run = [sys.executable, "-c", script]
     found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert f"print(model)  # {found.strip()}" in script
 
 
 def test_text_files_of_the_documentation_are_read(tmp_path):
-    page = "docs/text-files.md"
+    page = "docs/reference/text-files.md"
     tags = TextFormat("title,body", "tags", "|")
     for language, name, fmt in (("json", "a", None), ("csv", "a.csv", tags), ("text", "a", None)):
         path = tmp_path / name
@@ -107,7 +107,7 @@ def test_text_files_of_the_documentation_are_read(tmp_path):
 
 
 def test_serving_examples_run(tmp_path):
-    setup, serve, *requests = examples("docs/serving.md", "sh")
+    setup, serve, *requests = examples("docs/howto/serving.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
     env.pop("DISMEC_TOKEN", None)
@@ -121,7 +121,7 @@ def test_serving_examples_run(tmp_path):
             for request in requests if shutil.which("curl") else []:
                 here = request.replace("http://127.0.0.1:8000", address)
                 subprocess.run(["sh", "-ec", here], check=True, env=env)
-            for script in examples("docs/serving.md", "python"):
+            for script in examples("docs/howto/serving.md", "python"):
                 here = script.replace("http://127.0.0.1:8000", address)
                 subprocess.run([sys.executable, "-c", here], check=True)
         finally:
@@ -132,7 +132,7 @@ def test_serving_examples_run(tmp_path):
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_cluster_prediction_commands_run(tmp_path):
-    batch, serve = examples("docs/cluster-prediction.md", "sh")
+    batch, serve = examples("docs/howto/cluster-prediction.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         # Without job control a shell has no numbers for what it has put into the background.

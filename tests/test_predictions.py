@@ -30,7 +30,7 @@ from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import DataError, DismecError
 from dismec.model.thresholds import ranked
 
-# As docs/predictions.md has it.
+# As docs/reference/predictions.md has it.
 PAIR = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s:"\\]+):(\S+)')
 
 NAMES = ["plain", "emoji 😀", "a:b", '"quoted"', "back\\slash", "2024", "tab\tand\nbreak", "x,y"]
@@ -135,7 +135,7 @@ def test_a_name_is_quoted_only_where_it_must_be():
 
 
 def test_the_documentation_has_all_formats_and_how_text_is_parsed():
-    page = (Path(__file__).resolve().parents[1] / "docs" / "predictions.md").read_text()
+    page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "predictions.md").read_text()
     assert f"re.compile(r'{PAIR.pattern}')" in page
     for name in (*FORMATS, *ENDINGS):
         assert f"`{name}`" in page

@@ -1,5 +1,5 @@
 // The penalty ‖w‖₁: a label's working set and what a pass has found → whether it is solved, and if
-// not, a better one. docs/l1.md says what is different from L2.
+// not, a better one. docs/explanation/l1.md says what is different from L2.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The penalty ½‖w‖²: a label's working set and what a pass has found → whether it is solved, and if
-// not, a better one. docs/solver.md says why the result is the optimum over all rows.
+// not, a better one. docs/explanation/solver.md says why the result is the optimum over all rows.
 #pragma once
 
 #include <algorithm>

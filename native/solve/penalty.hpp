@@ -1,7 +1,7 @@
 // What the solver asks of a penalty, and what penalties share.
 //
 // A penalty is one type (l2.hpp, l1.hpp) that holds all that is specific to it. Its `State` is what
-// it knows of one label on its way; the numbers are those of a round in docs/solver.md.
+// it knows of one label on its way; the numbers are those of a round in docs/explanation/solver.md.
 #pragma once
 
 #include <algorithm>

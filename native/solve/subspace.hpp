@@ -1,5 +1,5 @@
 // One label's working set, and how exact to be → its weights there under the L2 penalty, by steps
-// that are exact in small subspaces. The steps are numbered as in docs/solver.md.
+// that are exact in small subspaces. The steps are numbered as in docs/explanation/solver.md.
 #pragma once
 
 #include <algorithm>

@@ -32,7 +32,7 @@ _LIMIT = 1800.0
 @click.option(
     "--systems",
     metavar="NAMES",
-    help="Which ones, joined by commas [default: all]. See docs/comparing.md for their names.",
+    help="Which ones, joined by commas [default: all]. See docs/howto/comparing.md for their names.",
 )
 @click.option(
     "--seeds",

@@ -41,7 +41,7 @@ def _output_options(command: F) -> F:
 @click.command()
 @click.argument("model", type=PATH)
 @_output_options
-@click.option("--delta", type=float, help="Weights with |w| below this are dropped.")
+@click.option("--delta", type=float, help="Drop weights closer to 0 than this.")
 @precision_option(None)
 def prune(
     model: Path,

@@ -139,7 +139,7 @@ class Comparison:
         -------
         dict
             ``{"data": {…}, "systems": {name: {"P@1": …, …}}}``; what each entry means is in
-            ``docs/comparing.md``.
+            ``docs/howto/comparing.md``.
         """
         check_systems(systems, tuned=False)
         train, test = aligned(pair)

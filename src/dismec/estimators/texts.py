@@ -103,7 +103,7 @@ class DiSMECTextClassifier(Estimator):
         texts
             One per row: a list, an array, a Series (pandas, polars), an Arrow array, a generator.
             Or a list ``[texts, E]`` with an array of dense features beside them
-            (``docs/dense.md``): the other methods then take the same.
+            (``docs/tutorial/embeddings.md``): the other methods then take the same.
         labels
             For each row its label or a list or set of labels, as text or whole numbers; or an
             indicator matrix (n_rows, n_labels), dense, sparse or a frame. `predict` answers in the

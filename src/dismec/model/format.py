@@ -1,6 +1,6 @@
 """The constants of the model format: names of files, precisions, limits.
 
-``docs/model-format.md`` specifies the format. How many classifiers a shard holds, and from how many
+``docs/reference/model-format.md`` specifies the format. How many classifiers a shard holds, and from how many
 on it is split, are constants of the kernels.
 """
 

@@ -1,6 +1,6 @@
 """Rows → rows that also have the labels which a first stage finds likely, for a second stage.
 
-``docs/refining.md`` explains why this helps. What is done to a row at prediction is done here, and
+``docs/howto/refining.md`` explains why this helps. What is done to a row at prediction is done here, and
 the training does the same to its own rows, with scores of models that have not seen them.
 """
 
@@ -26,7 +26,7 @@ from dismec.model.shards import Shard
 __all__ = ["Informed", "Refinement", "label_columns", "widened"]
 
 # How much larger delta is for weights of labels: most are between it and this, and nothing is lost
-# without them (``docs/refining.md``).
+# without them (``docs/howto/refining.md``).
 _PRUNED_MORE = 5.0
 _MOST_LABELS = 1000  # of a row: a manifest may lie
 _TRACED, _TRACED_TERMS = 5, 5  # labels that are explained by their own words, and how many of these

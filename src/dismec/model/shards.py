@@ -1,7 +1,7 @@
 """Weights by label ⇄ weights by feature, rounded to the precision that a model keeps.
 
 A shard holds up to 65,536 *classifiers*, which are distinct rows of weights: labels that the same
-training rows have share one. ``docs/model-format.md`` specifies its arrays.
+training rows have share one. ``docs/reference/model-format.md`` specifies its arrays.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _SETS_ROW_OR_FEATURE = 50
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
 # Where there are many features per non-zero of a row, the solver keeps the numbers of X in other
-# orders as well, and a thread's vectors are shorter (docs/solver.md).
+# orders as well, and a thread's vectors are shorter (docs/explanation/solver.md).
 _TIER_NON_ZERO = 6
 _TIER_ROW_OR_FEATURE = 20
 

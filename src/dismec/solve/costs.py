@@ -1,6 +1,6 @@
 """Label counts and weights of rows → what a label's positive and negative rows cost.
 
-``docs/tail.md`` derives the costs from propensities, ``docs/solver.md`` says what weights do.
+``docs/howto/rare-labels.md`` derives the costs from propensities, ``docs/explanation/solver.md`` says what weights do.
 """
 
 from __future__ import annotations

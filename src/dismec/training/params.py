@@ -45,7 +45,7 @@ class TrainingParams:
     C
         Weight of the losses against the regulariser.
     delta
-        Weights with |w| < delta are dropped; "auto" chooses it (`training.delta`): the largest that
+        Weights closer to 0 than delta are dropped; "auto" chooses it (`training.delta`): the largest that
         costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this. None becomes 0.01
         under the L2 penalty and 0 under L1.
     tol
@@ -64,17 +64,17 @@ class TrainingParams:
         Learn from rows that are held out for this what probability a score stands for.
     refine
         Train a second stage, which also sees the labels that the first one finds likely
-        (``docs/refining.md``). More accurate, and takes about three times as long.
+        (``docs/howto/refining.md``). More accurate, and takes about three times as long.
     positive_weight
         What the losses of positive rows are multiplied by.
     weighting
         None, or "propensity": the losses of a label's positive rows are also multiplied by 2/p − 1,
-        the more, the rarer it is (``docs/tail.md``).
+        the more, the rarer it is (``docs/howto/rare-labels.md``).
     propensity_a, propensity_b
         The constants A and B of the propensities p (`dismec.data.labels.propensities`).
     dense_scale
         What dense features are multiplied by after they have been scaled to norm 1, beside sparse
-        ones (``docs/dense.md``): the larger, the more they count.
+        ones (``docs/tutorial/embeddings.md``): the larger, the more they count.
     penalty
         "l2", the regulariser ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
 
@@ -87,7 +87,7 @@ class TrainingParams:
     C: float = _param(1.0, "Weight of the losses.")
     delta: float | str | None = _param(
         None,
-        "Drop weights with |w| below this; auto: as many as P@k allows [default: 0.01; l1: 0].",
+        "Drop weights closer to 0 than this; auto: as many as P@k allows [default: 0.01; l1: 0].",
         metavar="NUMBER|auto",
     )
     tol: float = _param(0.01, "LIBLINEAR's stopping tolerance.")

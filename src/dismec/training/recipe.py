@@ -155,7 +155,7 @@ def train(
     X
         (n_rows, n_features) sparse, dense or a frame; CSR float32 is used in place. Or a list
         ``[X, E]`` with dense features beside these, or ``[E]`` with dense ones alone: E is an
-        array (n_rows, width) of floats, and float32 is used in place (``docs/dense.md``).
+        array (n_rows, width) of floats, and float32 is used in place (``docs/tutorial/embeddings.md``).
     Y
         (n_rows, n_labels) indicator, sparse, dense or a frame; or for each row a list or set of
         labels.
@@ -181,7 +181,7 @@ def train(
         Called now and then with (labels done, labels in all); each label counts twice if rows are
         held out, as it is then trained twice.
     cluster
-        Where to train instead of here (``docs/cluster.md``): a Dask client, or the address or
+        Where to train instead of here (``docs/howto/cluster.md``): a Dask client, or the address or
         scheduler file of a cluster.
     source
         The ``.xmc`` file that X and Y were loaded from, if there is one: workers of a cluster that

@@ -170,7 +170,7 @@ def train_text(
         offers as examples. Leave it off if the texts are private.
     dense, validation_dense
         Dense features beside the texts, and beside those of `validation`: an array with a row for
-        each text (``docs/dense.md``).
+        each text (``docs/tutorial/embeddings.md``).
 
     Returns
     -------
