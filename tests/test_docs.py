@@ -31,7 +31,7 @@ def run(command, folder):
 
 @pytest.mark.slow
 def test_readme_commands_and_python_run(tmp_path):
-    setup, texts, serve, numeric = examples("README.md", "sh")
+    setup, texts, serve = examples("README.md", "sh")
     assert re.findall(r"^make (\w+)", setup, re.MULTILINE) == ["demo", "test"]
     run(texts, tmp_path)
     assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 1000
@@ -43,7 +43,6 @@ def test_readme_commands_and_python_run(tmp_path):
                 assert b"<!doctype html>" in page.read().lower()
         finally:
             server.terminate()
-    run(numeric, tmp_path)
     script = "\n".join(examples("README.md", "python"))
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
@@ -54,6 +53,7 @@ def test_readme_commands_and_python_run(tmp_path):
     [
         f"docs/{name}.md"
         for name in (
+            "howto/coming-from",
             "howto/comparing",
             "howto/hierarchy",
             "howto/inspecting",
@@ -62,6 +62,7 @@ def test_readme_commands_and_python_run(tmp_path):
             "howto/tuning",
             "reference/predictions",
             "tutorial/embeddings",
+            "tutorial/features",
             "tutorial/texts",
         )
     ],
