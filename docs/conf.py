@@ -4,7 +4,7 @@ import importlib.metadata
 
 project = "dismec"
 author = "The dismec developers"
-copyright = author
+html_show_copyright = False
 release = importlib.metadata.version("dismec")
 
 extensions = [
@@ -28,5 +28,4 @@ default_role = "code"
 
 html_theme = "furo"
 html_title = f"dismec {release}"
-html_show_copyright = False
 exclude_patterns = ["_build"]

@@ -1,6 +1,6 @@
 """The package's rooms: imports go one way, packages have one door, modules stay small.
 
-``docs/contributing/architecture.md`` describes them; what it says is checked here against the sources.
+``docs/contributing/architecture.md`` describes them; this checks it against the sources.
 """
 
 from __future__ import annotations

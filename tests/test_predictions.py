@@ -135,7 +135,8 @@ def test_a_name_is_quoted_only_where_it_must_be():
 
 
 def test_the_documentation_has_all_formats_and_how_text_is_parsed():
-    page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "predictions.md").read_text()
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs" / "reference" / "predictions.md").read_text()
     assert f"re.compile(r'{PAIR.pattern}')" in page
     for name in (*FORMATS, *ENDINGS):
         assert f"`{name}`" in page

@@ -57,13 +57,13 @@ def choice_options(command: F) -> F:
         "--only",
         type=PATH,
         metavar="FILE",
-        help="Choose only from these labels: names or numbers, one per line.",
+        help="File of labels to choose from: names or numbers, one per line.",
     )
     @click.option(
         "--exclude",
         type=PATH,
         metavar="FILE",
-        help="Never choose these labels: names or numbers, one per line.",
+        help="File of labels never to predict: names or numbers, one per line.",
     )
     @wraps(command)
     def with_choice(*args: Any, only: Path | None, exclude: Path | None, **rest: Any) -> Any:

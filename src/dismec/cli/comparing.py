@@ -27,19 +27,19 @@ _LIMIT = 1800.0
 
 @click.command()
 @click.argument("data", metavar="TRAIN", type=PATH)
-@click.option("--test", type=PATH, required=True, help="Data to judge on.")
+@click.option("--test", type=PATH, required=True, help="Test data.")
 @click.option("--test-labels", type=PATH, help="As --labels, for --test.")
 @click.option(
     "--systems",
     metavar="NAMES",
-    help="Which ones, joined by commas [default: all]. See docs/howto/comparing.md for their names.",
+    help="Systems to run, joined by commas [default: all]; docs/howto/comparing.md lists them.",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Train each system this often.",
+    help="Runs per system.",
 )
 @click.option(
     "--tuned", is_flag=True, help="Also run systems as their authors tune them, and dismec's C."
@@ -49,7 +49,7 @@ _LIMIT = 1800.0
     type=click.FloatRange(min=0, min_open=True),
     default=_LIMIT,
     show_default=True,
-    help="Seconds that a system may take.",
+    help="Time limit per system, in seconds.",
 )
 @click.option(
     "--memory",
@@ -73,7 +73,7 @@ _LIMIT = 1800.0
     show_default=True,
     help="Where results are kept; a second start goes on from there.",
 )
-@click.option("--html", "page", type=PATH, help="Write a page with drawings to this file.")
+@click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")
 @click.option("--overwrite", is_flag=True, help="Replace the file of --html.")
 @json_option
 @data_options()
@@ -97,10 +97,10 @@ def compare(
     threads: int | None,
     quiet: bool,
 ) -> None:
-    """Train several systems on TRAIN and judge them on test data.
+    """Train several systems on TRAIN and compare them on test data.
 
-    Each runs in a process of its own. One that is not installed, fails, or takes too long or too
-    much memory is listed with the reason.
+    Each runs in its own process. A system that is not installed, fails, or exceeds a limit is
+    listed with the reason.
     """
     from dismec.compare.comparison import SYSTEMS, Comparison, check_folder, check_systems
     from dismec.compare.process import peers_python

@@ -31,8 +31,10 @@ def _output_options(command: F) -> F:
     for option in (
         quiet_option,
         json_option,
-        click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
-        click.option("-o", "--output", type=PATH, required=True, help="The new model directory."),
+        click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
+        click.option(
+            "-o", "--output", type=PATH, required=True, help="Directory for the new model."
+        ),
     ):
         command = option(command)
     return command
@@ -52,9 +54,9 @@ def prune(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a smaller model, as training with a larger delta or another precision would give it.
+    """Write a smaller model: with a larger delta, or another precision.
 
-    A model of an older format is written in the one of today.
+    A model in an older format is converted to the current one.
     """
     from dismec.model.opening import open_model
 
@@ -80,7 +82,7 @@ def subset(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a model of LABELS, names or numbers, with the weights that they have in MODEL.
+    """Write a model of some LABELS of MODEL, given by name or number.
 
     Labels keep their order and are numbered from 0. MODEL stays as it is.
     """
@@ -102,7 +104,7 @@ def subset(
     "--validation",
     type=PATH,
     metavar="DATA",
-    help="Learn probabilities of all labels on this, which no model was trained on.",
+    help="Data to calibrate all labels on; no model may have been trained on it.",
 )
 @data_options(model=True)
 @threads_option
@@ -116,7 +118,7 @@ def merge(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write one model of MODELS, which have different labels and the same features.
+    """Merge MODELS, which have different labels and the same features, into one.
 
     Weights stay as they are. The labels of the first model come first. Probabilities are kept if
     all models have the same curves; otherwise --validation learns new ones.

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
 
 _overwrite_option = click.option(
-    "--overwrite", is_flag=True, help="Replace output files that are there."
+    "--overwrite", is_flag=True, help="Overwrite existing output files."
 )
 
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--html", "page", type=PATH, help="Write a page with drawings to this file.")
-@click.option("--csv", "sheet", type=PATH, help="Write all labels to this file, one per line.")
+@click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")
+@click.option("--csv", "sheet", type=PATH, help="Write a table of all labels to this file.")
 @click.option(
-    "--test", type=PATH, metavar="DATA", help="Measure the model at PATH on this, label by label."
+    "--test", type=PATH, metavar="DATA", help="Test data to measure a model on, label by label."
 )
 @hierarchy_option
 @_overwrite_option
@@ -56,7 +56,7 @@ def inspect(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Say what a data file or a model directory holds.
+    """Describe a data file or a model.
 
     Of data: which labels are frequent, rare, alike or always together, which rows occur twice, and
     what training would take here (a few labels are solved to find out). Of a model with --test: how
@@ -159,10 +159,8 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
-@click.option(
-    "--labels", type=PATH, help="The label matrix that goes with SOURCE if that is an .npz file."
-)
-@click.option("--labels-to", type=PATH, help="Where the labels go if TARGET is an .npz file.")
+@click.option("--labels", type=PATH, help="Label matrix (.npz) for a SOURCE given as .npz.")
+@click.option("--labels-to", type=PATH, help="File for the labels if TARGET is .npz.")
 @_overwrite_option
 @threads_option
 @json_option
@@ -175,7 +173,7 @@ def convert(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write the data of SOURCE to TARGET in the format of its ending.
+    """Convert SOURCE to the format of TARGET's extension.
 
     .xmc (binary, opens at once), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
     Only .xmc keeps the names of labels.
@@ -205,7 +203,7 @@ def convert(
 
 
 @click.command()
-@click.option("-o", "--output", "directory", type=PATH, required=True, help="Where files go.")
+@click.option("-o", "--output", "directory", type=PATH, required=True, help="Output directory.")
 @click.option("--rows", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option("--features", type=click.IntRange(min=1), default=20_000, show_default=True)
 @click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
@@ -216,9 +214,11 @@ def convert(
     "--format",
     "ending",
     type=click.Choice(["txt", "txt.gz", "svm", "xmc"]),
-    help="Of numeric data [default: txt].",
+    help="Format of numeric data [default: txt].",
 )
-@click.option("--text", "as_text", is_flag=True, help="Texts with label names, as JSON lines.")
+@click.option(
+    "--text", "as_text", is_flag=True, help="Generate texts with label names, as JSON lines."
+)
 @_overwrite_option
 @json_option
 def generate(
@@ -229,7 +229,7 @@ def generate(
     as_json: bool,
     **shape: Any,
 ) -> None:
-    """Make data of the shape that extreme classification has: train and test file in a directory.
+    """Generate training and test data with the shape of extreme classification data.
 
     Zipf features, power-law labels, topics; the same for the same seed.
     """
@@ -257,7 +257,11 @@ def generate(
 @click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "-o", "--output", "keep", type=PATH, help="Keep data and model here [default: nowhere]."
+    "-o",
+    "--output",
+    "keep",
+    type=PATH,
+    help="Keep data and model in this directory [default: do not keep them].",
 )
 @_overwrite_option
 @threads_option

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="Features to show.",
+    help="Number of features to show.",
 )
 @data_options(model=True)
 @json_option
@@ -50,7 +50,7 @@ def explain(
     reading: Reading,
     as_json: bool,
 ) -> None:
-    """Say which features carried the score of a label, and which were against it.
+    """Show which features raised or lowered the score of a label.
 
     ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
     --row. A model that takes dense features takes these of that row from --dense, and one that

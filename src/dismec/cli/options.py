@@ -235,7 +235,7 @@ dense_option = click.option(
     "--dense",
     type=PATH,
     metavar="FILE",
-    help="Dense features beside those of DATA, such as embeddings: a .npy file, a row for each.",
+    help="Dense features, such as embeddings: a .npy file with one row per row of DATA.",
 )
 
 
@@ -247,7 +247,7 @@ def data_options(
     `model` is for commands that read it for a model, `ids` for those that repeat ids of rows, and
     `weights` for those that count some rows more than others.
     """
-    texts = "Column or key of the texts; several joined by commas [default: text]."
+    texts = "Column or key with the text; join several with commas [default: text]."
     of_model = "as in training" if model else ""
     separator = f"Separator of labels given as one text [default: {of_model or 'a comma'}]."
     kinds = ["jsonl", "json", "csv", "tsv", "fasttext", "lines", "parquet", "arrow", "xmc"]
@@ -256,20 +256,22 @@ def data_options(
             matrix,
             "label_matrix",
             type=PATH,
-            help="The label matrix that goes with DATA if that is an .npz file.",
+            help="Label matrix (.npz) for DATA given as .npz.",
         ),
         click.option(
-            "--label-names", type=PATH, help="Names of the labels of numeric DATA, one per line."
+            "--label-names", type=PATH, help="File of label names for numeric DATA, one per line."
         ),
         click.option("--text-column", metavar="NAME", help=texts),
         click.option(
-            "--label-column", metavar="NAME", help="Column or key of labels [default: labels]."
+            "--label-column",
+            metavar="NAME",
+            help="Column or key with the labels [default: labels].",
         ),
         click.option("--label-separator", metavar="TEXT", help=separator),
         click.option(
             "--data-format",
             type=click.Choice(kinds),
-            help="Format of DATA, where neither its name nor its beginning shows it.",
+            help="Format of DATA, if it cannot be detected.",
         ),
     ]
     if ids:
@@ -284,10 +286,12 @@ def data_options(
                 "--weights",
                 "row_weights",
                 type=PATH,
-                help="How much each row of DATA counts: one number per line, or .npy.",
+                help="Row weights: a file with one number per line, or .npy.",
             ),
             click.option(
-                "--weight-column", metavar="NAME", help="Column or key of the weights of texts."
+                "--weight-column",
+                metavar="NAME",
+                help="Column or key with the row weights of texts.",
             ),
         ]
     if model:
@@ -296,7 +300,7 @@ def data_options(
             click.option(
                 "--numeric",
                 is_flag=True,
-                help="Take numeric DATA for a model of texts: its features are the model's terms.",
+                help="Accept numeric DATA for a model of texts; features are the model's terms.",
             )
         )
 
@@ -343,7 +347,7 @@ def precision_option(default: str | None) -> Callable[[F], F]:
         "--precision",
         type=click.Choice(["float16", "float32", "int8"]),
         default=default,
-        help="How weights are stored; int8: eight bits each.",
+        help="Storage of weights; int8 takes one byte each.",
     )
 
 

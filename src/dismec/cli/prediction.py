@@ -80,7 +80,7 @@ _rerank_option = click.option(
 _rank_option = click.option(
     "--rank",
     type=click.Choice(["score", "probability"]),
-    help="What orders labels [default: probability if the model is calibrated].",
+    help="Order of labels [default: probability if the model is calibrated].",
 )
 
 
@@ -102,14 +102,14 @@ _rank_option = click.option(
 @click.option(
     "--probabilities",
     is_flag=True,
-    help="The same as --rank probability, which the model must be calibrated for.",
+    help="Same as --rank probability; needs a calibrated model.",
 )
 @_rank_option
 @click.option(
     "--threshold",
     callback=_parse_threshold,
     metavar="NUMBER|micro-f1|macro-f1",
-    help="Only labels that reach this score, or probability; or as was best for F1.",
+    help="Assign labels that reach this score or probability, or the threshold chosen for an F1.",
 )
 @branch_options
 @choice_options
@@ -137,7 +137,7 @@ def predict(
     cluster: str | None,
     threads: int | None,
 ) -> None:
-    """Print the best labels of every row of DATA with their scores, or probabilities.
+    """Predict the best labels for each row of DATA, with scores or probabilities.
 
     DATA may be - for standard input. The text format has one line per row, best label first:
     label:score label:score. A name that is a number, or that contains spaces, colons, quotes or

@@ -23,9 +23,11 @@ def _number_option(
 @click.command()
 @click.argument("model", type=PATH)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@_number_option("--port", least=0, most=65535, default=8000, help="0: any that is free.")
-@_number_option("--max-body", most=1000, default=10, help="MB per request.")
-@_number_option("--max-rows", default=1000, help="Rows per request.")
+@_number_option(
+    "--port", least=0, most=65535, default=8000, help="Port to listen on; 0 picks a free one."
+)
+@_number_option("--max-body", most=1000, default=10, help="Largest request body, in MB.")
+@_number_option("--max-rows", default=1000, help="Most rows per request.")
 @_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
 @_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
 @cluster_option
@@ -41,7 +43,7 @@ def serve(
     max_k: int,
     queue: int,
 ) -> None:
-    """Answer HTTP requests for predictions of MODEL.
+    """Serve predictions of MODEL over HTTP.
 
     POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
     is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM

@@ -37,7 +37,7 @@ _FEW_ROWS = 100  # to learn probabilities on
 
 @click.command()
 @click.argument("data", type=PATH)
-@click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
+@click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
 @json_option
 @training_options(
     validation="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA]."
@@ -45,7 +45,7 @@ _FEW_ROWS = 100  # to learn probabilities on
 def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
     """Train a model on DATA.
 
-    On a directory that holds an unfinished run of the same training it goes on where that stopped.
+    If the directory holds an unfinished run of the same training, it resumes.
     """
     from dismec.training.recipe import carry_out
 
@@ -101,10 +101,10 @@ def _warn_of_few_rows(model: Model) -> None:
 @json_option
 @quiet_option
 def add_labels(model: Path, data: Path, **how: Any) -> None:
-    """Train the labels of DATA that MODEL does not have, and leave the others as they are.
+    """Train the labels of DATA that MODEL does not have, and leave the others unchanged.
 
-    DATA has all rows that the new labels are to be told from: those of the first training with the
-    new labels, or newer ones.
+    DATA must include the negative examples: use the rows of the first training with the new
+    labels added, or newer ones.
     """
     from dismec.training.editing import add_labels as run
 
@@ -119,7 +119,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     "listed",
     type=PATH,
     required=True,
-    help="The labels to train anew: names, or numbers if they have none, one per line.",
+    help="File of labels to retrain: names, or numbers if they have none, one per line.",
 )
 @data_options("--label-matrix", model=True, weights=True)
 @cluster_option
@@ -127,7 +127,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
 @json_option
 @quiet_option
 def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
-    """Train some labels of MODEL anew on DATA, and leave the others as they are."""
+    """Retrain some labels of MODEL on DATA, and leave the others unchanged."""
     from dismec.data.names import load_names
     from dismec.training.editing import update_labels
 
@@ -222,7 +222,7 @@ def _warn_of_no_negatives(model: Model) -> None:
 def remove_labels(
     model: Path, labels: tuple[str, ...], listed: Path | None, as_json: bool, quiet: bool
 ) -> None:
-    """Take LABELS, names or numbers, out of MODEL: they are not predicted any more."""
+    """Remove LABELS, given by name or number, from MODEL."""
     from dismec.data.names import load_names
     from dismec.training.editing import remove_labels as run
 

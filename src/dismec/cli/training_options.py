@@ -179,11 +179,11 @@ def training_options(
             click.option("--validation", type=PATH, help=validation),
             click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
             click.option("--validation-dense", type=PATH, help="As --dense, for --validation."),
-            click.option("--overwrite", is_flag=True, help="Replace a model that is there."),
+            click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
             click.option(
                 "--no-examples",
                 is_flag=True,
-                help="Keep no training texts in the model [default: five beginnings].",
+                help="Keep no training texts in the model [default: excerpts of five].",
             ),
         ]
     only = "Use only the labels of DATA, and --dense."
@@ -258,13 +258,19 @@ _TEXT_OPTIONS: dict[str, Any] = {
         "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS
     ),
     "char_ngrams": click.option(
-        "--char-ngrams", help="Characters of a word that make one [default: none].", **_LENGTHS
+        "--char-ngrams", help="Character n-gram range [default: none].", **_LENGTHS
     ),
-    "min_df": click.option("--min-df", type=int, help="Drop features in fewer texts [default: 1]."),
-    "max_df": click.option("--max-df", type=float, help="Drop those in more than this share."),
-    "max_features": click.option("--max-features", type=int, help="Keep only the most frequent."),
+    "min_df": click.option(
+        "--min-df", type=int, help="Drop terms that occur in fewer texts [default: 1]."
+    ),
+    "max_df": click.option(
+        "--max-df", type=float, help="Drop terms that occur in more than this share of texts."
+    ),
+    "max_features": click.option(
+        "--max-features", type=int, help="Keep only this many terms, the most frequent."
+    ),
     "lowercase": click.option(
-        "--lowercase/--keep-case", default=None, help="Whether case is ignored [default]."
+        "--lowercase/--keep-case", default=None, help="Lowercase the text (default: on)."
     ),
 }
 

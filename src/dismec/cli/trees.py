@@ -97,7 +97,7 @@ def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, branches=branches, **others)
 
     for option in (
-        click.option("--leaves-only", is_flag=True, help="Only labels without children."),
+        click.option("--leaves-only", is_flag=True, help="Predict only labels without children."),
         click.option(
             "--close-upwards",
             is_flag=True,

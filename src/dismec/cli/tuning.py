@@ -36,7 +36,7 @@ _plot_option = click.option(
 
 @click.command()
 @click.argument("data", type=PATH)
-@click.option("-o", "--output", "model", type=PATH, required=True, help="The model directory.")
+@click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
 @click.option(
     "--grid",
     default=_GRID,
@@ -45,7 +45,10 @@ _plot_option = click.option(
     help="The values of C to choose from.",
 )
 @click.option(
-    "--metric", default="nDCG@5", show_default=True, help="What to choose by: P@k, nDCG@k or PSP@k."
+    "--metric",
+    default="nDCG@5",
+    show_default=True,
+    help="Metric to maximize: P@k, nDCG@k or PSP@k.",
 )
 @_plot_option
 @json_option
@@ -63,7 +66,7 @@ def tune(
     grid: tuple[float, ...],
     metric: str,
 ) -> None:
-    """Choose C on rows held out, and train a model on all of DATA with it.
+    """Choose C on held-out rows, then train a model on all of DATA.
 
     The model is the one that train gives with this C. What was tried is printed, and kept in the
     model: inspect shows it.
@@ -155,7 +158,7 @@ def sweep(
     as_json: bool,
     order: Order,
 ) -> None:
-    """What each delta costs in P@k, and saves in weights and time.
+    """Show accuracy, size and prediction time for several values of delta.
 
     DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
     whose own delta is then the smallest that can be measured.

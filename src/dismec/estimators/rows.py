@@ -101,8 +101,8 @@ class DiSMECClassifier(Estimator):
         X
             (n_rows, n_features) sparse or dense, or a frame, whose columns become
             `feature_names_in_`. Or a list ``[X, E]`` with an array of dense features, such as
-            embeddings, beside these, or ``[E]`` with dense ones alone (``docs/tutorial/embeddings.md``): the
-            other methods then take the same.
+            embeddings, beside these, or ``[E]`` with dense ones alone
+            (``docs/tutorial/embeddings.md``): the other methods then take the same.
         y
             Indicator (n_rows, n_labels), sparse, dense or a frame, whose columns become the names
             of the labels; or (n_rows,) classes.

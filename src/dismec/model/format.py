@@ -1,7 +1,7 @@
 """The constants of the model format: names of files, precisions, limits.
 
-``docs/reference/model-format.md`` specifies the format. How many classifiers a shard holds, and from how many
-on it is split, are constants of the kernels.
+``docs/reference/model-format.md`` specifies the format. How many classifiers a shard holds, and
+from how many on it is split, are constants of the kernels.
 """
 
 from __future__ import annotations

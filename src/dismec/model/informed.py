@@ -1,7 +1,7 @@
 """Rows → rows that also have the labels which a first stage finds likely, for a second stage.
 
-``docs/howto/refining.md`` explains why this helps. What is done to a row at prediction is done here, and
-the training does the same to its own rows, with scores of models that have not seen them.
+``docs/howto/refining.md`` explains why this helps. Rows are extended here at prediction; training
+does the same to its own rows, with scores of models that have not seen them.
 """
 
 from __future__ import annotations

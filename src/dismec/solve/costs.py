@@ -1,6 +1,7 @@
 """Label counts and weights of rows → what a label's positive and negative rows cost.
 
-``docs/howto/rare-labels.md`` derives the costs from propensities, ``docs/explanation/solver.md`` says what weights do.
+``docs/howto/rare-labels.md`` derives the costs from propensities, and
+``docs/explanation/solver.md`` describes the effect of weights.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ __all__ = ["fit_calibration"]
 
 Floats = npt.NDArray[np.float64]
 # The labels of a row that curves are fitted on: as many, or as many as rows have on average if that
-# is more. With 5 or 20, held-out rows are ranked worse by probability (``docs/howto/refining.md``); the
-# more there are, the more pairs that nobody asks for a curve has to follow.
+# is more. With 5 or 20, held-out rows are ranked worse by probability
+# (``docs/howto/refining.md``); the more there are, the more irrelevant pairs a curve has to fit.
 _CANDIDATES, _MOST_CANDIDATES = 10, 100
 _DEEPER = 10  # times as many are looked at for thresholds
 _FULL_ROWS = 0.01  # rows that may reach a threshold with all of those

@@ -68,7 +68,7 @@ def add_labels(
     Parameters
     ----------
     path
-        The model directory.
+        Directory for the model.
     X, Y
         Rows with all their labels: (n_rows, up to n_features), for a model of texts the texts or
         `TextRows`; and an indicator (n_rows, …).

@@ -43,9 +43,9 @@ class TrainingParams:
     Attributes
     ----------
     C
-        Weight of the losses against the regulariser.
+        Loss weight: the inverse of the regularization strength.
     delta
-        Weights closer to 0 than delta are dropped; "auto" chooses it (`training.delta`): the largest that
+        Weights closer to 0 than delta are dropped; "auto" (`training.delta`) chooses the largest that
         costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this. None becomes 0.01
         under the L2 penalty and 0 under L1.
     tol
@@ -66,7 +66,7 @@ class TrainingParams:
         Train a second stage, which also sees the labels that the first one finds likely
         (``docs/howto/refining.md``). More accurate, and takes about three times as long.
     positive_weight
-        What the losses of positive rows are multiplied by.
+        Factor for the losses of positive rows.
     weighting
         None, or "propensity": the losses of a label's positive rows are also multiplied by 2/p − 1,
         the more, the rarer it is (``docs/howto/rare-labels.md``).
@@ -84,38 +84,34 @@ class TrainingParams:
         For a value that is not a number or out of range.
     """
 
-    C: float = _param(1.0, "Weight of the losses.")
+    C: float = _param(1.0, "Loss weight (inverse of regularization strength).")
     delta: float | str | None = _param(
         None,
         "Drop weights closer to 0 than this; auto: as many as P@k allows [default: 0.01; l1: 0].",
         metavar="NUMBER|auto",
     )
     tol: float = _param(0.01, "LIBLINEAR's stopping tolerance.")
-    tfidf: bool = _param(
-        False, "Multiply features by their idf in DATA [default: if DATA is text]."
-    )
-    normalize: bool = _param(True, "Leave rows at the length they have.")
+    tfidf: bool = _param(False, "Multiply features by their idf [default: for texts].")
+    normalize: bool = _param(True, "Do not scale rows to unit length.")
     bias: float = _param(1.0, "Value of the bias feature; 0: none.")
     block_size: int = _param(1000, "Labels per block.")
     precision: str = _param(
         "float16",
-        "How weights are stored; int8: eight bits each.",
+        "Storage of weights; int8 takes one byte each.",
         choices=("float16", "float32", "int8"),
     )
-    calibrate: bool = _param(False, "Learn what probability a score stands for.")
-    refine: bool = _param(
-        False, "Train a second stage that also sees likely labels: more accurate, slower."
-    )
-    positive_weight: float = _param(1.0, "What the losses of positive rows are multiplied by.")
+    calibrate: bool = _param(False, "Calibrate scores to probabilities.")
+    refine: bool = _param(False, "Train a second stage on likely labels: more accurate, slower.")
+    positive_weight: float = _param(1.0, "Factor for the losses of positive rows.")
     weighting: str | None = _param(
         None,
-        "Multiply the losses of a label's positive rows the more, the rarer it is.",
+        "Give positive rows of rare labels more weight.",
         choices=("propensity",),
     )
     propensity_a: float = _param(0.55, "The constant A of propensities.")
     propensity_b: float = _param(1.5, "The constant B of propensities.")
-    dense_scale: float = _param(1.0, "What dense features are multiplied by, beside sparse ones.")
-    penalty: str = _param("l2", "What keeps weights small; l1: few of them.", choices=("l2", "l1"))
+    dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
+    penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
 
     def __post_init__(self) -> None:
         if self.delta is None:

@@ -155,7 +155,7 @@ def train(
     X
         (n_rows, n_features) sparse, dense or a frame; CSR float32 is used in place. Or a list
         ``[X, E]`` with dense features beside these, or ``[E]`` with dense ones alone: E is an
-        array (n_rows, width) of floats, and float32 is used in place (``docs/tutorial/embeddings.md``).
+        array (n_rows, width) of floats, and float32 is used in place.
     Y
         (n_rows, n_labels) indicator, sparse, dense or a frame; or for each row a list or set of
         labels.

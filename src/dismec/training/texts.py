@@ -148,7 +148,7 @@ def train_text(
         A file of texts with labels (`read_texts`), which may be larger than memory; a frame of
         pandas, polars, pyarrow or Hugging Face datasets; or `Texts`.
     path
-        The model directory.
+        Directory for the model.
     params
         As for `dismec.train`; by default with tf-idf.
     text
