@@ -186,7 +186,7 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
         (["predict", "nowhere", "nothing", "-o", "model"], "is a directory"),
         (
             ["predict", "model", "data.txt", "-o", "new.xls"],
-            "new.xls: unknown ending; use .txt, .csv",
+            "new.xls: unknown extension; use .txt, .csv",
         ),
         (["predict", "model", "data.txt", "-o", "new"], "or --format"),
         (["predict", "model", "data.txt", "-o", "new.npz.gz"], "unknown ending"),

@@ -104,7 +104,7 @@ def test_names_of_a_caller_are_checked_one_by_one_only_where_one_is_wrong():
         check_names(["a", "b"], 3)
     with pytest.raises(DataError, match="label 1: its name is 7, which is not text"):
         check_names(["a", 7], 2)
-    with pytest.raises(DataError, match=r"label 1: its name '\\ud800' is not sound Unicode"):
+    with pytest.raises(DataError, match=r"label 1: its name '\\ud800' is not valid Unicode"):
         check_names(["a", "\ud800"], 2)
     with pytest.raises(DataError, match="label 0"):
         check_names(["\ud83d", "\ude00"], 2)

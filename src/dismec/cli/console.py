@@ -153,7 +153,7 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
 def _console(*, in_full: bool = False) -> Console:
     """Prints what it is given, and takes nothing in it for markup.
 
-    A log has no width to keep to: there it prints wide tables in full, if that is asked for.
+    A log has no width to keep to: there it prints wide tables in full, if that is requested.
     """
     from rich.console import Console
 

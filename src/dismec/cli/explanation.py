@@ -127,7 +127,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
         seen = rows.shape[0]
         if number <= seen:
             return None, reading.terms(model, found, rows[[number - 1]])
-    raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
+    raise DismecError(f"row {number} requested, but {data} has {seen} rows")
 
 
 def _row_of(model: Model, given: str) -> Any:
@@ -141,7 +141,7 @@ def _row_of(model: Model, given: str) -> Any:
         ids, values = [int(f) for f, _, _ in pairs], [float(v) for _, _, v in pairs]
     except ValueError:
         raise DismecError(
-            f"{given[:40]!r} is no row for a model of numeric data: give feature:value pairs"
+            f"{given[:40]!r} is not a row for a model of numeric data: give feature:value pairs"
         ) from None
     if not all(0 <= f < model.n_features for f in ids) or len(set(ids)) < len(ids):
         raise DismecError(f"features go from 0 to {model.n_features - 1}, each once")

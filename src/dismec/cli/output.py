@@ -101,10 +101,10 @@ def _checked_output(path: Path, form: str | None) -> Output:
         if form is None:
             known = ", ".join(ENDINGS)
             raise click.UsageError(
-                f"{path}: unknown ending; use {known}, a text format with .gz, or --format"
+                f"{path}: unknown extension; use {known}, a text format with .gz, or --format"
             )
         if form in BINARY_FORMATS and path.suffix.lower() == ".gz":
-            raise click.UsageError(f"{path}: {form} is compressed in itself: leave out .gz")
+            raise click.UsageError(f"{path}: {form} is already compressed: leave out .gz")
     elif form in BINARY_FORMATS and sys.stdout.isatty():
         raise click.UsageError(f"{form} is not for a terminal: name a file with -o")
     if form == "parquet":

@@ -52,7 +52,8 @@ def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
     given, labels = order.validation, order.validation_labels
     if (given or labels) and not (given and order.holds_out):
         raise click.UsageError(
-            "--validation goes with --delta auto or --calibrate, --validation-labels with both"
+            "--validation requires --delta auto or --calibrate, "
+            "and --validation-labels requires --validation"
         )
     begin = time.perf_counter()
     with order.request(data, model) as request:
@@ -206,7 +207,7 @@ def _warn_of_no_negatives(model: Model) -> None:
     if everywhere:
         name = everywhere[0] if model.names is None else repr(model.names[everywhere[0]])
         click.echo(
-            f"dismec: every row has label {name}: there is nothing that it could be told from",
+            f"dismec: every row has label {name}: it has no negative examples",
             err=True,
         )
 

@@ -122,7 +122,7 @@ def _print_tuned(tuned: Tuned) -> None:
     chosen = sentence("C_auto", tuned.model.params["C_auto"])
     click.echo(f"C {tuned.C:g}, chosen {chosen}")
     if best in (0, len(rows) - 1):
-        click.echo("It is at the end of the grid: a wider one may have a better one.")
+        click.echo("It is at the end of the grid: a wider grid may contain a better value.")
 
 
 @click.command()

@@ -57,7 +57,7 @@ class Work(Generic[M]):
 
 
 def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
-    """The workers to begin with; `ClusterError` if there is none, or one has another dismec."""
+    """The workers at the start; `ClusterError` if there are none or dismec's versions differ."""
     workers = cluster.wait_for_workers()
     ours = version("dismec")
     for address, info in workers.items():

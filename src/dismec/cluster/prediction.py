@@ -97,7 +97,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self.manifest, self.transform, self.parts = read_head(path, check=True)
         if self.manifest.shards is None:
             raise ModelError(
-                f"{directory}: of an older format; `dismec prune {directory} -o NEW` writes it anew"
+                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
             )
         receipts = self.manifest.shards
         if sum(r.n_labels for r in receipts) != np.count_nonzero(self.parts.labels.counts):
@@ -219,7 +219,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             return
         self._moved = time.monotonic()
         if not self._pool.members:
-            raise ClusterError(f"no worker has been there for {waited:.0f} s")
+            raise ClusterError(f"there has been no worker for {waited:.0f} s")
         size = sum(self._files[number].receipt.bytes for number in missing)
         raise ClusterError(
             f"{len(missing)} of the model's {len(self._files)} shards, {size / 1e9:.3g} GB, have "
@@ -304,7 +304,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             batch.losses += 1
             if batch.losses >= MOST_LOSSES:
                 reason = f"{batch.losses} workers have died over the same rows"
-                self._fail(batch, ClusterError(f"{reason}, for want of memory perhaps"))
+                self._fail(batch, ClusterError(f"{reason}, perhaps out of memory"))
 
     def _hand_out(self) -> None:
         """Give every worker enough to go on with, those with the least to do first."""

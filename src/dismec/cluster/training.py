@@ -216,7 +216,7 @@ class _ClusterRun:
             if self._losses[number] >= MOST_LOSSES:
                 raise ClusterError(
                     f"{MOST_LOSSES} workers have died while they solved block {number}, for want "
-                    "of memory perhaps: give them more, or fewer threads; what is done stays"
+                    "of memory perhaps: give them more, or fewer threads; finished blocks are kept"
                 )
             self._put_back(number)
 
@@ -307,7 +307,7 @@ class _ClusterRun:
         _log.warning("block %d has failed on worker %s: %s", number, address, error)
         if len(failures) >= _MOST_FAILURES or failures.keys() >= self._pool.members.keys():
             error.add_note(
-                f"block {number} has failed on {', '.join(failures)}; what is done stays"
+                f"block {number} has failed on {', '.join(failures)}; finished blocks are kept"
             )
             raise error
         self._put_back(number)

@@ -105,7 +105,7 @@ def _copy(data: Data) -> Path:
 def _check(path: Path, data: Data) -> _Loaded:
     loaded = _Loaded.of(path)
     if fingerprint(*loaded.dataset[:2], loaded.weights) != data.fingerprint:
-        raise DataError(f"{path}: not the data that the training is of")
+        raise DataError(f"{path}: not the data of this training")
     return loaded
 
 

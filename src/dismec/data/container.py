@@ -185,7 +185,7 @@ def _parse_header(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise ContainerError("not a safetensors file (the header is not sound JSON)") from error
+        raise ContainerError("not a safetensors file (the header is not valid JSON)") from error
     if not isinstance(header, dict):
         raise ContainerError("not a safetensors file (the header is not a JSON object)")
     return header

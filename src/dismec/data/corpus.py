@@ -156,7 +156,7 @@ def _rows_of(
         )
     for entry in unused_entries(kind):
         if getattr(fmt, entry) is not None:
-            raise DataError(f"{path}: {entry} means nothing here: these are lines of {kind}")
+            raise DataError(f"{path}: {entry} has no meaning here: these are lines of {kind}")
     if kind in ("Parquet", "Arrow"):
         return arrow_rows(path, file, fmt, cells, needs_labels, parquet=kind == "Parquet")
     lines = lines_of(path, file)

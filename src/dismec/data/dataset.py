@@ -190,7 +190,7 @@ def save_data(
                 scipy.sparse.save_npz(cast(Any, file), matrix)
     else:
         raise DataError(
-            f"{path}: unknown ending; use .xmc, .txt, .svm, .svmlight, .npz, or text with .gz"
+            f"{path}: unknown extension; use .xmc, .txt, .svm, .svmlight, .npz, or text with .gz"
         )
 
 
@@ -256,7 +256,7 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
     with detect(labels) as data, data.open() as file:
         Y = _read_npz(data.path, file)
     if np.any((Y.data != 0) & (Y.data != 1)):
-        raise DataError(f"{labels}: labels are given by 0 and 1, and there is another value")
+        raise DataError(f"{labels}: labels are given by 0 and 1, and there are other values")
     return _check_dataset(path, Dataset(X, Y))
 
 

@@ -197,7 +197,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise DataError(f"label {label}: its name {name!r} is not sound Unicode") from None
+            raise DataError(f"label {label}: its name {name!r} is not valid Unicode") from None
     return [str(name).strip() for name in names]
 
 

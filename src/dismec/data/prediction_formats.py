@@ -10,7 +10,7 @@ __all__ = ["BINARY_FORMATS", "ENDINGS", "FORMATS", "format_of", "json_text", "sp
 
 FORMATS = ("text", "csv", "tsv", "jsonl", "json", "parquet", "npz", "xmc")
 BINARY_FORMATS = ("parquet", "npz")
-# XMC text is asked for by name: the ending .xmc is that of binary datasets.
+# XMC text is requested by name: the ending .xmc is that of binary datasets.
 ENDINGS = {
     ".txt": "text",
     ".csv": "csv",

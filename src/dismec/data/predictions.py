@@ -104,7 +104,7 @@ def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[P
     path = Path(path)
     is_packed = path.suffix.lower() == ".gz"
     if is_packed and form in BINARY_FORMATS:
-        raise DataError(f"{path}: {form} is compressed in itself; leave out .gz")
+        raise DataError(f"{path}: {form} is already compressed; leave out .gz")
     with ExitStack() as opened:
         file: Any = opened.enter_context(whole_file(path))
         if is_packed:

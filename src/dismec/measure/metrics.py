@@ -324,7 +324,7 @@ def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> In
     if places.shape[0] != n_rows:
         raise DataError(f"top has {places.shape[0]} rows, Y_true has {n_rows}")
     if places.shape[1] < depth:
-        raise DataError(f"top has {places.shape[1]} places a row; k = {depth} needs as many")
+        raise DataError(f"top has {places.shape[1]} places per row; k = {depth} needs as many")
     if places.size and (places.min() < -1 or places.max() >= n_labels):
         row, place = np.argwhere((places < -1) | (places >= n_labels))[0]
         raise DataError(

@@ -190,7 +190,7 @@ class Manifest:
         try:
             parsed = json.loads(content)
         except (ValueError, RecursionError):
-            raise ValueError("not sound JSON; the file is damaged") from None
+            raise ValueError("not valid JSON; the file is damaged") from None
         if isinstance(parsed, dict) and _CHECKSUM in parsed:
             text, _, _ = content.rpartition(f',\n "{_CHECKSUM}": '.encode())
             if sha256(text).hexdigest() != parsed[_CHECKSUM]:

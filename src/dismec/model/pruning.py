@@ -27,7 +27,7 @@ def pruned_params(params: Mapping[str, Any], delta: float | None, precision: str
         if not own <= delta <= np.finfo(np.float32).max:
             raise DataError(
                 f"delta is {delta}; expected at least {own}, that of the model: "
-                "weights that have been dropped do not come back"
+                "dropped weights cannot be recovered"
             )
         changed = {k: v for k, v in changed.items() if k not in ("delta_auto", "delta_effect")}
         changed["delta"] = float(delta)

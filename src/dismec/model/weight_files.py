@@ -255,7 +255,7 @@ def read_shard(
         and starts[-1] == len(labels)
         and (np.diff(starts) > 0).all()
     ):
-        raise ModelError(f"{path}: the labels are not shared out among its classifiers")
+        raise ModelError(f"{path}: its classifiers do not have all of its labels")
     return shard
 
 

@@ -256,7 +256,7 @@ def check_plot(path: StrPath) -> None:
     target = Path(path)
     known = _new_figure(1, 1).canvas.get_supported_filetypes()
     if target.suffix.lower().lstrip(".") not in known:
-        raise DataError(f"{target.name}: unknown ending; use .svg, .png or .pdf")
+        raise DataError(f"{target.name}: unknown extension; use .svg, .png or .pdf")
     if not target.parent.is_dir():
         raise DataError(f"{target.parent}: no such directory")
 

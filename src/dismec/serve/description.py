@@ -21,7 +21,7 @@ def openapi(
 ) -> dict[str, Any]:
     """The OpenAPI description.
 
-    `guarded` says that a token is asked for, `texts` that the model takes texts, `sparse` that it
+    `guarded` says that a token is requested, `texts` that the model takes texts, `sparse` that it
     takes texts or sparse features, and `dense` how many dense ones: the examples are such as it
     answers.
     """

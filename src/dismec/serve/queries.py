@@ -1,4 +1,4 @@
-"""The body of a request → rows, and what is asked for them."""
+"""The body of a request → rows, and what is asked of them."""
 
 from __future__ import annotations
 

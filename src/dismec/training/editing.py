@@ -133,9 +133,7 @@ def update_labels(
         counts[found[found >= 0]] = _counts(Y)[found >= 0]
         if not counts[wanted].all():
             lost = wanted[np.argmin(counts[wanted])]
-            raise DataError(
-                f"no row of the data has {edit.named(lost)}; to do without it, remove it"
-            )
+            raise DataError(f"no row of the data has {edit.named(lost)}; to drop it, remove it")
         columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
@@ -183,10 +181,10 @@ class _Edit:
         self.model = open_model(directory, check=True)  # what is written anew must be sound
         if self.model.manifest.shards is None:
             raise ModelError(
-                f"{directory}: of an older format; `dismec prune {directory} -o NEW` writes it anew"
+                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
             )
         if (self.model.manifest.estimator or {}).get("classes") is not None:
-            raise ModelError(f"{directory}: its classes exclude each other; train it anew")
+            raise ModelError(f"{directory}: its classes exclude each other; retrain it")
         self.names = None if self.model.names is None else list(self.model.names)
 
     def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:

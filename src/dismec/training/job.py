@@ -178,7 +178,7 @@ def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
 
 
 def _as_parts(request: Request) -> Any:
-    """X, as dense features if it is an array that is worth it and nothing else is asked for."""
+    """X, as dense features if it is an array that is worth it and nothing else is requested."""
     params = request.params
     sparse_only = params.tfidf or params.refine or params.penalty == "l1"
     if sparse_only or request.cluster is not None or request.vocabulary is not None:

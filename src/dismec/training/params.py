@@ -45,8 +45,8 @@ class TrainingParams:
     C
         Loss weight: the inverse of the regularization strength.
     delta
-        Weights closer to 0 than delta are dropped; "auto" (`training.delta`) chooses the largest that
-        costs at most 0.1 points of P@1, P@3 and P@5 on rows held out for this. None becomes 0.01
+        Weights closer to 0 than delta are dropped; "auto" (`training.delta`) chooses the largest
+        that costs at most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01
         under the L2 penalty and 0 under L1.
     tol
         LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.

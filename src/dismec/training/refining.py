@@ -101,7 +101,7 @@ class Refining:
             job = job.with_calibration(lessons.calibration.taken_from(groups))
         if not lessons.helps:
             _log.warning(
-                "refining does not help on these data (%s): training the plain model",
+                "refining does not help on this data (%s): training the plain model",
                 lessons.told,
             )
             rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)

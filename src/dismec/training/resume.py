@@ -120,7 +120,7 @@ def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
     try:
         return _same_training(folder, job)
     except ModelError as error:
-        _log.warning("an unfinished %s is dropped: %s", what, error)
+        _log.warning("dropping an unfinished %s: %s", what, error)
         return None
 
 

@@ -242,7 +242,7 @@ def check_grid(grid: Sequence[float]) -> list[float]:
         except ValueError as error:
             raise DataError(f"the grid's {error}") from None
     if len(found) < 2:
-        raise DataError(f"the grid has {len(found)} values of C; expected two or more to choose of")
+        raise DataError(f"the grid has {len(found)} values of C; expected two or more")
     return sorted(found)
 
 
