@@ -37,16 +37,16 @@ class _Commands(click.Group):
         return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with _errors_told(ctx):
+        with _one_line_errors(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _errors_told(ctx):
+        with _one_line_errors(ctx):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _errors_told(ctx: click.Context) -> Iterator[None]:
+def _one_line_errors(ctx: click.Context) -> Iterator[None]:
     def fail(message: str) -> None:
         try:
             sys.stdout.flush()

@@ -115,8 +115,8 @@ def compare(
 
         check_drawing()
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
-    news = _silence if quiet else spoken
-    python = peers_python(peers, news) if peers else None
+    log = _silence if quiet else spoken
+    python = peers_python(peers, log) if peers else None
     comparison = Comparison(
         folder,
         seeds=seeds,
@@ -125,7 +125,7 @@ def compare(
         memory=None if memory is None else int(memory * 1e9),
         python=python,
     )
-    found = comparison.run(pair, chosen, news)
+    found = comparison.run(pair, chosen, log)
     found["data"]["machine"] = f"{cpu_name()}, {available_cpus()} cores"
     if as_json:
         click.echo(json.dumps(found, indent=1))
@@ -170,5 +170,5 @@ def _print_comparison(found: dict[str, Any]) -> None:
     heads, rows = cost_rows(found)
     caption = f"{data['threads']} threads to train, 1 to predict; best of {data['seeds']}"
     print_table(heads, rows, caption, left=0)
-    told = notes(found) | failures(found)
-    print_paragraphs(f"{name}: {what}" for name, what in told.items())
+    remarks = notes(found) | failures(found)
+    print_paragraphs(f"{name}: {what}" for name, what in remarks.items())

@@ -256,8 +256,8 @@ def print_explanation(
         add(f"label {reason.name or reason.label}", reason)
     few = explanation.reasons[limit:]
     if few:
-        told = f"{sum(reason.contribution for reason in few):+.3f}"
-        table.add_row(f"{len(few):,} more labels", "", "", told)
+        total = f"{sum(reason.contribution for reason in few):+.3f}"
+        table.add_row(f"{len(few):,} more labels", "", "", total)
     if explanation.embedding is not None:
         table.add_row("embedding", "", "", f"{explanation.embedding:+.3f}")
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")
@@ -297,9 +297,9 @@ def hush_dask() -> None:
 
     from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
 
-    def is_told(record: logging.LogRecord) -> bool:
+    def is_shown(record: logging.LogRecord) -> bool:
         # How Dask ends its own waiting for a worker that has died.
         return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")
 
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(is_told)
+    logging.getLogger("asyncio").addFilter(is_shown)

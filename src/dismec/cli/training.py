@@ -72,16 +72,18 @@ def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
 def _say_learned(model: Model, params: TrainingParams) -> None:
     from dismec.model.provenance import shown
 
-    said, told = model.params, shown(model.params)
+    described = shown(model.params)
     if params.chooses_delta:
         click.echo(
-            f"delta {said['delta']}, chosen {told['delta_auto']}: {told['delta_effect']}", err=True
+            f"delta {model.params['delta']}, chosen {described['delta_auto']}: "
+            f"{described['delta_effect']}",
+            err=True,
         )
     if params.refine:
         helped = "refined" if model.manifest.refined else "not refined"
-        click.echo(f"{helped}: {told['refine_effect']}", err=True)
+        click.echo(f"{helped}: {described['refine_effect']}", err=True)
     if params.calibrate:
-        click.echo(f"probabilities learned {told['calibrated']}", err=True)
+        click.echo(f"probabilities learned {described['calibrated']}", err=True)
 
 
 def _warn_of_few_rows(model: Model) -> None:

@@ -92,9 +92,9 @@ class Order:
                 "cluster": self.cluster,
             }
             if found.is_texts:
-                news = None if self.quiet or path is None else spoken
+                log = None if self.quiet or path is None else spoken
                 of_text = (text, self.reading.fmt, self.validation)
-                common |= {"news": news, "examples": path is not None and not self.no_examples}
+                common |= {"log": log, "examples": path is not None and not self.no_examples}
                 common["weights"] = self.reading.row_weights
                 common |= {"dense": dense, "validation_dense": judge_dense}
                 common |= {"dense_only": self.dense_only}

@@ -63,7 +63,7 @@ assert max(DEPTHS) <= K
 _STORE = re.compile("[0-9a-f]{16}")  # the name of the folder of one comparison
 _ROWS = "rows-"  # what folders of data for systems begin with
 
-News = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
@@ -130,7 +130,7 @@ class Comparison:
     memory: int | None = None
     python: Path | None = None
 
-    def run(self, pair: Pair, systems: Sequence[str], news: News | None = None) -> dict[str, Any]:
+    def run(self, pair: Pair, systems: Sequence[str], log: Log | None = None) -> dict[str, Any]:
         """Train and predict, and say what came out.
 
         Systems take turns: each is trained with the first seed before any is with the second.
@@ -145,7 +145,7 @@ class Comparison:
         train, test = aligned(pair)
         store = self.folder / self._digest(pair, train, test)
         store.mkdir(parents=True, exist_ok=True)
-        truth = _truth_of(train, test, news)
+        truth = _truth_of(train, test, log)
         reports: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         with locked(store), tempfile.TemporaryDirectory(dir=store, prefix=_ROWS) as scratch:
             for left in store.glob(f"{_ROWS}*"):  # by a run that was killed
@@ -154,7 +154,7 @@ class Comparison:
             rows = RowFiles(Path(scratch), train, test, pair)
             for seed in range(self.seeds):
                 for name in systems:
-                    reports[name].append(self._report(store, rows, name, seed, news))
+                    reports[name].append(self._report(store, rows, name, seed, log))
         judged = _Judge(truth, train.Y.shape[1])
         found = {}
         for name in systems:
@@ -186,7 +186,7 @@ class Comparison:
         return digest.hexdigest()[:16]
 
     def _report(
-        self, store: Path, rows: RowFiles, name: str, seed: int, news: News | None
+        self, store: Path, rows: RowFiles, name: str, seed: int, log: Log | None
     ) -> dict[str, Any]:
         """The report of a system, or what an earlier start of the same code has kept of it."""
         kept = store / f"{name}-{seed}.json"
@@ -194,8 +194,8 @@ class Comparison:
         with suppress(OSError, ValueError, AttributeError):  # not there, or cut off
             report: dict[str, Any] = json.loads(kept.read_text("utf-8"))
             if report["code"] == code and _is_whole(report, rows.n_test_rows):
-                if news:
-                    news(f"{name}: kept from {report['date']}")
+                if log:
+                    log(f"{name}: kept from {report['date']}")
                 return report
         rows.write(name)
         process = SystemProcess(
@@ -215,19 +215,19 @@ class Comparison:
             report |= {"code": code, "date": f"{datetime.now():%Y-%m-%d %H:%M}"}
             with whole_file(kept) as file:
                 file.write(json.dumps(report).encode())
-        if news:
-            told = report.get("error") or f"trained in {report['train']:.1f} s"
-            news(f"{name}: {told}")
+        if log:
+            message = report.get("error") or f"trained in {report['train']:.1f} s"
+            log(f"{name}: {message}")
         return report
 
 
-def _truth_of(train: Dataset, test: Dataset, news: News | None) -> Truth:
+def _truth_of(train: Dataset, test: Dataset, log: Log | None) -> Truth:
     """The true labels of the test rows; says how many of them nobody can find."""
     counts = np.bincount(train.Y.indices, minlength=train.Y.shape[1])
     truth = Truth.align(test.Y, counts, train.Y.shape[0])
     unknown = truth.label_counts[truth.Y.indices] == 0
-    if news and unknown.any():
-        news(
+    if log and unknown.any():
+        log(
             f"{unknown.mean():.1%} of the true labels of test rows have no training rows: all "
             "systems miss them"
         )

@@ -151,10 +151,10 @@ def _group_bytes(group: int) -> tuple[int, int]:
     return total, n_processes
 
 
-def peers_python(folder: Path, news: Callable[[str], None] = lambda _: None) -> Path:
+def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> Path:
     """The Python of an environment that has the peers; made and filled with pip if need be.
 
-    `news` is told what is installed, and what pip could not install.
+    `log` is told what is installed, and what pip could not install.
     """
     folder = folder.resolve()
     python = folder / "bin" / "python"
@@ -170,13 +170,13 @@ def peers_python(folder: Path, news: Callable[[str], None] = lambda _: None) -> 
         raise DismecError(f"{folder}: python -m venv could not make an environment there")
     missing = []
     for package in PACKAGES:
-        news(f"{folder}: installing {package}")
+        log(f"{folder}: installing {package}")
         # One by one: some have no wheel for some machines, and the others need not miss out.
         command = [str(python), "-m", "pip", "install", "--quiet", package]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             missing.append(package)
-            news(f"{folder}: pip could not install {package}")
+            log(f"{folder}: pip could not install {package}")
     if len(missing) == len(PACKAGES):
         raise DismecError(f"pip could not install any of {', '.join(PACKAGES)} into {folder}")
     installed.touch()

@@ -391,8 +391,8 @@ def main(systems: Mapping[str, System]) -> None:
         missing = (error.name or "").split(".")[0] == module
         send({"error": f"not installed: pip install {package}" if missing else str(error)})
     except Exception as error:
-        told = " ".join(str(error).split()) or type(error).__name__
-        send({"error": f"failed: {told[:300]}"})
+        message = " ".join(str(error).split()) or type(error).__name__
+        send({"error": f"failed: {message[:300]}"})
         raise
 
 

@@ -102,7 +102,7 @@ class Refining:
         if not lessons.helps:
             _log.warning(
                 "refining does not help on this data (%s): training the plain model",
-                lessons.told,
+                lessons.summary,
             )
             rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
             return job, earlier and replace(earlier, blocks=()), rest
@@ -197,11 +197,11 @@ class Refining:
         find = partial(self._tried, likely, progress)
         training = digest(self.job.manifest)
         found = dict(self.stages.found("trial", training, find, "plain", "wide"))
-        told = {name: found.pop(name) for name in ("plain", "wide", "rows")}
+        measured = {name: found.pop(name) for name in ("plain", "wide", "rows")}
         calibration = None
         if self.job.params.calibrate:
             calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
-        return _Lessons(told, calibration)
+        return _Lessons(measured, calibration)
 
     def _tried(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Both kinds of rows, for some labels, with a tenth of the rows held out."""
@@ -320,7 +320,7 @@ class _Lessons:
         return {"before": before, "after": after, "rows": int(self.results["rows"][0])}
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         before, after = (
             "/".join(f"{p:.2f}" for p in self.results[name]) for name in ("plain", "wide")
         )

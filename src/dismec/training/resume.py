@@ -224,8 +224,8 @@ def _asked(manifest: Manifest) -> dict[str, Any]:
 
 def _as_read(key: str, value: Any) -> Any:
     """A value of `_asked` as a person reads it."""
-    told = sentence(f"{key}_auto" if key in _CHOSEN else key, value)
-    return f"auto {told}" if key in _CHOSEN and isinstance(value, dict) else told
+    text = sentence(f"{key}_auto" if key in _CHOSEN else key, value)
+    return f"auto {text}" if key in _CHOSEN and isinstance(value, dict) else text
 
 
 def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:

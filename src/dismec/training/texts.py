@@ -44,9 +44,9 @@ __all__ = [
     "weighted_text_dataset",
 ]
 
-News = Callable[[str], None]
+Log = Callable[[str], None]
 
-_NEWS_SECONDS = 10.0
+_LOG_SECONDS = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class TextRequest:
     threads: int | None = None
     overwrite: bool = False
     progress: Progress | None = None
-    news: News | None = None
+    log: Log | None = None
     cluster: Any = None
     examples: bool = False
     weights: Any = None
@@ -90,7 +90,7 @@ class TextRequest:
             names = _names_of(texts)
         else:
             params = self.text or TextParams()
-            vocabulary, names = learn(texts, params, threads=self.threads, news=self.news)
+            vocabulary, names = learn(texts, params, threads=self.threads, log=self.log)
         numbers = {name: number for number, name in enumerate(names)}
         judge = None
         if validation:
@@ -116,7 +116,7 @@ class TextRequest:
             yield replace(request, X=X, Y=dataset.Y, weights=weights)
             return
         make_directory(directory)
-        with _in_file(directory, texts, request, self.news) as (dataset, weights, file):
+        with _in_file(directory, texts, request, self.log) as (dataset, weights, file):
             X = _beside(dataset.X, self.dense)
             yield replace(request, X=X, Y=dataset.Y, weights=weights, source=file)
 
@@ -133,7 +133,7 @@ def train_text(
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    news: News | None = None,
+    log: Log | None = None,
     cluster: Any = None,
     client: Any = None,
     examples: bool = False,
@@ -163,7 +163,7 @@ def train_text(
         `fmt` holds, if there is one.
     threads, overwrite, progress, cluster, client
         As for `dismec.train`.
-    news
+    log
         Called with a line now and then while texts are read.
     examples
         Whether the model keeps the beginnings of up to five training texts, which its server
@@ -193,7 +193,7 @@ def train_text(
         threads=threads,
         overwrite=overwrite,
         progress=progress,
-        news=news,
+        log=log,
         cluster=client if cluster is None else cluster,
         examples=examples,
         dense=dense,
@@ -220,13 +220,13 @@ def learn(
     params: TextParams,
     *,
     threads: int | None = None,
-    news: News | None = None,
+    log: Log | None = None,
 ) -> tuple[Vocabulary, list[str]]:
     """The vocabulary of texts, and the names of their labels in order."""
     builder = VocabularyBuilder(params, threads=threads)
     names: set[str] = set()
     n_rows = 0
-    for batch in _told(texts, "terms counted", news):
+    for batch in _logged(texts, "terms counted", log):
         builder.add(batch.texts)
         names.update(name for row in batch.labels for name in row)
         n_rows += len(batch.texts)
@@ -238,8 +238,8 @@ def learn(
         vocabulary = builder.finish()
     except DataError as error:
         raise DataError(f"{texts.name}: {error}") from None
-    if news:
-        news(f"{n_rows:,} texts, {len(vocabulary.terms):,} features, {len(names):,} labels")
+    if log:
+        log(f"{n_rows:,} texts, {len(vocabulary.terms):,} features, {len(names):,} labels")
     return vocabulary, sorted(names)
 
 
@@ -341,7 +341,7 @@ def weighted_rows(
 
 @contextmanager
 def _in_file(
-    directory: Path, texts: Texts, request: Request, news: News | None
+    directory: Path, texts: Texts, request: Request, log: Log | None
 ) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
     """Texts as a dataset in a file, mapped into memory, and their weights."""
     vocabulary, names = request.vocabulary, request.names
@@ -353,7 +353,7 @@ def _in_file(
     found: list[float] = []
     try:
         with XmcWriter(begun, len(vocabulary.terms)) as writer:
-            for batch in _told(texts, "features counted", news):
+            for batch in _logged(texts, "features counted", log):
                 try:
                     ids = [[numbers[name] for name in row] for row in batch.labels]
                 except KeyError as error:
@@ -373,11 +373,11 @@ def _in_file(
         file.unlink(missing_ok=True)
 
 
-def _told(texts: Texts, what: str, news: News | None) -> Iterator[TextBatch]:
+def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
     """The batches, with a line now and then on how far it is."""
     last = time.monotonic()
     for batch in texts.read():
         yield batch
-        if news and time.monotonic() - last > _NEWS_SECONDS:
+        if log and time.monotonic() - last > _LOG_SECONDS:
             last = time.monotonic()
-            news(f"{batch.first_row + len(batch.texts):,} texts read, their {what}")
+            log(f"{batch.first_row + len(batch.texts):,} texts read, their {what}")

@@ -22,7 +22,7 @@ from dismec.training.recipe import Settle, carry_out
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
 from dismec.training.stages import Stages
-from dismec.training.texts import News, TextRequest
+from dismec.training.texts import Log, TextRequest
 from dismec.training.trial import Validation
 
 __all__ = ["GRID", "METRIC", "ChoiceOfC", "Tuned", "pick", "tune", "tune_text"]
@@ -144,7 +144,7 @@ def tune_text(
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-    news: News | None = None,
+    log: Log | None = None,
     cluster: Any = None,
     client: Any = None,
     dense: Any = None,
@@ -163,7 +163,7 @@ def tune_text(
         threads=threads,
         overwrite=overwrite,
         progress=progress,
-        news=news,
+        log=log,
         cluster=client if cluster is None else cluster,
         dense=dense,
         validation_dense=validation_dense,
