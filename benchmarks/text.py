@@ -29,7 +29,7 @@ import dismec
 from dismec.cpu import available_cpus
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
-from dismec.training.texts import Texts, learn, vectorised
+from dismec.training.texts import Texts, learn, vectorized
 from machine import print_heading
 from text_pipelines import load
 
@@ -162,7 +162,7 @@ def stages() -> bool:
         timed("reading the file", lambda: list(texts.read()))
         vocabulary, names = timed("vocabulary, with reading", lambda: learn(texts, TextParams()))
         numbers = {name: i for i, name in enumerate(names)}
-        data = timed("rows, with reading", lambda: vectorised(texts, vocabulary, numbers))
+        data = timed("rows, with reading", lambda: vectorized(texts, vocabulary, numbers))
         params = dismec.TrainingParams(tfidf=True)
         timed("training", lambda: dismec.train(data.X, data.Y, directory, params, names=names))
     return True

@@ -6,7 +6,7 @@ the peers: texts and label lists in memory → the five best labels of each test
 of all cores, from texts to the trained model on the disk, and the size is that of its files.
 fastText's learning rate and epochs are chosen on a tenth of the training texts, in time that is
 shown apart, and its texts are prepared as its tutorial does it. PECOS gets scikit-learn's features:
-its own vectoriser splits at blanks only, and its P@1 on cooking-text was 65.1 with it. P@1 has a
+its own vectorizer splits at blanks only, and its P@1 on cooking-text was 65.1 with it. P@1 has a
 95 % interval of about ± 1.6 on cooking-text (3,000 texts), and ± 0.9 on eurlex57k-text (6,000).
 """
 

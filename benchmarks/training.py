@@ -2,7 +2,7 @@
 
 PECOS XR-Linear, napkinXC PLT and omikuji are installed from PyPI into .venv-peers the first time.
 The systems take turns, each run in a process of its own that has loaded the data before the clock
-starts, and the fastest run of each counts. All get the same normalised rows and have their own
+starts, and the fastest run of each counts. All get the same normalized rows and have their own
 defaults (dismec: C = 1, delta = 0.01); dismec and napkinXC also write their model to the disk in
 that time. LIBLINEAR (-s 2 -e 0.01) solves a sample of labels on one core.
 
@@ -49,7 +49,7 @@ def default_peers() -> Path:
 
 
 def prepare(name: str, folder: Path) -> tuple[Dataset, Any]:
-    """Write what the systems read; the normalised training rows, and the truth of the test rows."""
+    """Write what the systems read; the normalized training rows, and the truth of the test rows."""
     train, test = data.load(name), data.load(name, "test")
     normalized = write_rows(folder, train, test)
     save_data(normalized, folder / "train.txt")

@@ -155,7 +155,7 @@ def test_working_sets_too_large_to_copy_are_solved_in_place():
         assert solution.objective[0] <= liblinear_objective(Xt, s, C, 0.01) * (1 + 1e-4)
 
 
-def test_a_label_does_not_depend_on_its_neighbours(problem_data):
+def test_a_label_does_not_depend_on_its_neighbors(problem_data):
     X, Y = problem_data
     problem = Problem(X, Y, Transform.fit(X))
     together = problem.solve(range(Y.shape[1]), L1).weights

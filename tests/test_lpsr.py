@@ -105,7 +105,7 @@ def test_the_choice_is_better_than_the_same_number_of_frequent_labels():
         assert objective(chosen) >= objective(frequent)
 
 
-def test_leaves_are_small_and_rows_go_to_the_nearer_centre():
+def test_leaves_are_small_and_rows_go_to_the_nearer_center():
     X, _ = small_problem(400)
     tree = RowTree.grow(X, np.ones(400), 50, 0)
     leaves = tree.leaf_rows(X)

@@ -115,7 +115,7 @@ def test_so_it_is_for_a_label_that_most_rows_have(data):
     check_gradients(X, Y, np.arange(3))
 
 
-def test_a_label_does_not_depend_on_its_neighbours(data):
+def test_a_label_does_not_depend_on_its_neighbors(data):
     X, Y = data
     problem = Problem(X, Y, Transform.fit(X))
     labels = some_labels(Y, 70)

@@ -877,10 +877,10 @@ def test_print_shows_the_answer_in_ink_and_nothing_to_click(server, visit):
         expect(page.locator(part)).to_be_visible()
     for part in ("#text", "#search", "#copy-curl"):
         expect(page.locator(part)).to_be_hidden()
-    colours = page.evaluate(
+    colors = page.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
-    assert colours == ["rgb(31, 35, 40)", "rgb(255, 255, 255)"]
+    assert colors == ["rgb(31, 35, 40)", "rgb(255, 255, 255)"]
 
 
 def test_docs_send_their_examples(server, visit):

@@ -10,7 +10,7 @@ from dismec import evaluate, generate
 from dismec.baselines.sleec import (
     SLEEC,
     k_means,
-    nearest_centre,
+    nearest_center,
     nearest_products,
     regress,
     ridge,
@@ -20,7 +20,7 @@ from dismec.baselines.sleec import (
 from dismec.features.transform import Transform
 
 
-def normalised(train, test):
+def normalized(train, test):
     transform = Transform.fit(train.X, bias=0)
     return [sp.csr_matrix(transform.apply(data.X)[:, :-1]) for data in (train, test)]
 
@@ -28,17 +28,17 @@ def normalised(train, test):
 @pytest.fixture(scope="module")
 def problem():
     train, test = generate(rows=600, features=300, labels=40, seed=3)
-    X, X_test = normalised(train, test)
+    X, X_test = normalized(train, test)
     return X, sp.csr_matrix(train.Y), X_test, sp.csr_matrix(test.Y)
 
 
 SMALL = SLEEC(
     n_learners=3,
     rows_per_cluster=200,
-    svp_neighbours=15,
+    svp_neighbors=15,
     dimension=20,
     cost=1.0,
-    neighbours=5,
+    neighbors=5,
     svp_steps=20,
 )
 
@@ -52,7 +52,7 @@ def pattern(products):
     return sp.csr_matrix((np.ones(products.nnz), products.indices, products.indptr)).toarray() > 0
 
 
-def test_neighbours_have_the_largest_inner_products(problem):
+def test_neighbors_have_the_largest_inner_products(problem):
     Y = unit_rows(problem[1])
     n, width = Y.shape[0], 15
     products = nearest_products(Y, width, np.random.default_rng(0))
@@ -146,13 +146,13 @@ def test_regression_reaches_the_minimum_with_l1(problem):
         assert objective(V) <= objective((1 + size) * V) * (1 + 1e-5)
 
 
-def test_clusters_are_of_the_nearest_centres(problem):
+def test_clusters_are_of_the_nearest_centers(problem):
     X = problem[0]
-    centres, home = k_means(X, 5, np.random.default_rng(0))
-    distance = ((X.toarray()[:, None, :] - centres[None]) ** 2).sum(axis=2)
+    centers, home = k_means(X, 5, np.random.default_rng(0))
+    distance = ((X.toarray()[:, None, :] - centers[None]) ** 2).sum(axis=2)
     chosen = distance[np.arange(len(home)), home]
     assert (chosen <= distance.min(axis=1) + 1e-5).all()
-    assert (np.bincount(home, minlength=len(centres)) > 0).all()
+    assert (np.bincount(home, minlength=len(centers)) > 0).all()
 
 
 def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem):
@@ -163,11 +163,11 @@ def test_prediction_adds_up_the_labels_of_the_nearest_rows(problem):
     for i in range(X_test.shape[0]):
         votes = np.zeros(Y.shape[1])
         for learner in fitted.learners:
-            region = learner.regions[nearest_centre(X_test[i], learner.centres)[0]]
+            region = learner.regions[nearest_center(X_test[i], learner.centers)[0]]
             z = X_test[i] @ region.V
             distance = ((region.embedded - z) ** 2).sum(axis=1)
-            votes += Y[region.rows[np.argsort(distance)[: SMALL.neighbours]]].sum(axis=0)
-        votes /= SMALL.neighbours * len(fitted.learners)
+            votes += Y[region.rows[np.argsort(distance)[: SMALL.neighbors]]].sum(axis=0)
+        votes /= SMALL.neighbors * len(fitted.learners)
         found = labels[i] >= 0
         np.testing.assert_allclose(values[i][found], votes[labels[i][found]], atol=1e-5)
         np.testing.assert_allclose(values[i][found], np.sort(votes)[::-1][:4][found], atol=1e-5)
@@ -188,7 +188,7 @@ def test_each_row_is_in_one_region_of_each_learner(problem):
 def test_learners_differ(problem):
     X, Y, _, _ = problem
     first, second, _ = SMALL.fit(X, Y).learners
-    assert not np.array_equal(first.centres, second.centres)
+    assert not np.array_equal(first.centers, second.centers)
 
 
 def test_predictions_are_far_better_than_frequent_labels(problem):
@@ -206,7 +206,7 @@ def test_seed_decides_and_threads_do_not(problem):
     assert one.keys() == two.keys()
     assert all(np.array_equal(one[name], two[name]) for name in one)
     other = replace(SMALL, seed=1).fit(X, Y).arrays()
-    assert not np.array_equal(one["0.centres"], other["0.centres"])
+    assert not np.array_equal(one["0.centers"], other["0.centers"])
 
 
 def test_arrays_are_float32_or_int32(problem):
@@ -217,8 +217,8 @@ def test_arrays_are_float32_or_int32(problem):
 
 def test_settings_depend_on_the_number_of_rows():
     small, large = SLEEC().resolved(4880), SLEEC().resolved(15539)
-    assert (small.n_learners, small.dimension, small.neighbours) == (1, 100, 25)
-    assert (large.n_learners, large.dimension, large.svp_neighbours) == (10, 50, 15)
+    assert (small.n_learners, small.dimension, small.neighbors) == (1, 100, 25)
+    assert (large.n_learners, large.dimension, large.svp_neighbors) == (10, 50, 15)
     assert SLEEC(dimension=7).resolved(15539).dimension == 7
 
 

@@ -145,7 +145,7 @@ def test_stopping_rule_holds_for_the_true_gradient(problem_data, tol):
         assert solution.gradient[label] <= 1
 
 
-def test_label_does_not_depend_on_its_neighbours(problem_data):
+def test_label_does_not_depend_on_its_neighbors(problem_data):
     X, Y = problem_data
     problem = Problem(X, Y, Transform.fit(X))
     together = problem.solve(range(Y.shape[1]), SolverParams()).weights

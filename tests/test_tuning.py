@@ -88,7 +88,7 @@ def test_every_C_of_a_path_is_solved(data, bias, idf):
     assert len(seen) == len(labels) * len(path)
 
 
-def test_a_path_does_not_change_with_threads_or_neighbours(data):
+def test_a_path_does_not_change_with_threads_or_neighbors(data):
     X, Y = data
     problem = Problem(X, Y, Transform.fit(X))
 

@@ -83,7 +83,7 @@ class Problem {
     }
     check_entries(positives);
     check_weights(X);
-    summary = solve::summarise(X);
+    summary = solve::summarize(X);
     tiers.emplace(X, summary);
   }
 

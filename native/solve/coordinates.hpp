@@ -49,7 +49,7 @@ struct CoordinateScratch {
   SweepScratch sweeps;
 };
 
-/// Minimises f_W(w) = ‖w‖₁ + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
+/// Minimizes f_W(w) = ‖w‖₁ + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
 /// from set.w, where `mean` is that of the n_out rows outside. A group of these stands apart: it
 /// has a mean of its own, and the rest has another.
 class CoordinateSolver {
@@ -90,7 +90,7 @@ class CoordinateSolver {
   /// Until the gap is down to the goal, a share of the objective, or so much smaller than it was
   /// that it is time to look at the other rows again.
   template <typename Stop>
-  Minimum minimise(double goal, const Stop& stop) {
+  Minimum minimize(double goal, const Stop& stop) {
     using namespace coordinate_limits;
     Minimum result;
     double far_enough = 0;

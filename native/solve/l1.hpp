@@ -40,9 +40,9 @@ class L1 {
   bool begins_near(const WorkingSet&) const { return false; }
 
   template <typename Stop>
-  std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
+  std::int32_t minimize(State& state, WorkingSet& set, float C, const Stop& stop) {
     CoordinateSolver solver(set, state.group, X_, summary_, C, scratch_);
-    state.minimum = solver.minimise(goal_, stop);
+    state.minimum = solver.minimize(goal_, stop);
     return state.minimum.steps;
   }
 

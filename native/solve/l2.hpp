@@ -48,10 +48,10 @@ class L2 {
   }
 
   template <typename Stop>
-  std::int32_t minimise(State& state, WorkingSet& set, float C, const Stop& stop) {
+  std::int32_t minimize(State& state, WorkingSet& set, float C, const Stop& stop) {
     state.goal.reduction = is_large_data() && set.size() <= kMany ? 0.001 : 0.003;
     SubspaceSolver solver(set, X_, summary_, C, scratch_, team_);
-    state.minimum = solver.minimise(state.goal, stop);
+    state.minimum = solver.minimize(state.goal, stop);
     ++state.rounds;
     sift(state, set);
     return state.minimum.steps;

@@ -53,7 +53,7 @@ concept Penalty = requires(P penalty, typename P::State state, WorkingSet set, f
   // Whether a label begins with negatives near its positives, so that its first pass finds less.
   { penalty.begins_near(set) } -> std::same_as<bool>;
   // 1. Moves set.w to the minimum of f_W, or so far that it is time for a pass; returns the steps.
-  { penalty.minimise(state, set, C, stop) } -> std::same_as<std::int32_t>;
+  { penalty.minimize(state, set, C, stop) } -> std::same_as<std::int32_t>;
   // 2. How many violators the pass should report at least.
   { penalty.wanted(state, set) } -> std::same_as<std::int64_t>;
   // 3. Whether w is good enough over all rows.

@@ -212,7 +212,7 @@ struct Summary {
   bool nonnegative = true;         // all sparse features of X
 };
 
-inline Summary summarise(const Transformed& X) {
+inline Summary summarize(const Transformed& X) {
   Summary summary;
   summary.sums.assign(X.n_features() + 1, 0.0);
   summary.magnitudes.assign(X.n_sparse(), 0.0F);

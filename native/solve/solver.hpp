@@ -81,9 +81,9 @@ class Solver {
       labels = labels.subspan(fill_slots(labels, solved));
       if (running_ == 0 || stop() || (labels.empty() && !drain)) return solved;
 
-      // Round, 1: each label is minimised on its working set.
+      // Round, 1: each label is minimized on its working set.
       each_running([&](int slot, Task& task) {
-        task.out.seconds += timed([&] { minimise(slot, task, stop); });
+        task.out.seconds += timed([&] { minimize(slot, task, stop); });
       });
 
       // Round, 2: all rows are scored, for all labels at once.
@@ -161,14 +161,14 @@ class Solver {
 
   /// Rows near the positives are nearly those that a first pass would find.
   void begin_near(int slot, Task& task) {
-    task.out.steps += penalty_.minimise(task.state, task.set, task.C, [] { return false; });
+    task.out.steps += penalty_.minimize(task.state, task.set, task.C, [] { return false; });
     pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set));
     grow(slot, task);
   }
 
   template <typename Stop>
-  void minimise(int slot, Task& task, const Stop& stop) {
-    task.out.steps += penalty_.minimise(task.state, task.set, task.C, stop);
+  void minimize(int slot, Task& task, const Stop& stop) {
+    task.out.steps += penalty_.minimize(task.state, task.set, task.C, stop);
     pass_.set_weights(slot, task.set, penalty_.wanted(task.state, task.set));
   }
 

@@ -52,7 +52,7 @@ struct SubspaceScratch {
   std::vector<std::int32_t> active;  // rows with a factor other than 0
 };
 
-/// Minimises f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
+/// Minimizes f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
 ///                   + C·b·V·max(0, 1 + w·mean)²
 /// from set.w, where v_i is the weight of a row, b the cost of negatives, V the weight of all rows
 /// outside and `mean` their weighted mean.
@@ -82,7 +82,7 @@ class SubspaceSolver {
   /// Until the goal is reached, or the gradient has become so much smaller that it is time to look
   /// at the other rows again.
   template <typename Stop>
-  Minimum minimise(const Goal& goal, const Stop& stop) {
+  Minimum minimize(const Goal& goal, const Stop& stop) {
     using namespace subspace_limits;
     Direction& gradient = s_.directions[0];
     begin();
@@ -258,7 +258,7 @@ class SubspaceSolver {
     return products;
   }
 
-  /// Step 3. All that it takes to minimise over the directions, without a look at X.
+  /// Step 3. All that it takes to minimize over the directions, without a look at X.
   Subspace subspace(const Products& products) const {
     Subspace space{n_rows_, C_, s_.slack.data(), {}, products.with_w, products.of_directions};
     for (int k = 0; k < kDirections; ++k) space.change[k] = s_.directions[k].change.data();

@@ -1,7 +1,7 @@
 // Text → words → terms: what counts as a feature of a text.
 //
 // A word is a run of at least two letters, digits, marks and underscores. Of scripts that are
-// written without spaces, each two neighbouring characters are a word, and one alone is too. Words
+// written without spaces, each two neighboring characters are a word, and one alone is too. Words
 // are written one after the other with one space before and after each: so every n-gram of words,
 // and of the characters of a word between its spaces, is a piece of that buffer and never copied.
 #pragma once

@@ -2,7 +2,7 @@
 
 They are here to be compared with, and kept as small as their papers allow.
 
-In: normalised rows and their labels, as scipy CSR matrices.
+In: normalized rows and their labels, as scipy CSR matrices.
 Out: fitted systems that predict the best k labels of rows.
 May use: `data`, `features`, `measure`, `solve`, `model`, `training`.
 """

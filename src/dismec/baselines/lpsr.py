@@ -9,13 +9,13 @@ scoring only a few labels per row:
 2. partition the rows by hierarchical 2-means: at each node min Σ_t p_t min_c ‖x_t − c‖², where
    rows that the base ranks well weigh more (p_t is 0.1 plus the row's P@1);
 3. for each leaf choose the D labels that serve its rows t best. With R_ty the rank of a label y of
-   row t by the base, and α in [0, 1]ᴸ instead of a choice of labels, maximise
+   row t by the base, and α in [0, 1]ᴸ instead of a choice of labels, maximize
 
        Σ_t 1/|y_t| Σ_{y∈y_t} α_y/w(R_ty) · (1 − σ(Σ_{j∉y_t, R_tj<R_ty} α_j − k)),   w(R) = R^½:
 
    y is found if it is kept and fewer than k wrong labels that rank above it are; then keep the D
    labels with the largest α;
-4. predict: route a row to the leaf with the nearest centres, and rank that leaf's labels by f.
+4. predict: route a row to the leaf with the nearest centers, and rank that leaf's labels by f.
 
 Base "nb" is multinomial naive Bayes, one label against all other rows, with s·x as counts:
 
@@ -81,7 +81,7 @@ class LPSR:
     scale
         Of naive Bayes: what values count times; None: chosen on held-out rows.
     seed
-        Of the centres that 2-means begins with, and of the held-out rows.
+        Of the centers that 2-means begins with, and of the held-out rows.
     """
 
     base: Literal["nb", "ovr"] = "nb"
@@ -250,7 +250,7 @@ class RowTree:
     Children are numbers of nodes, or −1 − l for leaf l. Without nodes there is one leaf.
     """
 
-    normals: Any  # nodes × features, CSR: difference of the two centres
+    normals: Any  # nodes × features, CSR: difference of the two centers
     offsets: npt.NDArray[np.float32]
     children: npt.NDArray[np.int32]  # nodes × 2
     n_leaves: int
@@ -308,23 +308,23 @@ class RowTree:
 
 
 def _is_second(X: Any, normal: Any, offset: np.float32) -> npt.NDArray[np.bool_]:
-    """Which rows are nearer to the second centre."""
+    """Which rows are nearer to the second center."""
     return np.asarray((X @ normal.T).toarray()).ravel() > offset
 
 
 def _two_means(
     X: Any, weights: Floats, rng: np.random.Generator
 ) -> tuple[Any, np.float32, npt.NDArray[np.bool_]] | None:
-    """The normal and the offset between two centres, and which rows are nearer to the second."""
+    """The normal and the offset between two centers, and which rows are nearer to the second."""
     n_rows = X.shape[0]
     first = X[int(rng.integers(n_rows))]
-    # The second centre begins at one of the rows that are farther than most.
+    # The second center begins at one of the rows that are farther than most.
     near = np.asarray((X @ first.T).toarray()).ravel()
-    centres = [first, X[int(rng.choice(np.argsort(near, kind="stable")[: -(-n_rows // 2)]))]]
+    centers = [first, X[int(rng.choice(np.argsort(near, kind="stable")[: -(-n_rows // 2)]))]]
     second = np.zeros(n_rows, np.bool_)
     for _ in range(_MEANS_ROUNDS):
-        squares = [float(c.multiply(c).sum()) for c in centres]
-        normal = sp.csr_matrix(centres[1] - centres[0], dtype=np.float32)
+        squares = [float(c.multiply(c).sum()) for c in centers]
+        normal = sp.csr_matrix(centers[1] - centers[0], dtype=np.float32)
         offset = np.float32((squares[1] - squares[0]) / 2)
         nearer = _is_second(X, normal, offset)
         if nearer.all() or not nearer.any():
@@ -333,7 +333,7 @@ def _two_means(
             break
         second = nearer
         shares = [np.where(side, weights, 0) for side in (~second, second)]
-        centres = [sp.csr_matrix(share / share.sum()) @ X for share in shares]
+        centers = [sp.csr_matrix(share / share.sum()) @ X for share in shares]
     return normal, offset, nearer
 
 

@@ -16,7 +16,7 @@ Its dual has a vector β_i per row, with few entries that are not 0, and W follo
 It is solved by block-coordinate Frank–Wolfe with active sets. For each row, in random order:
 
 1. search: score all labels, and add those of N that violate the margin most to the active set;
-2. step: minimise a quadratic bound of G over the active labels, which is one projection;
+2. step: minimize a quadratic bound of G over the active labels, which is one projection;
 3. keep V and W up to date in the entries that change, and drop labels with β = 0 from the set.
 
 After each epoch P@1 is measured on a tenth of the training rows that is held out; training ends
@@ -207,7 +207,7 @@ class FrankWolfe:
         return [labels for part in parts for labels in part]
 
     def step(self, row: int, added: Ints | None = None) -> None:
-        """Add labels to a row's active set, and minimise the bound of G over that set.
+        """Add labels to a row's active set, and minimize the bound of G over that set.
 
         ½‖prox(V)‖² has a gradient that changes no faster than V, so that with g the gradient,
         G(β + Δ) ≤ G(β) + g·Δ + ½‖x‖²‖Δ‖²: the minimum is the projection of β − g/‖x‖².

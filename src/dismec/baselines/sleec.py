@@ -1,4 +1,4 @@
-"""SLEEC: nearest neighbours in local embeddings of the labels.
+"""SLEEC: nearest neighbors in local embeddings of the labels.
 
 Bhatia, Jain, Kar, Varma and Jain, "Sparse Local Embeddings for Extreme Multi-label
 Classification", NIPS 2015.
@@ -15,7 +15,7 @@ rows whose predicted embeddings are nearest to its own:
 2. Ω: for each row, the n̄ rows of its cluster with the largest inner products of label vectors.
 3. Singular value projection: M ← the positive part of rank L̂ of M + P_Ω(YYᵀ − M).
 4. V by the method of multipliers (ADMM), with XV = B as the constraint.
-5. Prediction: the cluster with the nearest centre, the k nearest rows of XV, their labels added
+5. Prediction: the cluster with the nearest center, the k nearest rows of XV, their labels added
    up. An ensemble repeats all this from other starts of k-means and adds up the votes.
 
 What differs from the authors' settings, or is left open by the paper. Held-out figures are P@1 on
@@ -30,7 +30,7 @@ one tenth of the training rows, which is 1,553 rows of Eurlex-4K and 488 of bibt
 - Eigenvectors are followed by subspace iteration from those of the step before. Steps end when the
   entries in Ω are met within 5 %, at the latest after 100; ten steps are too few on Eurlex-4K.
 - Ties among the n̄ largest inner products are broken at random. Broken by position, all rows with
-  the same labels would have the same few neighbours.
+  the same labels would have the same few neighbors.
 - μ = 0.01 is relative to the squared error. The thresholds that make V and XV sparse in the
   authors' code are left out: both are stored dense.
 """
@@ -61,11 +61,11 @@ class SLEEC:
     n_learners: int | None = None
     rows_per_cluster: int = 6000
     most_clusters: int = 300
-    svp_neighbours: int | None = None  # n̄
+    svp_neighbors: int | None = None  # n̄
     dimension: int | None = None  # L̂
     cost: float | None = None  # C
     l1: float = 0.01  # μ
-    neighbours: int | None = None  # k
+    neighbors: int | None = None  # k
     svp_steps: int = 100
     svp_tolerance: float = 0.05
     seed: int = 0
@@ -80,10 +80,10 @@ class SLEEC:
         large = n_rows >= 2 * self.rows_per_cluster
         defaults = {
             "n_learners": 10 if large else 1,
-            "svp_neighbours": 15 if large else 250,
+            "svp_neighbors": 15 if large else 250,
             "dimension": 50 if large else 100,
             "cost": 0.5 if large else 0.2,
-            "neighbours": 5 if large else 25,
+            "neighbors": 5 if large else 25,
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return replace(self, **missing)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class SLEEC:
         X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
         params = self.resolved(X.shape[0])
         assert params.n_learners is not None
-        assert params.neighbours is not None
+        assert params.neighbors is not None
         n_clusters = min(max(X.shape[0] // self.rows_per_cluster, 1), self.most_clusters)
         splits = [
             k_means(X, n_clusters, np.random.default_rng([self.seed, learner]))
@@ -101,8 +101,8 @@ class SLEEC:
         ]
         tasks = [
             (learner, cluster)
-            for learner, (centres, _) in enumerate(splits)
-            for cluster in range(len(centres))
+            for learner, (centers, _) in enumerate(splits)
+            for cluster in range(len(centers))
         ]
 
         def train(task: tuple[int, int]) -> Region:
@@ -111,15 +111,15 @@ class SLEEC:
 
         with ThreadPoolExecutor(threads) as pool:
             regions = iter(list(pool.map(train, tasks)))
-        learners = [Learner(centres, [next(regions) for _ in centres]) for centres, _ in splits]
-        return FittedSLEEC(learners, Y, params.neighbours)
+        learners = [Learner(centers, [next(regions) for _ in centers]) for centers, _ in splits]
+        return FittedSLEEC(learners, Y, params.neighbors)
 
     def fit_region(self, X: Any, Y: Any, rows: Rows, rng: np.random.Generator) -> Region:
         """Steps 2 to 4 for the rows of one cluster; no parameter is None."""
-        assert self.svp_neighbours is not None
+        assert self.svp_neighbors is not None
         assert self.dimension is not None
         assert self.cost is not None
-        products = nearest_products(unit_rows(Y[rows]), self.svp_neighbours, rng)
+        products = nearest_products(unit_rows(Y[rows]), self.svp_neighbors, rng)
         Z = singular_value_projection(
             products, self.dimension, self.svp_steps, self.svp_tolerance, rng
         )
@@ -147,12 +147,12 @@ class Region:
 class Learner:
     """One of the ensemble: clusters and what is trained in each."""
 
-    centres: Dense
+    centers: Dense
     regions: list[Region]
 
     def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
         """The k nearest training rows of each row of X, in its own cluster."""
-        home = nearest_centre(X, self.centres)
+        home = nearest_center(X, self.centers)
         pairs = []
         for cluster in np.unique(home):
             here = np.flatnonzero(home == cluster).astype(np.int32)
@@ -167,12 +167,12 @@ class FittedSLEEC:
 
     learners: list[Learner]
     Y: Any  # labels of the training rows
-    neighbours: int
+    neighbors: int
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], Dense]:
-        """The best k labels per row, best first, and their share of the neighbours' votes.
+        """The best k labels per row, best first, and their share of the neighbors' votes.
 
-        Labels that no neighbour has are not found: −1 with a score of −inf.
+        Labels that no neighbor has are not found: −1 with a score of −inf.
         """
         X = sp.csr_matrix(X, dtype=np.float32)
         labels = np.full((X.shape[0], k), -1, np.int32)
@@ -189,10 +189,10 @@ class FittedSLEEC:
         return labels, values
 
     def _votes(self, X: Any) -> Any:
-        pairs = [learner.nearest(X, self.neighbours) for learner in self.learners]
+        pairs = [learner.nearest(X, self.neighbors) for learner in self.learners]
         asking = np.concatenate([a for a, _ in pairs])
         found = np.concatenate([f for _, f in pairs])
-        each = np.full(len(found), 1 / (self.neighbours * len(self.learners)), np.float32)
+        each = np.full(len(found), 1 / (self.neighbors * len(self.learners)), np.float32)
         shape = (X.shape[0], self.Y.shape[0])
         return sp.csr_matrix((each, (asking, found)), shape) @ self.Y
 
@@ -204,7 +204,7 @@ class FittedSLEEC:
             "Y.data": self.Y.data,
         }
         for i, learner in enumerate(self.learners):
-            stored[f"{i}.centres"] = learner.centres
+            stored[f"{i}.centers"] = learner.centers
             for j, region in enumerate(learner.regions):
                 stored[f"{i}.{j}.rows"] = region.rows
                 stored[f"{i}.{j}.V"] = region.V
@@ -213,22 +213,22 @@ class FittedSLEEC:
 
 
 def k_means(X: Any, n_clusters: int, rng: np.random.Generator) -> tuple[Dense, Rows]:
-    """One round of k-means from random rows: the centres, and the cluster of each row.
+    """One round of k-means from random rows: the centers, and the cluster of each row.
 
     Clusters without rows are left out, so there may be fewer.
     """
-    centres = X[np.sort(rng.choice(X.shape[0], n_clusters, replace=False))].toarray()
-    home = nearest_centre(X, centres)
+    centers = X[np.sort(rng.choice(X.shape[0], n_clusters, replace=False))].toarray()
+    home = nearest_center(X, centers)
     member = sp.csr_matrix((np.ones(len(home), np.float32), (home, np.arange(len(home)))))
     sizes = np.bincount(home, minlength=member.shape[0])
-    centres = (member @ X).toarray()[sizes > 0] / sizes[sizes > 0, None].astype(np.float32)
-    kept, numbered = np.unique(nearest_centre(X, centres), return_inverse=True)
-    return centres[kept], numbered.astype(np.int32)
+    centers = (member @ X).toarray()[sizes > 0] / sizes[sizes > 0, None].astype(np.float32)
+    kept, numbered = np.unique(nearest_center(X, centers), return_inverse=True)
+    return centers[kept], numbered.astype(np.int32)
 
 
-def nearest_centre(X: Any, centres: Dense) -> Rows:
-    """The nearest centre of each row."""
-    closeness = X @ centres.T - np.sum(centres**2, axis=1) / 2
+def nearest_center(X: Any, centers: Dense) -> Rows:
+    """The nearest center of each row."""
+    closeness = X @ centers.T - np.sum(centers**2, axis=1) / 2
     nearest: Rows = np.argmax(closeness, axis=1).astype(np.int32)
     return nearest
 
@@ -245,7 +245,7 @@ def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
     """P_Ω(YYᵀ) as a symmetric CSR matrix that keeps its zeros.
 
     (i, j) is in Ω if j has one of the n̄ largest inner products with i, or i with j. A row is its
-    own neighbour.
+    own neighbor.
     """
     n_rows = Y.shape[0]
     width = min(n_nearest, n_rows)

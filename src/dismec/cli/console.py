@@ -215,7 +215,7 @@ def print_explanation(
     words: list[tuple[int, int, float]] | None,
     limit: int,
 ) -> None:
-    """What carried a score: the text with its words coloured, if there is one, and a table."""
+    """What carried a score: the text with its words colored, if there is one, and a table."""
     from rich.table import Table
     from rich.text import Text
 
@@ -231,7 +231,7 @@ def print_explanation(
         for begin, end, part in words:
             if abs(part) >= most / 50:
                 strength = "bold " if abs(part) > most / 4 else ""
-                # Underlined and not: colours alone are not for everybody.
+                # Underlined and not: colors alone are not for everybody.
                 style = f"{strength}underline blue" if part > 0 else f"{strength}red"
                 shown.stylize(style, begin, end)
         console.print(shown, soft_wrap=True)

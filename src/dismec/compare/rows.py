@@ -14,7 +14,7 @@ from dismec.data.matrices import check_X, check_Y
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.features.vocabulary import TextParams
-from dismec.training.texts import Texts, learn, vectorised
+from dismec.training.texts import Texts, learn, vectorized
 
 __all__ = ["Pair", "RowFiles", "aligned", "pair_of_texts", "write_rows"]
 
@@ -35,7 +35,7 @@ def pair_of_texts(train: Texts, test: Texts, *, threads: int | None = None) -> P
     """Texts as data: terms and labels of the training texts, and rows of both."""
     vocabulary, names = learn(train, TextParams(), threads=threads)
     numbers = {name: number for number, name in enumerate(names)}
-    parts = [vectorised(texts, vocabulary, numbers, threads=threads) for texts in (train, test)]
+    parts = [vectorized(texts, vocabulary, numbers, threads=threads) for texts in (train, test)]
     return Pair(parts[0], parts[1], (train, test), tfidf=True)
 
 
@@ -81,7 +81,7 @@ class RowFiles:
 
 
 def write_rows(folder: Path, train: Dataset, test: Dataset, tfidf: bool = False) -> Dataset:
-    """Write normalised rows of both parts; the training part is returned."""
+    """Write normalized rows of both parts; the training part is returned."""
     transform = Transform.fit(train.X, tfidf=tfidf, bias=0)
     rows, test_rows = (transform.apply(part.X)[:, :-1] for part in (train, test))
     for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):

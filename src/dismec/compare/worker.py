@@ -6,7 +6,7 @@ system, which need not have dismec: nothing but numpy and scipy is imported for 
 
     python worker.py FOLDER SYSTEM THREADS SEED DESCRIPTOR
 
-FOLDER holds train_X.npz, train_Y.npz and test_X.npz, rows normalised; train.txt, the same as XMC
+FOLDER holds train_X.npz, train_Y.npz and test_X.npz, rows normalized; train.txt, the same as XMC
 text; and if the data are texts, train.ft and test.ft, one text per line, with labels by number.
 Timed are training, from loaded data to a model that can be used; writing the model to the disk,
 where that is not part of the training (it is for dismec and napkinXC); and prediction with one

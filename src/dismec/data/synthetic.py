@@ -68,7 +68,7 @@ def generate(
 ) -> tuple[Dataset, Dataset]:
     """Make a training and a test set of the same distribution.
 
-    Values are tf-idf with the document frequencies of the training rows; rows are not normalised.
+    Values are tf-idf with the document frequencies of the training rows; rows are not normalized.
     Every row has at least one feature and, if ``labels_per_row`` is at least 1, one label.
 
     Parameters
@@ -221,7 +221,7 @@ def _draw_rows(
 
     at = rows[from_label]
     which = starts[at] + (rng.random(len(at)) * label_counts[at]).astype(np.int64)
-    # Squares favour a vocabulary's first words: a label has one or two that nearly always occur.
+    # Squares favor a vocabulary's first words: a label has one or two that nearly always occur.
     place = (rng.random(len(at)) ** 2 * _WORDS_PER_LABEL).astype(np.int64)
     words[from_label] = world.label_words[drawn[which], place]
     at = rows[from_topic]

@@ -73,7 +73,7 @@ def _words(world: World) -> NDArray[Any]:
     rank, syllables = 0, 1
     while rank < n_words:
         count = len(_SYLLABLES) ** syllables * len(_ENDS)
-        # A step that shares no factor with the count meets every word once, and neighbours in rank
+        # A step that shares no factor with the count meets every word once, and neighbors in rank
         # do not sound alike.
         step = next(s for s in range(int(count * 0.618), count) if math.gcd(s, count) == 1)
         for place in range(min(count, n_words - rank)):

@@ -2,7 +2,7 @@
 
 A word is a run of at least two letters, digits and underscores, as in scikit-learn, with the marks
 that belong to them. Of scripts that are written without spaces (Han, kana, Thai, Lao, Khmer,
-Myanmar) each two neighbouring characters are a word, and one alone is too. Words of more than 255
+Myanmar) each two neighboring characters are a word, and one alone is too. Words of more than 255
 bytes are passed over. What a character is, and its lower case, come from tables of this package,
 not from Python's: a vocabulary finds the same features in a text wherever it is used.
 

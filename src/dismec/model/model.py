@@ -197,7 +197,7 @@ class Model(StoredModel):
         X, allowed
             As for `predict_topk`.
         threshold
-            A probability; or "micro-f1" or "macro-f1", for what was chosen to maximise them when
+            A probability; or "micro-f1" or "macro-f1", for what was chosen to maximize them when
             the model was calibrated: one probability for all labels, or one per label. Without
             `probabilities` a score. By default "micro-f1" if the model is calibrated, and else all
             scores above 0.

@@ -10,7 +10,7 @@ import numpy as np
 
 from dismec.data.files import StrPath, whole_file
 from dismec.report.facts import frequency_range
-from dismec.report.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
+from dismec.report.figures import BLUE, COLORS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
 from dismec.report.page import figure, page_of, table
 
 __all__ = ["PUBLISHED", "accuracy_rows", "cost_rows", "failures", "notes", "write_comparison"]
@@ -141,8 +141,8 @@ def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
 def _style_of(place: int, name: str) -> dict[str, Any]:
     if name.startswith("dismec"):
         return {"color": BLUE, "marker": MARKERS[place % len(MARKERS)]}
-    colour = [c for c in COLOURS if c != BLUE][place % (len(COLOURS) - 1)]
-    return {"color": colour, "marker": MARKERS[place % len(MARKERS)]}
+    color = [c for c in COLORS if c != BLUE][place % (len(COLORS) - 1)]
+    return {"color": color, "marker": MARKERS[place % len(MARKERS)]}
 
 
 def _scatter(shown: Mapping[str, Any], key: str, unit: float, what: str) -> bytes:
@@ -170,10 +170,10 @@ def _scatter(shown: Mapping[str, Any], key: str, unit: float, what: str) -> byte
 def _bars_of(shown: Mapping[str, Any]) -> bytes:
     def draw(ax: Any) -> None:
         x = np.arange(len(shown))
-        colours = ("#BFD9E8", ORANGE, BLUE)
-        for i, (k, colour) in enumerate(zip(_DEPTHS, colours, strict=True)):
+        colors = ("#BFD9E8", ORANGE, BLUE)
+        for i, (k, color) in enumerate(zip(_DEPTHS, colors, strict=True)):
             heights = [entry[f"nDCG@{k}"] for entry in shown.values()]
-            ax.bar(x + 0.27 * (i - 1), heights, 0.25, color=colour, label=f"nDCG@{k}")
+            ax.bar(x + 0.27 * (i - 1), heights, 0.25, color=color, label=f"nDCG@{k}")
         least = min(entry[f"nDCG@{k}"] for entry in shown.values() for k in _DEPTHS)
         ax.set_ylim(max(0, 10 * np.floor(least / 10) - 10), None)
         ax.set_xticks(x, list(shown), rotation=40, ha="right", rotation_mode="anchor")

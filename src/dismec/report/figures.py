@@ -1,6 +1,6 @@
 """Facts, and tables of tuning and sweeps → drawings (the only importer of matplotlib).
 
-Colours are those of Okabe and Ito, which everybody can tell apart. Drawings of facts are SVG, and
+Colors are those of Okabe and Ito, which everybody can tell apart. Drawings of facts are SVG, and
 have a bounded number of elements, whatever the number of labels.
 """
 
@@ -38,7 +38,7 @@ _Table = Sequence[Mapping[str, float]]
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
 # Of curves; markers and dashes differ too.
-COLOURS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
+COLORS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
 MARKERS = "osD^vP"
 _DASHES = ("-", "--", ":", "-.", "-", "--")
 _STYLE = {
@@ -105,13 +105,13 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
 
     def draw(ax: Any) -> None:
         floor = 0.7
-        for values, colour, label in (
+        for values, color, label in (
             (before, PALE_BLUE, "before pruning"),
             (after, BLUE, "after pruning, as stored"),
         ):
             if values is not None:
                 heights = np.maximum(values, floor / 2)
-                ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=colour, label=label)
+                ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=color, label=label)
         if delta:
             line = {"color": VERMILION, "ls": "--", "lw": 1.5}
             place = max(_axis_place(delta), 0.5)  # a smaller one is in the middle bin
@@ -143,7 +143,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
 
     def draw(ax: Any) -> None:
         x = np.arange(len(groups))
-        for i, (name, colour, hatch, label) in enumerate(
+        for i, (name, color, hatch, label) in enumerate(
             (
                 (f"R@{k}", BLUE, "", f"R@{k}: true pairs found"),
                 (f"Coverage@{k}", ORANGE, "", f"Coverage@{k}: labels found at all"),
@@ -152,7 +152,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
         ):
             heights = [group[name] for group in groups]
             ax.bar(
-                x + 0.27 * (i - 1), heights, 0.25, color=colour, hatch=hatch, edgecolor="#333333",
+                x + 0.27 * (i - 1), heights, 0.25, color=color, hatch=hatch, edgecolor="#333333",
                 lw=0.6, label=label,
             )  # fmt: skip
         ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
@@ -285,7 +285,7 @@ def draw_svg(draw: Any, height: float = 4.2) -> bytes:
 def _styles() -> list[dict[str, Any]]:
     return [
         {"color": c, "marker": m, "linestyle": d, "markersize": 4, "linewidth": 1.4}
-        for c, m, d in zip(COLOURS, MARKERS, _DASHES, strict=True)
+        for c, m, d in zip(COLORS, MARKERS, _DASHES, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 Names are compared by their words: letters in lower case, without white space, punctuation and the
 s of a plural. Names with the same words are a *group*. Two names whose words differ by one edit (a
-letter more, less or other, or two neighbours swapped) within a word of some length, after its first
+letter more, less or other, or two neighbors swapped) within a word of some length, after its first
 letter, are a *pair*: "toffee" is not a spelling of "coffee". Digits never differ: "2018 in film" is
 not a spelling of "2019 in film".
 
@@ -93,7 +93,7 @@ def _deletions(text: str) -> Iterator[str]:
 
 
 def _is_one_edit(one: str, other: str) -> bool:
-    """Whether two texts differ by one letter more, less or other, or by two swapped neighbours."""
+    """Whether two texts differ by one letter more, less or other, or by two swapped neighbors."""
     if len(one) > len(other):
         one, other = other, one
     start = 0

@@ -31,11 +31,11 @@ function parseFile(name, content) {
 }
 
 function parseLines(name, text) {
-  const labelled = /^.*(?<!\S)__label__\S/.test(text);  // words of the first line that are labels, as fastText has them
-  const read = line => labelled ? line.replace(/(?<!\S)__label__\S+\s*/g, "") : line;
+  const labeled = /^.*(?<!\S)__label__\S/.test(text);  // words of the first line that are labels, as fastText has them
+  const read = line => labeled ? line.replace(/(?<!\S)__label__\S+\s*/g, "") : line;
   const lines = text.split(/\r?\n/).map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
   const rows = lines.map(({line, text}) => ({line, values: [read(text)]}));
-  return {name, kind: labelled ? "fastText lines" : "one text per line", columns: ["text"], rows};
+  return {name, kind: labeled ? "fastText lines" : "one text per line", columns: ["text"], rows};
 }
 
 function parseRecords(name, records, kind) {

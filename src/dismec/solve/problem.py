@@ -18,7 +18,7 @@ and under the L1 penalty::
 
 c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.solve.costs` says
 otherwise, and v_i the weight of the row, 1 unless weights are given. x_i is the transformed row
-(see `Transform`), its last feature the bias, which is regularised like any other. Weights with
+(see `Transform`), its last feature the bias, which is regularized like any other. Weights with
 |w| < delta are dropped as soon as a label is solved. The loops are native (``native/solve/``); a
 label's weights depend only on X, the weights of rows, its positives and the parameters.
 """
@@ -62,9 +62,9 @@ _SINGLE = np.finfo(np.float32)
 
 @dataclass(frozen=True)
 class SolverParams:
-    """What is minimised, how exactly, and what is kept."""
+    """What is minimized, how exactly, and what is kept."""
 
-    C: float = 1.0  # weight of the losses against the regulariser, > 0
+    C: float = 1.0  # weight of the losses against the regularizer, > 0
     delta: float = 0.01  # weights with |w| < delta are dropped; 0 keeps all
     tol: float = 0.01  # > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1
     penalty: str = "l2"  # ½‖w‖², or "l1" for ‖w‖₁, which leaves few weights

@@ -146,8 +146,8 @@ def _losses(z: Floats, y: Floats) -> Floats:
     return result
 
 
-def _regress(terms: Floats, y: Floats, v: Floats, centre: Floats, spread: Floats) -> Floats:
-    """The coefficients of a logistic regression, normally distributed around a centre.
+def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats) -> Floats:
+    """The coefficients of a logistic regression, normally distributed around a center.
 
     Each pair counts as often as `v` says.
     Newton's method on a strictly convex function, whatever the data are.
@@ -155,12 +155,12 @@ def _regress(terms: Floats, y: Floats, v: Floats, centre: Floats, spread: Floats
     precision = spread**-2
 
     def objective(b: Floats) -> float:
-        return float((v * _losses(b @ terms, y)).sum() + precision @ (b - centre) ** 2 / 2)
+        return float((v * _losses(b @ terms, y)).sum() + precision @ (b - center) ** 2 / 2)
 
-    b, value = centre, objective(centre)
+    b, value = center, objective(center)
     for _ in range(_STEPS):
         p = logistic(b @ terms)
-        gradient = terms @ (v * (p - y)) + precision * (b - centre)
+        gradient = terms @ (v * (p - y)) + precision * (b - center)
         step = np.linalg.solve((terms * (v * p * (1 - p))) @ terms.T + np.diag(precision), gradient)
         while (at := objective(b - step)) > value and np.abs(step).max() > 1e-9:
             step /= 2

@@ -76,7 +76,7 @@ class TrainingParams:
         What dense features are multiplied by after they have been scaled to norm 1, beside sparse
         ones (``docs/tutorial/embeddings.md``): the larger, the more they count.
     penalty
-        "l2", the regulariser ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
+        "l2", the regularizer ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
 
     Raises
     ------

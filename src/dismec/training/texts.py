@@ -38,7 +38,7 @@ __all__ = [
     "learn",
     "text_dataset",
     "train_text",
-    "vectorised",
+    "vectorized",
     "vocabulary_of",
     "weighted_rows",
     "weighted_text_dataset",
@@ -94,7 +94,7 @@ class TextRequest:
         numbers = {name: number for number, name in enumerate(names)}
         judge = None
         if validation:
-            judge = vectorised(validation, vocabulary, numbers, threads=self.threads)
+            judge = vectorized(validation, vocabulary, numbers, threads=self.threads)
         request = Request(
             X=None,  # filled in below
             Y=None,
@@ -287,7 +287,7 @@ def vocabulary_of(model: Any) -> Vocabulary:
     return model.vocabulary  # type: ignore[no-any-return]
 
 
-def vectorised(
+def vectorized(
     texts: Texts,
     vocabulary: Vocabulary | None,
     numbers: Mapping[str, int],
@@ -308,7 +308,7 @@ def weighted_rows(
     *,
     threads: int | None = None,
 ) -> tuple[Dataset, RowWeights | None]:
-    """As `vectorised`, with the weights that texts have."""
+    """As `vectorized`, with the weights that texts have."""
     known = dict(numbers)
     weights: list[float] | None = None
     rows: list[Any] = []
