@@ -135,7 +135,7 @@ def test_names_that_differ_in_more_are_not_alike(one, other):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("color", "color"),
+        ("colour", "color"),
         ("machine lerning", "Machine Learning"),
         ("recieve", "receive"),
         ("yoghurt", "yogurts"),
