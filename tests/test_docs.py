@@ -13,7 +13,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
+import dismec
+from dismec import load_data, save_data
 from dismec.data.corpus import TextFormat, read_texts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,3 +172,48 @@ def test_examples_in_docstrings_run():
 def test_set_up_commands_are_in_the_makefile():
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"demo", "test", "lint"} <= set(targets)
+
+
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs/reference/python.md").read_text()
+    listed = re.findall(r"auto\w+:: dismec\.(\w+)", page)
+    assert sorted(listed) == sorted(dismec.__all__)
+
+
+def test_every_benchmark_is_described():
+    page = (ROOT / "docs/contributing/benchmarks.md").read_text()
+    assert set(re.findall(r"`(\w+\.py)`", page)) == {
+        path.name for path in (ROOT / "benchmarks").glob("*.py")
+    }
+
+
+def test_messages_that_troubleshooting_explains_are_those_of_the_code():
+    page = (ROOT / "docs/howto/troubleshooting.md").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    code = re.sub(r'"\s*f?"', "", code)  # literals in several lines
+    quoted = re.findall(r"^\*\*(`.*`.*)\*\*$", page, re.MULTILINE)
+    pieces = [
+        piece.strip()
+        for line in quoted
+        for message in re.findall(r"`(.*?)`", line)
+        for piece in re.split(r"…|\d+|'[^']*'", message)
+    ]
+    assert len(pieces) > 5
+    for piece in pieces:
+        if len(piece) > 8:
+            assert piece in code, piece
+
+
+def test_numeric_files_of_the_documentation_are_read(tmp_path):
+    with_header, without = examples("docs/reference/numeric-files.md", "text")
+    (tmp_path / "a.txt").write_text(with_header)
+    data = load_data(tmp_path / "a.txt")
+    assert (data.X.shape, data.Y.shape) == ((3, 5), (3, 4))
+    assert data.Y.sum(axis=1).tolist() == [2, 1, 0]
+    (tmp_path / "a.svm").write_text(without)
+    assert load_data(tmp_path / "a.svm").X.shape == (2, 5)
+    save_data(data, tmp_path / "a.xmc")
+    with safe_open(tmp_path / "a.xmc", "np") as arrays:
+        page = (ROOT / "docs/reference/numeric-files.md").read_text()
+        assert all(f"`{name}`" in page for name in arrays.keys())  # noqa: SIM118  it is no dict
+        assert all(f"`{name}`" in page for name in ("n_rows", "n_features", "n_labels"))
