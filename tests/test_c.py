@@ -141,7 +141,7 @@ def test_the_example_prints_the_names_and_scores_of_the_best_labels(built, text_
     labels, scores = model.predict_topk(X, 3)
     expected = [
         "\t".join(
-            f"{model.label_names[label]} {score:.9g}"
+            f"{model.names[label]} {score:.9g}"
             for label, score in zip(labels[i], scores[i], strict=True)
         )
         for i in range(len(texts))
@@ -258,7 +258,7 @@ def test_labels_without_names_have_none(library, small):
         assert library.dismec_label_name(opened.handle, 0, ctypes.byref(size)) is None
 
 
-def test_the_program_of_the_page_on_c_runs(built, tmp_path, library):
+def test_the_program_of_the_page_on_c_runs(built, tmp_path):
     (program,) = re.findall(r"```c\n(.*?)```", (ROOT / "docs" / "c.md").read_text(), re.DOTALL)
     X, Y = random_problem(rows=60, features=20, labels=6, density=0.2)
     model = train(X, Y, tmp_path / "model", names=list("abcdef"))
