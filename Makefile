@@ -2,12 +2,12 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-NATIVE := $(wildcard native/*.?pp native/*/*.?pp)
+NATIVE := $(wildcard native/*.?pp native/*/*.?pp native/c/*.[ch])
 
 SANITIZED := .venv-sanitize/bin
 STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
-.PHONY: demo test quick lint format docs sanitize clean FORCE
+.PHONY: demo test quick lint format docs sanitize aarch64 clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -53,6 +53,10 @@ sanitize: .venv-sanitize/tools
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
 	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py
+
+# The native code cross-compiled for 64-bit ARM, and its tests under emulation.
+aarch64: .venv/bin/python
+	PYTHON=$(BIN)/python tools/aarch64.sh
 
 .venv/bin/python:
 	@echo "== Making .venv, a Python environment of its own"

@@ -24,6 +24,8 @@ std::vector<std::string> cpu_isas() {
                       __builtin_cpu_supports("avx512vl");
   if (avx512) isas.emplace_back("avx512");
   if (avx2) isas.emplace_back("avx2");
+#elif defined(__aarch64__)
+  isas.emplace_back("neon");  // every such CPU has it
 #endif
   isas.emplace_back("base");
   return isas;

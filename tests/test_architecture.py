@@ -219,9 +219,11 @@ def test_no_module_is_longer_than_fits_the_head():
 def test_native_code_includes_its_own_room_and_what_all_share(path):
     text = path.read_text()
     own = path.relative_to(ROOT / "native").parts[0] if path.parent.name != "native" else ""
+    # From C there is no Python to bring rows from one room to the next.
+    rooms = ("", own, "data", "score") if own == "c" else ("", own)
     for included in re.findall(r'#include "([^"]+)"', text):
         home, _, name = included.rpartition("/")
-        assert home in ("", own), f"{included} is of another room"
+        assert home in rooms, f"{included} is of another room"
         assert name != "bindings.hpp" or path.suffix == ".cpp", "only bindings know of Python"
     if own and path.suffix == ".hpp":
         assert f"namespace dismec::{own}" in text

@@ -91,3 +91,17 @@ def test_an_installation_that_fails_stops_the_demo_and_shows_the_output(install)
     assert "all of the output is in .venv/install.log" in result.stdout
     assert not (venv / "installed").exists()
     assert install(0)[0].returncode == 0
+
+
+def test_without_a_cross_compiler_a_line_says_what_to_install(tmp_path):
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    result = subprocess.run(
+        [shutil.which("bash"), ROOT / "tools" / "aarch64.sh"],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
+    assert result.returncode == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    assert line.startswith("aarch64: skipped, because aarch64-linux-gnu-g++ qemu-aarch64")
+    assert "apt install g++-aarch64-linux-gnu qemu-user" in line

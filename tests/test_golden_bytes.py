@@ -11,20 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from dismec.cpu import kernels
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="golden on x86-64")
-def test_weights_and_answers_are_those_that_were_written_before(tmp_path):
-    """With the portable kernels, whose arithmetic is the same on every x86-64 CPU.
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64", "aarch64", "arm64"),
+    reason="golden on x86-64 and 64-bit ARM",
+)
+@pytest.mark.parametrize("isa", kernels.cpu_isas())
+def test_weights_and_answers_are_those_that_were_written_before(tmp_path, isa):
+    """Those of the portable kernels, and of all others, which round a product and a sum at once.
 
-    ``golden/trained.json`` holds what the script printed before; it is renewed only with a change
-    that is meant to alter weights or the format.
+    ``golden/trained.json`` holds what the script printed before, as ``bytes`` and ``fused``; it is
+    renewed only with a change that is meant to alter weights or the format.
     """
     command = [sys.executable, GOLDEN / "train_and_hash.py", tmp_path]
-    environment = os.environ | {"DISMEC_ISA": "base"}
+    environment = os.environ | {"DISMEC_ISA": isa}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found, golden = json.loads(ran.stdout), json.loads((GOLDEN / "trained.json").read_text())
     if found["data"] != golden["data"]:
         pytest.skip("this version of numpy draws other random numbers")
-    assert found["bytes"] == golden["bytes"]
+    assert found["bytes"] == golden["bytes" if isa == "base" else "fused"]

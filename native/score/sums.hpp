@@ -98,7 +98,7 @@ class Ahead {
 /// product = value · weight for kGroup weights.
 template <typename Code>
 inline void multiply_group(float value, const Code* weights, float* product) {
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
   for (int l = 0; l < kGroup; l += kWide)
     store(product + l, times(value, decode_wide(weights + l)));
 #else
@@ -130,7 +130,7 @@ inline void add_dense(std::span<const Code> weights, const std::uint16_t* __rest
   const Code* __restrict weight = weights.data();
   // Bits that stand for more weights than there are, in a damaged file, lead no further than here.
   const Code* const end = weight + weights.size();
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
   for (std::int64_t i = 0; i < n_words && weight < end; ++i) {
     const std::uint32_t word = words[i];
     for (int lane = 0; lane < kGroup; lane += kWide) {
@@ -182,7 +182,7 @@ inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums,
   }
 }
 
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
 
 /// The same as `add_term` for some dense terms in turn, but sums are read and written only once. As
 /// many codes as there are bits must be in the array, whatever these say.
@@ -202,20 +202,20 @@ inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_wo
   for (std::int64_t i = 0; i < n_words; ++i) {
     ahead.fetch();
     Wide own[vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) own[v] = load(sums + i * kGroup + v * kWide);
 #pragma GCC unroll 4
     for (int t = 0; t < n; ++t) {
       const std::uint32_t word = words[t][i];
       __builtin_prefetch(weights[t] + kAhead);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
         const std::uint32_t bits = word >> v * kWide & all;
         own[v] += values[t] * decode_spread(bits, weights[t]);
-        weights[t] += std::popcount(bits);
+        weights[t] += ones(bits);
       }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) store(sums + i * kGroup + v * kWide, own[v]);
   }
 }
@@ -228,7 +228,7 @@ template <typename Code>
 inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, bool lifting,
                       float* sums, Ahead<Code> ahead = {}) {
   const std::int64_t n_words = shard.n_words();
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
   constexpr std::size_t together = 4;
   const Term<Code>* dense[together];
   std::size_t n = 0;

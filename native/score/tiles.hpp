@@ -30,7 +30,7 @@ inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() 
 inline constexpr std::int64_t kTiledRows = 1 << 10;  // rows that share a table, at most
 
 /// What the table holds: codes where a vector of them is decoded in one step, or floats.
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
 template <typename Code>
 using Kept = std::conditional_t<std::is_same_v<Code, Half>, Half, float>;
 #else
@@ -113,12 +113,12 @@ inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t be
 /// A word of codes, or of the numbers they stand for, 0 where there is none.
 template <typename Code>
 inline void decode_word(std::uint32_t word, const Code* codes, Kept<Code>* to) {
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
   if constexpr (std::is_same_v<Code, Half>) {
     for (int lane = 0; lane < kGroup; lane += 8) {
       const std::uint32_t bits = word >> lane & 0xff;
-      _mm_store_si128(reinterpret_cast<__m128i*>(to + lane), spread_codes(bits, codes));
-      codes += std::popcount(bits);
+      store(to + lane, spread_codes(bits, codes));
+      codes += ones(bits);
     }
   } else {
     for (int lane = 0; lane < kGroup; lane += kWide) {
@@ -205,6 +205,8 @@ inline Narrow decode_kept(const float* weights) {
 inline Narrow decode_kept(const Half* codes) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
 }
+#elif defined(DISMEC_NEON)
+inline Narrow decode_kept(const Half* codes) { return decode_wide(codes); }
 #endif
 
 /// Rows that may be given every label. Others are told what a row may be given in the same words:

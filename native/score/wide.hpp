@@ -11,9 +11,16 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(DISMEC_NEON)
+#include "score/wide_neon.hpp"
 #endif
 
 #include "score/codes.hpp"
+#include "score/shuffles.hpp"
+
+#if defined(__AVX2__) || defined(DISMEC_NEON)
+#define DISMEC_WIDE_CODES  // there are vectors of codes, too
+#endif
 
 namespace dismec::score {
 
@@ -28,24 +35,16 @@ inline constexpr std::array<std::uint64_t, 256> kRanks = [] {
   return ranks;
 }();
 
-/// For every byte: where a shuffle finds the first 16-bit codes for those of its bits that are set.
-alignas(16) inline constexpr auto kShuffles = [] {
-  std::array<std::array<std::uint8_t, 16>, 256> shuffles{};
-  for (unsigned byte = 0; byte < 256; ++byte)
-    for (unsigned bit = 0; bit < 8; ++bit) {
-      const auto rank = static_cast<unsigned>(std::popcount(byte & ((1U << bit) - 1)));
-      const bool set = (byte >> bit & 1) != 0;
-      shuffles[byte][2 * bit] = static_cast<std::uint8_t>(set ? 2 * rank : 0x80);
-      shuffles[byte][2 * bit + 1] = static_cast<std::uint8_t>(set ? 2 * rank + 1 : 0x80);
-    }
-  return shuffles;
-}();
-
 /// Eight codes: the first ones for the bits that are set, 0 for the others.
 inline __m128i spread_codes(std::uint32_t bits, const Half* codes) {
   return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)),
-                          _mm_load_si128(reinterpret_cast<const __m128i*>(&kShuffles[bits])));
+                          _mm_load_si128(reinterpret_cast<const __m128i*>(&kCodeShuffles[bits])));
 }
+inline void store(Half* to, __m128i codes) {
+  _mm_store_si128(reinterpret_cast<__m128i*>(to), codes);
+}
+/// How many bits are set.
+inline int ones(std::uint32_t bits) { return std::popcount(bits); }
 
 #endif
 
@@ -123,7 +122,7 @@ inline void add_to(float* sums, Wide numbers) {
   _mm256_store_ps(sums, _mm256_add_ps(_mm256_load_ps(sums), numbers));
 }
 
-#else
+#elif !defined(DISMEC_NEON)
 
 inline constexpr int kWide = 4;
 using Wide = float __attribute__((vector_size(4 * kWide)));
@@ -139,6 +138,8 @@ inline bool any(Mask mask) {
   return _mm512_test_epi32_mask(std::bit_cast<__m512i>(mask), std::bit_cast<__m512i>(mask)) != 0;
 #elif defined(__AVX2__)
   return _mm256_testz_si256(std::bit_cast<__m256i>(mask), std::bit_cast<__m256i>(mask)) == 0;
+#elif defined(DISMEC_NEON)
+  return vmaxvq_u32(std::bit_cast<uint32x4_t>(mask)) != 0;
 #else
   return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
 #endif
@@ -153,6 +154,8 @@ inline float highest_of(Wide numbers) {
       _mm_max_ps(_mm256_castps256_ps128(numbers), _mm256_extractf128_ps(numbers, 1));
   const __m128 pairs = _mm_max_ps(halves, _mm_movehl_ps(halves, halves));
   return _mm_cvtss_f32(_mm_max_ss(pairs, _mm_movehdup_ps(pairs)));
+#elif defined(DISMEC_NEON)
+  return vmaxvq_f32(numbers);
 #else
   return std::max(std::max(numbers[0], numbers[1]), std::max(numbers[2], numbers[3]));
 #endif
@@ -163,6 +166,9 @@ inline Wide only(std::uint32_t bits, Wide numbers) {
 #if defined(__AVX512F__)
   const Wide none = _mm512_set1_ps(-HUGE_VALF);
   return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), none, numbers);
+#elif defined(DISMEC_NEON)
+  const uint32x4_t of_lane = {1, 2, 4, 8};
+  return vbslq_f32(vtstq_u32(vdupq_n_u32(bits), of_lane), numbers, vdupq_n_f32(-HUGE_VALF));
 #else
   for (int lane = 0; lane < kWide; ++lane)
     if ((bits >> lane & 1) == 0) numbers[lane] = -HUGE_VALF;
@@ -176,7 +182,7 @@ inline Wide load(const float* from) {  // from anywhere
   return numbers;
 }
 
-#if defined(__AVX2__)
+#if defined(DISMEC_WIDE_CODES)
 
 /// spread(bits, decode_wide(codes)).
 template <typename Code>
@@ -189,6 +195,9 @@ inline Wide decode_spread(std::uint32_t bits, const Half* codes) {
   const __m128i low = spread_codes(bits & 0xff, codes);
   const __m128i high = spread_codes(bits >> 8, codes + std::popcount(bits & 0xff));
   return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
+#elif defined(DISMEC_NEON)
+  const uint8x8_t shuffle = vld1_u8(kCodeShuffles[bits].data());
+  return vcvt_f32_f16(vreinterpret_f16_u8(vtbl1_u8(vld1_u8(bytes_of(codes)), shuffle)));
 #else
   return _mm256_cvtph_ps(spread_codes(bits, codes));
 #endif

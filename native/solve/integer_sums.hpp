@@ -6,6 +6,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(DISMEC_NEON)
+#include "solve/integer_sums_neon.hpp"
 #endif
 
 #include "solve/lanes.hpp"
@@ -95,7 +97,7 @@ inline constexpr int place_in_line(int slot) {
   return slot / 16 * 16 + slot % 8 / 4 * 8 + slot % 16 / 8 * 4 + slot % 4;
 }
 
-#else
+#elif !defined(DISMEC_NEON)
 
 class IntegerSums {
  public:

@@ -7,6 +7,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(DISMEC_NEON)
+#include "solve/lanes_neon.hpp"
 #endif
 
 namespace dismec::solve {
@@ -15,7 +17,7 @@ inline constexpr int kLanes = 16;
 
 /// a·b + c, fused where the instruction set has it.
 inline float fused(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(DISMEC_NEON)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
@@ -32,7 +34,7 @@ inline Four four(float a, float b, float c, float d) { return {_mm_setr_ps(a, b,
 inline Four load_four(const float* p) { return {_mm_loadu_ps(p)}; }
 inline Four fused(Four a, Four b, Four c) { return {_mm_fmadd_ps(a.v, b.v, c.v)}; }
 
-#else
+#elif !defined(DISMEC_NEON)
 
 typedef float Vector4 __attribute__((vector_size(16)));
 struct Four {
@@ -48,13 +50,8 @@ inline Four load_four(const float* p) {
   return a;
 }
 inline Four fused(Four a, Four b, Four c) {
-#if defined(__ARM_FEATURE_FMA)
-  for (int q = 0; q < 4; ++q) c.v[q] = fused(a.v[q], b.v[q], c.v[q]);
-  return c;
-#else
   const Vector4 v = a.v * b.v + c.v;
   return {v};
-#endif
 }
 
 #endif
@@ -154,7 +151,7 @@ inline LanePair widen(const std::uint16_t* p) {
            _mm256_castsi256_ps(_mm256_and_si256(b, high))}};
 }
 
-#else
+#elif !defined(DISMEC_NEON)
 
 typedef std::uint32_t Bits4 __attribute__((vector_size(16)));
 struct Lanes {
@@ -208,7 +205,7 @@ inline LanePair widen(const std::uint16_t* p) {
 
 #endif
 
-#if !defined(__AVX512F__)
+#if !defined(__AVX512F__) && !defined(DISMEC_NEON)
 
 struct IntegerLanes {
   std::int32_t v[kLanes];
@@ -271,6 +268,8 @@ inline float widen(std::uint16_t x) {
   std::memcpy(&y, &bits, sizeof y);
   return y;
 }
+#if !defined(DISMEC_NEON)
+
 /// The sum of all lanes.
 inline float sum(Lanes a) {
 #if defined(__AVX512F__)
@@ -284,5 +283,7 @@ inline float sum(Lanes a) {
   return parts[0];
 #endif
 }
+
+#endif
 
 }  // namespace dismec::solve

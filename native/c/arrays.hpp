@@ -1,0 +1,120 @@
+// A file with arrays, as docs/model-format.md specifies it → views of them, mapped into memory.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "c/json.hpp"
+
+namespace dismec::c {
+
+static_assert(std::endian::native == std::endian::little, "files are little-endian");
+
+/// A file's bytes, for as long as this lives.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat facts{};
+    if (file < 0 || ::fstat(file, &facts) != 0) fail(path, file);
+    if (!S_ISREG(facts.st_mode)) {
+      ::close(file);
+      throw std::invalid_argument(path + ": not a file");
+    }
+    size_ = static_cast<std::size_t>(facts.st_size);
+    if (size_ > 0) {
+      void* const found = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
+      if (found == MAP_FAILED) fail(path, file);
+      bytes_ = static_cast<const char*>(found);
+    }
+    ::close(file);
+  }
+  MappedFile(MappedFile&& other) noexcept
+      : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile() {
+    if (bytes_ != nullptr) ::munmap(const_cast<char*>(bytes_), size_);
+  }
+
+  std::string_view bytes() const { return {bytes_, size_}; }
+
+ private:
+  [[noreturn]] static void fail(const std::string& path, int file) {
+    const std::string reason = std::strerror(errno);
+    if (file >= 0) ::close(file);
+    throw std::invalid_argument(path + ": " + reason);
+  }
+
+  const char* bytes_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Throws std::invalid_argument, with the reason but not the path, for what is not sound.
+class ArrayFile {
+ public:
+  explicit ArrayFile(const std::string& path) : file_(path) {
+    const std::string_view all = file_.bytes();
+    std::uint64_t length = 0;
+    if (all.size() < sizeof length) throw std::invalid_argument("the file is cut off");
+    std::memcpy(&length, all.data(), sizeof length);
+    if (length > all.size() - sizeof length)
+      throw std::invalid_argument("the file is cut off within its header");
+    header_ = JsonParser::parse(all.substr(sizeof length, length));
+    data_ = all.substr(sizeof length + length);
+  }
+
+  bool has(std::string_view name) const { return header_.at(name).kind == Json::Kind::object; }
+  const std::string& type(std::string_view name) const { return entry(name).at("dtype").text(); }
+  std::vector<std::int64_t> shape(std::string_view name) const {
+    std::vector<std::int64_t> sizes;
+    for (const Json& size : entry(name).at("shape").list()) sizes.push_back(size.integer());
+    return sizes;
+  }
+
+  /// The numbers of an array, row after row.
+  template <typename T>
+  std::span<const T> get(std::string_view name, std::string_view type_name) const {
+    if (type(name) != type_name) throw wrong(name, "has another type");
+    const auto& offsets = entry(name).at("data_offsets").list();
+    if (offsets.size() != 2) throw wrong(name, "has no place");
+    const std::int64_t begin = offsets[0].integer(), end = offsets[1].integer();
+    if (begin > end || end > std::ssize(data_)) throw wrong(name, "is cut off");
+    std::uint64_t size = sizeof(T);
+    for (const std::int64_t n : shape(name))
+      if (__builtin_mul_overflow(size, static_cast<std::uint64_t>(n), &size))
+        throw wrong(name, "has an impossible shape");
+    if (size != static_cast<std::uint64_t>(end - begin))
+      throw wrong(name, "has a size that disagrees with its shape");
+    const char* const first = data_.data() + begin;
+    if (std::bit_cast<std::uintptr_t>(first) % alignof(T) != 0) throw wrong(name, "is not aligned");
+    return {reinterpret_cast<const T*>(first), static_cast<std::size_t>(size / sizeof(T))};
+  }
+
+ private:
+  const Json& entry(std::string_view name) const {
+    if (!has(name)) throw wrong(name, "is missing");
+    return header_.at(name);
+  }
+  static std::invalid_argument wrong(std::string_view name, const char* what) {
+    return std::invalid_argument("array " + std::string(name) + " " + what);
+  }
+
+  MappedFile file_;
+  Json header_;
+  std::string_view data_;
+};
+
+}  // namespace dismec::c

@@ -1,0 +1,94 @@
+#!/bin/bash
+# Cross-compiles the native modules for 64-bit ARM, and runs their tests under emulation:
+#
+#     tools/aarch64.sh [PYTEST OPTIONS AND FILES]
+#
+# Everything is fetched and built under build/aarch64, once: a Debian root with Python (of the
+# release of this machine, or RELEASE), the packages that tests need, the modules. docs/platforms.md
+# says more.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$PWD/build/aarch64
+python=${PYTHON:-python3}
+tests="solver l1 engine team many_features predictor shards packing text container dataset
+  golden_bytes c"
+
+missing=()
+for tool in aarch64-linux-gnu-g++ qemu-aarch64 mmdebstrap cmake ninja; do
+  command -v $tool > /dev/null || missing+=($tool)
+done
+if ((${#missing[@]})); then
+  echo "aarch64: skipped, because ${missing[*]} cannot be found. Debian and Ubuntu:" \
+    "apt install g++-aarch64-linux-gnu qemu-user mmdebstrap cmake ninja-build"
+  exit 0
+fi
+
+# Unpacked only: nothing of it runs here but Python, under emulation.
+if [ ! -e "$build/root/usr/bin/python3" ]; then
+  echo "== Fetching Python for aarch64"
+  rm -rf "$build/root"
+  mkdir -p "$build"
+  mmdebstrap --quiet --variant=extract --architectures=arm64 \
+    --include=python3,libpython3-dev,libstdc++6 \
+    "${RELEASE:-$(. /etc/os-release && echo "$VERSION_CODENAME")}" "$build/root"
+fi
+
+# Tests start `sys.executable`: it has to be something that this machine can run.
+cat > "$build/python" << END
+#!/bin/bash
+export PYTHONPATH="$build/install:$build/packages" DISMEC_PYTHON="$build/python"
+export DISMEC_EMULATOR="qemu-aarch64 -L $build/root" CMAKE_TOOLCHAIN_FILE="$PWD/tools/aarch64.cmake"
+exec qemu-aarch64 -L "$build/root" "$build/root/usr/bin/python3" "\$@"
+END
+chmod +x "$build/python"
+version=$("$build/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+if [ ! -e "$build/packages/complete" ]; then
+  echo "== Fetching the packages that tests need"
+  rm -rf "$build/packages"
+  $python -m pip install --quiet --target "$build/packages" --only-binary=:all: \
+    --implementation cp --python-version "$version" --platform manylinux_2_28_aarch64 \
+    --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
+    numpy scipy scikit-learn click rich pytest hypothesis safetensors
+  # There is none for ARM: a library of C++ that is loaded by the name it gets here, whatever it is.
+  CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ LDSHARED="aarch64-linux-gnu-g++ -shared" \
+    $python -m pip install --quiet --target "$build/packages" --no-deps \
+    --no-binary=liblinear-official --no-cache-dir liblinear-official
+  $python -m pip install --quiet --target "$build/packages/build" "nanobind>=2.4"
+  echo "import os, sys; sys.executable = os.environ['DISMEC_PYTHON']" \
+    > "$build/packages/sitecustomize.py"
+  touch "$build/packages/complete"
+fi
+
+echo "== Cross-compiling"
+# Python's headers for ARM include one by this name, and the C library's are the compiler's own.
+mkdir -p "$build/include/aarch64-linux-gnu"
+ln -sfn "$build/root/usr/include/aarch64-linux-gnu/python$version" \
+  "$build/include/aarch64-linux-gnu/python$version"
+cmake -G Ninja -S . -B "$build/cmake" --toolchain tools/aarch64.cmake \
+  -DPython_EXECUTABLE="$build/python" -DPython_INCLUDE_DIR="$build/root/usr/include/python$version" \
+  -Dnanobind_DIR="$build/packages/build/nanobind/cmake" \
+  -DCMAKE_CXX_FLAGS="-isystem \"$build/include\"" > "$build/cmake.log"
+cmake --build "$build/cmake"
+rm -rf "$build/install"
+mkdir "$build/install"
+cp -r src/dismec "$build/install/"
+rm -f "$build"/install/dismec/_native_*.so
+cp "$build"/cmake/_native_*.so "$build/install/dismec/"
+mkdir "$build/install/dismec.dist-info"
+printf 'Metadata-Version: 2.1\nName: dismec\nVersion: %s\n' \
+  "$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > "$build/install/dismec.dist-info/METADATA"
+
+# The loops of the pass, of sixteen-bit sums, of float16 and of the top k are vectors.
+code=$(aarch64-linux-gnu-objdump -d --no-show-raw-insn "$build"/install/dismec/_native_neon.*so)
+for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'fmaxv'; do
+  found=$(grep -cE "\s$instruction" <<< "$code") || true
+  echo "== $found instructions ${instruction//\\/} in the module for NEON"
+  ((found > 0))
+done
+
+selected=("$@")
+(($#)) || selected=(-m "not slow and not cluster and not data" $(printf 'tests/test_%s.py ' $tests))
+echo "== Tests under emulation"
+"$build/python" -c 'from dismec.cpu import kernels; assert kernels.isa == "neon", kernels.isa'
+"$build/python" -m pytest -q -p no:cacheprovider --hypothesis-profile=quick "${selected[@]}"
