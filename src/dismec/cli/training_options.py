@@ -123,7 +123,6 @@ class Order:
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
         for option, unsupported in (
-            ("--cluster", self.cluster is not None),
             ("--refine", self.params.get("refine")),
             ("--penalty l1", self.params.get("penalty") == "l1"),
         ):

@@ -22,7 +22,7 @@ from dismec.data.names import check_names, pack_names, unpack_names
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 
-__all__ = ["XmcWriter", "read_xmc", "read_xmc_weights", "write_xmc"]
+__all__ = ["XmcWriter", "read_xmc", "read_xmc_extras", "write_xmc"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Ids: TypeAlias = NDArray[np.int32]
@@ -36,7 +36,8 @@ _XMC_ARRAYS = {
     "y.indices": np.dtype("<i4"),
 }
 _NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
-_WEIGHTS = "weights"  # of rows, which a training on a cluster may have
+# What the data of a training on a cluster may have besides.
+_EXTRAS = {"weights": (np.dtype("<f8"), 1), "dense": (np.dtype("<f4"), 2)}  # type, dimensions
 
 
 def write_xmc(
@@ -46,8 +47,12 @@ def write_xmc(
     columns: tuple[int, int],
     names: Sequence[str] | None,
     weights: RowWeights | None = None,
+    dense: NDArray[np.float32] | None = None,
 ) -> None:
-    """Write arrays that are known to be sound as a binary dataset, atomically."""
+    """Write arrays that are known to be sound as a binary dataset, atomically.
+
+    `weights` of rows and `dense` features are for `read_xmc_extras`.
+    """
     arrays: dict[str, NDArray[Any] | Spooled] = {
         "x.indptr": x[0].astype(np.int64, copy=False),
         "x.indices": x[1],
@@ -57,8 +62,8 @@ def write_xmc(
     }
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
-    if weights is not None:
-        arrays[_WEIGHTS] = weights
+    extras = {"weights": weights, "dense": dense}
+    arrays |= {name: extra for name, extra in extras.items() if extra is not None}
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
@@ -78,10 +83,9 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     if metadata.get("version") != _VERSION:
         raise DataError(f"{path}: a dataset of a version other than {_VERSION}; update dismec")
     expected = _XMC_ARRAYS | (_NAME_ARRAYS if "names.utf8" in arrays else {})
-    if _WEIGHTS in arrays:
-        expected |= {_WEIGHTS: np.dtype("<f8")}
-    found = {name: array.dtype for name, array in arrays.items()}
-    if found != expected or any(array.ndim != 1 for array in arrays.values()):
+    kinds = {name: (dtype, 1) for name, dtype in expected.items()}
+    kinds |= {name: kind for name, kind in _EXTRAS.items() if name in arrays}
+    if {name: (array.dtype, array.ndim) for name, array in arrays.items()} != kinds:
         raise DataError(f"{path}: not the arrays of a dataset")
     sizes = [metadata.get(key, "") for key in ("n_rows", "n_features", "n_labels")]
     if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
@@ -105,12 +109,16 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
 
 
-def read_xmc_weights(path: Path) -> RowWeights | None:
-    """The weights of the rows of a file that `read_xmc` takes, if it holds some."""
+def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] | None]:
+    """The weights and the dense features of the rows of a file that `read_xmc` takes, or None.
+
+    Nobody has looked at the dense features yet.
+    """
     arrays, _ = open_arrays(path)
-    if _WEIGHTS not in arrays:
-        return None
-    return check_row_weights(arrays[_WEIGHTS], len(arrays["x.indptr"]) - 1, f"{path}: weights")
+    weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
+    if weights is not None:
+        weights = check_row_weights(weights, n_rows, f"{path}: weights")
+    return weights, arrays.get("dense")
 
 
 class XmcWriter:

@@ -181,7 +181,7 @@ def _as_parts(request: Request) -> Any:
     """X, as dense features if it is an array that is worth it and nothing else is asked for."""
     params = request.params
     sparse_only = params.tfidf or params.refine or params.penalty == "l1"
-    if sparse_only or request.cluster is not None or request.vocabulary is not None:
+    if sparse_only or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
@@ -200,8 +200,6 @@ def _check_dense_allowed(request: Request) -> None:
         raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
     if request.params.refine:
         raise DataError("refine is not supported with dense features")
-    if request.cluster is not None:
-        raise DataError("dense features are not supported on a cluster: train without it")
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:

@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels
-from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import StrPath
+from dismec.data.training_file import TrainingData
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file
 from dismec.model.journal import Journal
@@ -155,10 +155,10 @@ def _solve_there(
     cluster: Any = place.cluster
     n_threads = sum(info.threads for info in check_workers(cluster).values())
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-    data = Path(place.source or data_file(directory, job.data))
+    source = None if job.transform.dense else place.source  # such a file has no dense features
+    data = Path(source or data_file(directory, job.data))
     if blocks and not data.exists():
-        # Dense features are not trained on a cluster.
-        save_data(Dataset(cast(Any, job.X), job.Y), data, weights=job.weights)
+        TrainingData(job.X, job.Y, job.weights).save(data)
     work = ClusterJob(
         directory,
         data,
