@@ -56,9 +56,13 @@ def needed(*commands):
     return found
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def free_ports(number):
+    """Ports that nobody listens at."""
+    with ExitStack() as held:
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+        for server in servers:
+            held.enter_context(server)
+        return [server.getsockname()[1] for server in servers]
 
 
 def answers(host, port):
@@ -112,7 +116,9 @@ class Servers:
 
 @pytest.mark.slow
 def test_a_workstation_trains_on_its_own_cluster(tmp_path):
-    (commands,) = re.findall(r"```sh\n(dismec gen.*?)```", (ROOT / "docs/cluster.md").read_text(), re.S)
+    (commands,) = re.findall(
+        r"```sh\n(dismec gen.*?)```", (ROOT / "docs/cluster.md").read_text(), re.S
+    )
     # Without job control a shell has no numbers for what it has put into the background.
     run = ["bash", "-emc", commands]
     subprocess.run(run, cwd=tmp_path, check=True, env=environment(), timeout=LONG)
@@ -156,8 +162,9 @@ def ssh(tmp_path):
 
 def start_sshd(servers, server, folder):
     """Start a server; its port."""
+    both = ("127.0.0.1", "127.0.0.2")
     for _ in range(5):
-        port = free_port()
+        (port,) = free_ports(1)
         config = folder / "server"
         config.write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\n"
@@ -166,7 +173,6 @@ def start_sshd(servers, server, folder):
             "PermitRootLogin prohibit-password\n"
         )
         process = servers.start(server, "-D", "-e", "-f", config, name="sshd")
-        both = ("127.0.0.1", "127.0.0.2")
         wait_until(
             lambda p=process, n=port: p.poll() is not None or all(answers(a, n) for a in both), LONG
         )
@@ -252,19 +258,22 @@ def slurm(tmp_path):
         try:
             wait_until(ready, 120)
         except AssertionError:
-            logs = [(folder / f"{name}.log").read_text()[-2000:] for name in ("slurmctld", "slurmd")]
+            logs = [
+                (folder / f"{name}.log").read_text()[-2000:] for name in ("slurmctld", "slurmd")
+            ]
             pytest.skip("SLURM does not start here: " + " … ".join(logs))
         yield env
 
 
 def slurm_conf(folder, socket_path):
     name = socket.gethostname().partition(".")[0]
+    ports = free_ports(2)
     return "\n".join(
         [
             "ClusterName=test",
             f"SlurmctldHost={name}(127.0.0.1)",
-            f"SlurmctldPort={free_port()}",
-            f"SlurmdPort={free_port()}",
+            f"SlurmctldPort={ports[0]}",
+            f"SlurmdPort={ports[1]}",
             "SlurmUser=root",
             "SlurmdUser=root",
             "AuthType=auth/munge",
@@ -337,7 +346,7 @@ def test_scheduler_and_workers_of_kubernetes_have_resources_of_their_own():
 
 def test_the_commands_of_kubernetes_start_a_cluster_that_trains(tmp_path, data, expected):
     _, scheduler, worker = containers()
-    port, health = free_port(), free_port()
+    port, health = free_ports(2)
     # On this machine, unlike in a pod, only its own processes may reach the scheduler.
     local = {
         "0.0.0.0": "127.0.0.1",
@@ -370,3 +379,11 @@ def fetched(port, path):
         connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         return connection.recv(1000).partition(b"\r\n")[0]
     return b""
+
+
+def test_the_example_of_dask_arrays_runs(tmp_path):
+    run = [sys.executable, RECIPES / "dask_arrays.py"]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=LONG)
+    assert ran.returncode == 0, ran.stderr
+    (said,) = re.findall(r"# (\d+ labels.*)", (RECIPES / "dask_arrays.py").read_text())
+    assert ran.stdout.strip() == said

@@ -47,7 +47,7 @@ def write_xmc(
     columns: tuple[int, int],
     names: Sequence[str] | None,
     weights: RowWeights | None = None,
-    dense: NDArray[np.float32] | None = None,
+    dense: NDArray[np.float32] | Spooled | None = None,
 ) -> None:
     """Write arrays that are known to be sound as a binary dataset, atomically.
 
@@ -62,7 +62,7 @@ def write_xmc(
     }
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
-    extras = {"weights": weights, "dense": dense}
+    extras: dict[str, NDArray[Any] | Spooled | None] = {"weights": weights, "dense": dense}
     arrays |= {name: extra for name, extra in extras.items() if extra is not None}
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
@@ -131,21 +131,31 @@ class XmcWriter:
     in temporary files: in memory are one piece, and 16 bytes per row. The temporary files, beside
     ``path`` and of no name, take as much of the disk again until the end; they vanish with the
     process. An ``OSError`` of any of them has ``path`` as its ``filename``.
+
+    Without `n_features` the largest feature of all rows counts. With a `width` every row has so
+    many dense features too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], n_features: int) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], n_features: int | None, width: int | None = None
+    ) -> None:
         self._path = Path(path)
         self._n_features = n_features
         self._n_rows = 0
-        self._largest_label = -1
+        self._largest_feature = self._largest_label = -1
         self._x_lengths: list[NDArray[np.int64]] = []
         self._y_lengths: list[NDArray[np.int64]] = []
         with ExitStack() as stack, _naming(self._path):
             if self._path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a directory")
+            kinds = [("<i4", None), ("<f4", None), ("<i4", None)]
             self._spooled = [
-                Spooled(stack.enter_context(tempfile.TemporaryFile(dir=self._path.parent)), dtype)
-                for dtype in map(np.dtype, ("<i4", "<f4", "<i4"))
+                Spooled(
+                    stack.enter_context(tempfile.TemporaryFile(dir=self._path.parent)),
+                    np.dtype(dtype),
+                    columns,
+                )
+                for dtype, columns in (kinds if width is None else [*kinds, ("<f4", width)])
             ]
             self._files = stack.pop_all()
 
@@ -156,34 +166,45 @@ class XmcWriter:
         with _naming(self._path):
             self._files.close()
 
-    def append(self, X: csr_array[Any], labels: Sequence[Sequence[int]] | csr_array[Any]) -> None:
+    def append(
+        self,
+        X: csr_array[Any],
+        labels: Sequence[Sequence[int]] | csr_array[Any],
+        dense: NDArray[np.float32] | None = None,
+    ) -> None:
         """Add rows, with the label ids of each in any order, or the indicator matrix of those.
+
+        `dense` features are known to be sound, and there if the writer has a width.
 
         If the piece is unsound, the `DataError` has the row's number in the whole file, and no row
         of it is added.
         """
-        if X.shape[1] != self._n_features:
+        if self._n_features not in (None, X.shape[1]):
             raise DataError(
                 f"{self._path}: rows with {X.shape[1]} features, not {self._n_features}"
             )
         Y: Any = self._indicator(labels) if isinstance(labels, Sequence) else labels
         x, (y_indptr, y_indices), _ = checked_arrays(self._path, X, Y, self._n_rows)
-        pieces = (x.indices, x.data, y_indices)
+        pieces = (x.indices, x.data, y_indices, *(() if dense is None else (dense,)))
         with _naming(self._path):
             for spooled, piece in zip(self._spooled, pieces, strict=True):
                 spooled.file.write(np.ascontiguousarray(piece, spooled.dtype).data)
         self._x_lengths.append(np.diff(x.indptr))
         self._y_lengths.append(np.diff(y_indptr))
+        self._largest_feature = max(self._largest_feature, int(x.indices.max(initial=-1)))
         self._largest_label = max(self._largest_label, int(y_indices.max(initial=-1)))
         self._n_rows += x.n_rows
 
     def finish(
         self,
-        n_labels: int,
+        n_labels: int | None,
         names: Sequence[str] | None = None,
         weights: RowWeights | None = None,
     ) -> None:
-        """Write the file, now that all rows and the number of labels are known."""
+        """Write the file, now that all rows are known; by default the largest label counts."""
+        n_labels = 1 + self._largest_label if n_labels is None else n_labels
+        n_features = self._n_features
+        n_features = 1 + self._largest_feature if n_features is None else n_features
         if n_labels > MAX_COLUMNS:
             raise DataError(f"{self._path}: more than {MAX_COLUMNS} labels")
         if n_labels <= self._largest_label:
@@ -194,11 +215,11 @@ class XmcWriter:
             names = check_names(names, n_labels)
         except DataError as error:
             raise DataError(f"{self._path}: {error}") from None
-        x_indices, x_data, y_indices = self._spooled
+        x_indices, x_data, y_indices, *dense = self._spooled
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
         with _naming(self._path):
-            write_xmc(self._path, x, y, (self._n_features, n_labels), names, weights)
+            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, *dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
         indptr = np.cumsum([0, *map(len, labels)])
