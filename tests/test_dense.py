@@ -276,8 +276,6 @@ def test_what_is_not_possible_with_dense_features_is_refused_in_one_line(params,
     E, Y = dense_problem()
     with pytest.raises(DataError, match=reason):
         fit([E], Y, TrainingParams(**params))
-    with pytest.raises(DataError, match="dense features are not supported on a cluster"):
-        fit([E], Y, cluster="tcp://nowhere:1")
 
 
 def test_a_model_says_which_kinds_of_features_it_takes(both, alone):

@@ -136,10 +136,6 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
             ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
             "--dense is not supported with --penalty l1",
         ),
-        (
-            ["tune", "data.txt", "--dense", "E.npy", "--cluster", "tcp://there:1", "-o", "x"],
-            "--dense is not supported with --cluster",
-        ),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
         (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
         (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),

@@ -37,6 +37,7 @@ from dismec import (
 from dismec.cli import main
 from dismec.data.corpus import TextFormat
 from dismec.data.dataset import Dataset, fingerprint
+from dismec.data.training_file import TrainingData
 from dismec.features.transform import Transform
 from dismec.measure.probabilities import expected_calibration_error, f1_scores
 from dismec.solve.costs import split_weights
@@ -392,19 +393,16 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
     assert not list((tmp_path / "texts there").glob("*.xmc"))
 
 
-def test_a_dataset_of_a_cluster_holds_its_weights(tmp_path, problem_data):
-    from dismec.data.binary import read_xmc_weights
-
+def test_the_file_of_a_training_holds_its_weights(tmp_path, problem_data):
     X, Y = problem_data
     v = some_weights(300)
-    save_data(Dataset(X, Y), tmp_path / "data.xmc", weights=v)
-    np.testing.assert_array_equal(read_xmc_weights(tmp_path / "data.xmc"), v)
-    loaded = load_data(tmp_path / "data.xmc")
-    assert fingerprint(*loaded[:2]) == fingerprint(X, Y) != fingerprint(X, Y, v)
+    TrainingData(X, Y, v).save(tmp_path / "data.xmc")
+    loaded = TrainingData.map(tmp_path / "data.xmc")
+    np.testing.assert_array_equal(loaded.weights, v)
+    assert loaded.fingerprint == fingerprint(X, Y, v) != fingerprint(X, Y)
+    assert fingerprint(*load_data(tmp_path / "data.xmc")[:2]) == fingerprint(X, Y)
     save_data(Dataset(X, Y), tmp_path / "plain.xmc")
-    assert read_xmc_weights(tmp_path / "plain.xmc") is None
-    with pytest.raises(DataError, match=r"only with \.xmc files"):
-        save_data(Dataset(X, Y), tmp_path / "data.txt", weights=v)
+    assert TrainingData.map(tmp_path / "plain.xmc").weights is None
 
 
 # Texts

@@ -4,7 +4,7 @@
 #     tools/aarch64.sh [PYTEST OPTIONS AND FILES]
 #
 # Everything is fetched and built under build/aarch64, once: a Debian root with Python (of the
-# release of this machine, or RELEASE), the packages that tests need, the modules. docs/platforms.md
+# release of this machine, or RELEASE), the packages that tests need, the modules. docs/contributing/platforms.md
 # says more.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-// A file with arrays, as docs/model-format.md specifies it → views of them, mapped into memory.
+// A file with arrays, as docs/reference/model-format.md specifies it → views of them, mapped into memory.
 #pragma once
 
 #include <fcntl.h>

@@ -42,7 +42,12 @@ _FEW_ROWS = 100  # to learn probabilities on
 @training_options(
     validation="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA]."
 )
-def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
+@click.option(
+    "--data-on-workers",
+    is_flag=True,
+    help="DATA is a file that workers of --cluster see, and this machine need not.",
+)
+def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers: bool) -> None:
     """Train a model on DATA.
 
     If the directory holds an unfinished run of the same training, it resumes.
@@ -56,7 +61,8 @@ def train(data: Path, model: Path, order: Order, as_json: bool) -> None:
             "and --validation-labels requires --validation"
         )
     begin = time.perf_counter()
-    with order.request(data, model) as request:
+    ordered = order.request_there if data_on_workers else order.request
+    with ordered(data, model) as request:
         trained = carry_out(request)
     seconds = time.perf_counter() - begin
     if as_json:

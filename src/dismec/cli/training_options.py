@@ -112,6 +112,36 @@ class Order:
             common["weights"] = self.reading.row_weights
             yield Request(self._with_dense(X, dense), Y, params, path, **common)
 
+    @contextmanager
+    def request_there(self, data: Path, path: Path) -> Iterator[Request]:
+        """As `request`, for a file of rows that workers see."""
+        from dismec.data.names import load_names
+        from dismec.training.request import Request
+
+        if self.cluster is None:
+            raise click.UsageError("--data-on-workers requires --cluster")
+        reading = self.reading
+        for option, given in (
+            ("--labels", reading.labels),
+            ("--weights", reading.weights),
+            ("--dense", reading.dense),
+            ("--validation", self.validation),
+            *((f"--{name.replace('_', '-')}", value) for name, value in self.text.items()),
+            *((f"--{name.replace('_', '-')}", value) for name, value in reading.columns.items()),
+        ):
+            if given is not None:
+                raise click.UsageError(f"{option} is not supported with --data-on-workers")
+        params = self._training_params(False, {})
+        with (
+            resumable(path),
+            shown_progress(self.quiet, "training") as progress,
+            cluster_news(self.cluster, self.quiet),
+        ):
+            names = load_names(reading.names) if reading.names else None
+            common: dict[str, Any] = {"names": names, "threads": self.threads}
+            common |= {"overwrite": bool(self.overwrite), "progress": progress}
+            yield Request(str(data), None, params, path, cluster=self.cluster, **common)
+
     def _with_dense(self, X: Any, dense: Any) -> Any:
         if dense is None:
             return X
@@ -123,7 +153,6 @@ class Order:
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
         for option, unsupported in (
-            ("--cluster", self.cluster is not None),
             ("--refine", self.params.get("refine")),
             ("--penalty l1", self.params.get("penalty") == "l1"),
         ):

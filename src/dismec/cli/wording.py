@@ -11,6 +11,7 @@ _PHRASES = {
     "name another for the labels (labels=…)": "name another for the labels (--labels-to)",
     "pass dismec.TextRows(X)": "add --numeric",
     "calibrate=True": "--calibrate",
+    "refine=True": "--refine",
     "(Model.pruned)": "(dismec prune --precision)",
     "(Model.subset)": "(dismec subset --labels FILE)",
     "(overwrite=True)": "(--overwrite)",

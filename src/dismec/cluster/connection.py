@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dismec.cluster.task import Task, outcome, packed
+from dismec.cluster.task import Task, call_directly, collect, outcome, packed
 from dismec.cpu import kernels
 from dismec.errors import ClusterError, WorkerLost
 
@@ -167,29 +167,42 @@ class Cluster(AbstractContextManager["Cluster"]):
         Calls run in the order of their submission, as many at a time as the worker has threads.
         Arguments and results travel by way of the scheduler; keep each below some megabytes.
         """
+        return self.watch(
+            worker,
+            lambda: self.ask(worker, function.__name__, pickle.loads, packed(function, args)),
+        )
+
+    def ask(self, worker: str, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Have Dask call a function that the scheduler has too; its future, for `watch`.
+
+        Futures among the arguments stand for what they come to: that goes from worker to worker.
+        """
+        where = {"workers": [worker], "allow_other_workers": False}
+        return self._client.submit(function, *args, key=f"{name}-{uuid4()}", **where)
+
+    def compute(self, collections: list[Any]) -> list[Any]:
+        """Have Dask compute collections on workers of its choice; their futures."""
+        return list(self._client.compute(collections))
+
+    def watch(self, worker: str, ask: Callable[[], Any], *needs: str) -> Task:
+        """A task on a worker that `ask` makes a future of; lost with those that it `needs`, too."""
         try:
-            remote = self._client.submit(
-                pickle.loads,
-                packed(function, args),
-                key=f"{function.__name__}-{uuid4()}",
-                workers=[worker],
-                allow_other_workers=False,
-            )
-            future = self._start(_collect(remote))
+            remote = ask()
+            future = self._start(collect(remote))
         except (OSError, RuntimeError, ValueError):  # of a client that is closed
             if self._client.status != "closed":
                 raise
             lost = Task(worker, None, futures.Future())
             lost.lose()
             return lost
-        return self._keep(Task(worker, remote, future))
+        return self._keep(Task(worker, remote, future, needs))
 
     def call(self, worker: str, function: Callable[..., Any], *args: Any) -> Task:
         """As `submit`, straight to a worker that listens (`listen`) rather than by the scheduler.
 
         That takes a tenth of the time; a worker that this machine cannot reach is lost.
         """
-        answer = _call_directly(self._client.rpc, worker, packed(function, args))
+        answer = call_directly(self._client.rpc, _DIRECT, worker, packed(function, args))
         return self._keep(Task(worker, None, self._start(answer)))
 
     def wait(self, tasks: Collection[Task], timeout: float = 1.0) -> list[Task]:
@@ -227,7 +240,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._threads = self._without_paused(*self._ask_for_threads())
         self._looked = time.monotonic()
         for task in list(self._tasks):
-            if task.done() or task.worker not in self._threads:
+            if task.done() or not {task.worker, *task.needs} <= self._threads.keys():
                 self.forget(task)
         for gone in (self._infos.keys() | self._asked.keys()) - self._threads.keys():
             self._infos.pop(gone, None)
@@ -383,18 +396,3 @@ def _no_scheduler(where: str, seconds: float) -> ClusterError:
         f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
         "one does: a training goes on where it stopped"
     )
-
-
-async def _call_directly(rpc: Any, worker: str, call: bytes) -> Any:
-    try:
-        answer = await getattr(rpc(worker), _DIRECT)(call=call)
-    except (OSError, RuntimeError) as error:  # RuntimeError: of a client that is closed
-        raise WorkerLost(f"{worker} does not answer: {error}") from None
-    result, raised = pickle.loads(answer)
-    if raised is not None:
-        raise raised
-    return result
-
-
-async def _collect(remote: Any) -> Any:
-    return await remote

@@ -1,8 +1,10 @@
-"""A file here → the same file on a worker that does not see it, piece by piece."""
+"""A file here, or on a worker → the same file on a worker that does not see it, piece by piece."""
 
 from __future__ import annotations
 
+import operator
 import os
+import pickle
 import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -10,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dismec.cluster.connection import Cluster, private_directory
-from dismec.cluster.task import Task
+from dismec.cluster.task import Receiver, Task, packed
 
-__all__ = ["Sender", "arrived", "discard_parcels", "receive"]
+__all__ = ["Sender", "arrived", "discard_parcels", "hand_over", "parcel_file", "receive"]
 
 _PIECE = 8_000_000  # bytes in a task; Dask warns above 10 MB
 _MOST_FILES = 8  # files that are sent at a time: a piece of each is in the scheduler's memory
@@ -29,6 +31,10 @@ class Sender:
         self._cluster = cluster
         self._sending = 0
 
+    def parcel(self) -> str:
+        """A name for a file on its way to a worker."""
+        return f"{self.token}-{secrets.token_hex(8)}"
+
     def send(
         self, worker: str, path: Path, adopt: Callable[..., Any], *args: Any
     ) -> Generator[Task | None, Any, Any]:
@@ -41,7 +47,7 @@ class Sender:
             yield None
         self._sending += 1
         try:
-            parcel = f"{self.token}-{secrets.token_hex(8)}"
+            parcel = self.parcel()
             with path.open("rb") as file:
                 while piece := file.read(_PIECE):
                     self.n_bytes += len(piece)
@@ -52,10 +58,29 @@ class Sender:
             self._sending -= 1
 
 
+def hand_over(
+    cluster: Cluster, holder: tuple[str, str], worker: str, parcel: str, size: int
+) -> Generator[Task | None, Any, None]:
+    """Steps that bring a file of so many bytes from one worker to another as a parcel.
+
+    `holder` is the worker that sees the file, and its path there. The client sees none of it.
+    """
+    source, path = holder
+    for offset in range(0, size, _PIECE):
+        call = packed(_read_piece, (path, offset))
+        into = packed(Receiver, (receive, (parcel, offset)))
+
+        def ask(call: bytes = call, into: bytes = into) -> Any:
+            piece = cluster.ask(source, _read_piece.__name__, pickle.loads, call)
+            receiver = cluster.ask(worker, Receiver.__name__, pickle.loads, into)
+            return cluster.ask(worker, receive.__name__, operator.call, receiver, piece)
+
+        yield cluster.watch(worker, ask, source)
+
+
 def receive(parcel: str, offset: int, piece: bytes) -> None:
     """On a worker: take in a piece of a file; pieces may come in any order."""
-    path = _file(parcel)
-    _arriving.add(path)
+    path = parcel_file(parcel)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.seek(offset)
         file.write(piece)
@@ -68,7 +93,7 @@ def arrived(parcel: str) -> Iterator[Path]:
     To be kept it may be mapped, or moved within the workers' scratch directory. Nothing has been
     checked: it may be damaged, cut off or, if no piece has come, missing.
     """
-    path = _file(parcel)
+    path = parcel_file(parcel)
     try:
         yield path
     finally:
@@ -84,6 +109,16 @@ def discard_parcels(token: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def _file(parcel: str) -> Path:
+def parcel_file(parcel: str) -> Path:
+    """On a worker: where a file is put together, until it is adopted or discarded."""
     # Dask removes the directory of a worker that has died.
-    return private_directory() / f"dismec-{parcel}.part"
+    path = private_directory() / f"dismec-{parcel}.part"
+    _arriving.add(path)
+    return path
+
+
+def _read_piece(path: str, offset: int) -> bytes:
+    """On a worker: a piece of a file that it sees."""
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return file.read(_PIECE)

@@ -12,14 +12,17 @@ from typing import Any
 
 from dismec.errors import ClusterError, WorkerLost
 
-__all__ = ["Task", "outcome", "packed"]
+__all__ = ["Receiver", "Task", "call_directly", "collect", "outcome", "packed"]
 
 
 class Task:
     """A call on the worker at an address; `Cluster.submit` makes it."""
 
-    def __init__(self, worker: str, remote: Any, future: futures.Future[Any]) -> None:
+    def __init__(
+        self, worker: str, remote: Any, future: futures.Future[Any], needs: tuple[str, ...] = ()
+    ) -> None:
         self.worker = worker
+        self.needs = needs  # workers that it is lost with, too
         self.future = future
         self._remote = remote  # the worker keeps the result for as long as we have this
 
@@ -84,9 +87,41 @@ def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return _Raised(error)
 
 
+class Receiver:
+    """A function on a worker with its first arguments; others come from tasks of any worker.
+
+    What such a task has raised is the outcome then.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function, self._args = function, args
+
+    def __call__(self, *found: Any) -> Any:
+        """Call it with what has come."""
+        raised = next((part for part in found if isinstance(part, _Raised)), None)
+        return raised or _perform(self._function, (*self._args, *found))
+
+
 def outcome(call: bytes) -> bytes:
     """Make a packed call; what it returned and None, or None and what it raised, pickled."""
     try:
         return pickle.dumps((pickle.loads(call), None), protocol=5)
     except Exception as error:
         return pickle.dumps((None, error), protocol=5)
+
+
+async def call_directly(rpc: Any, function: str, worker: str, call: bytes) -> Any:
+    """What a worker answers to a packed call of one of its handlers."""
+    try:
+        answer = await getattr(rpc(worker), function)(call=call)
+    except (OSError, RuntimeError) as error:  # RuntimeError: of a client that is closed
+        raise WorkerLost(f"{worker} does not answer: {error}") from None
+    result, raised = pickle.loads(answer)
+    if raised is not None:
+        raise raised
+    return result
+
+
+async def collect(remote: Any) -> Any:
+    """What a task of Dask comes to."""
+    return await remote

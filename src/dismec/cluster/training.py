@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from dismec.cluster import training_worker
 from dismec.cluster.connection import Cluster
+from dismec.cluster.placed import PlacedData
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work
-from dismec.cluster.shipping import Sender
+from dismec.cluster.shipping import Sender, hand_over
 from dismec.cluster.task import Task
-from dismec.errors import ClusterError
+from dismec.errors import ClusterError, WorkerLost
 from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
@@ -55,6 +56,7 @@ class ClusterJob:
     params: SolverParams
     transform: Transform
     label_costs: npt.NDArray[np.int64]  # as `blocks.effort` gives them
+    placed: PlacedData | None = None  # if the data are not here, but with a worker
 
 
 @dataclass
@@ -114,6 +116,15 @@ class _BlockWorker(Member[int]):
     since: float | None = None  # when it became ready
 
 
+def _data_of(job: ClusterJob) -> training_worker.Data:
+    """What workers know the data by."""
+    if job.placed is not None:
+        size = job.placed.facts.size
+        return training_worker.Data(job.placed.path, size, job.fingerprint)
+    path = job.data.resolve()
+    return training_worker.Data(str(path), path.stat().st_size, job.fingerprint)
+
+
 class _ClusterRun:
     def __init__(
         self, cluster: Cluster, job: ClusterJob, blocks: Mapping[int, _BlockLabels]
@@ -122,8 +133,9 @@ class _ClusterRun:
         self._cluster = cluster
         self._job = job
         self._blocks = blocks
-        path = job.data.resolve()
-        self._data = training_worker.Data(str(path), path.stat().st_size, job.fingerprint)
+        self._data = _data_of(job)
+        # Workers that the data can be had from, if not from here, and their paths there.
+        self._holders = {job.placed.home: job.placed.path} if job.placed else {}
         self._folder = make_run_folder(job.directory.resolve())
         self._cost = {number: int(job.label_costs[b].sum()) for number, b in blocks.items()}
         self._queue = sorted(blocks, key=lambda number: self._cost[number])  # costliest last
@@ -174,6 +186,7 @@ class _ClusterRun:
                 path = yield submit(member.address, training_worker.find_data, self._data)
         if path is None:
             path = yield from self._send_data(member)
+        self._holders[member.address] = path
         job = self._job
         run = training_worker.Run(str(self._folder), job.params, job.transform, info.threads)
         probe = yield submit(member.address, training_worker.begin, run, path)
@@ -202,9 +215,33 @@ class _ClusterRun:
         self._sending.add(host)
         try:
             adopt, path = training_worker.adopt_data, Path(self._data.path)
-            return (yield from self._sender.send(member.address, path, adopt, self._data))
+            if self._job.placed is None:
+                return (yield from self._sender.send(member.address, path, adopt, self._data))
+            return (yield from self._hand_over(member))
         finally:
             self._sending.discard(host)
+
+    def _hand_over(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
+        """Bring a worker data that others have, from one of these; their path there."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < _NOBODY_SECONDS:
+            there = self._cluster.workers()
+            holder = next((h for h in self._holders.items() if h[0] in there), None)
+            if holder is None:
+                yield None
+                continue
+            parcel = self._sender.parcel()
+            try:
+                size, worker = self._data.size, member.address
+                yield from hand_over(self._cluster, holder, worker, parcel, size)
+                adopt = training_worker.adopt_data, parcel, self._data
+                return (yield self._cluster.submit(worker, *adopt))
+            except WorkerLost:
+                if holder[0] in self._cluster.workers():
+                    raise  # then it is the other one
+        raise ClusterError(
+            "no worker has the data any more; run the same command again: what is done stays"
+        )
 
     def _lost(self, member: _BlockWorker, why: str) -> None:
         """Put the blocks of a worker that has left back."""

@@ -20,9 +20,7 @@ import numpy.typing as npt
 
 from dismec.cluster.connection import scratch_directory, step_aside
 from dismec.cluster.shipping import arrived, discard_parcels
-from dismec.data.binary import read_xmc_weights
-from dismec.data.dataset import Dataset, fingerprint, load_data
-from dismec.data.row_weights import RowWeights
+from dismec.data.training_file import TrainingData
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
 from dismec.model import weight_files
@@ -57,18 +55,7 @@ class Run(NamedTuple):
     threads: int
 
 
-class _Loaded(NamedTuple):
-    """The data as this process maps them."""
-
-    dataset: Dataset
-    weights: RowWeights | None
-
-    @classmethod
-    def of(cls, path: Path) -> _Loaded:
-        return cls(load_data(path), read_xmc_weights(path))
-
-
-_datasets: dict[str, _Loaded] = {}  # checked, and not yet part of a run
+_datasets: dict[str, TrainingData] = {}  # checked, and not yet part of a run
 _runs: dict[str, _ActiveRun] = {}
 _runs_lock = threading.Lock()
 
@@ -102,9 +89,9 @@ def _copy(data: Data) -> Path:
     return scratch_directory() / f"dismec-{data.fingerprint[:16]}.xmc"
 
 
-def _check(path: Path, data: Data) -> _Loaded:
-    loaded = _Loaded.of(path)
-    if fingerprint(*loaded.dataset[:2], loaded.weights) != data.fingerprint:
+def _check(path: Path, data: Data) -> TrainingData:
+    loaded = TrainingData.map(path)
+    if loaded.fingerprint != data.fingerprint:
         raise DataError(f"{path}: not the data of this training")
     return loaded
 
@@ -126,7 +113,7 @@ def begin(run: Run, path: str) -> str | None:
         (Path(run.folder) / probe).touch(exist_ok=False)
     except OSError:
         probe = ""
-    loaded = _datasets.pop(path, None) or _Loaded.of(Path(path))
+    loaded = _datasets.pop(path, None) or TrainingData.map(Path(path))
     active = _ActiveRun(run, loaded, writes=bool(probe))
     with _runs_lock:
         _runs[run.folder] = active
@@ -155,9 +142,9 @@ def end(folder: str) -> None:
 class _ActiveRun:
     """The threads that solve a run's blocks, and who waits for which block."""
 
-    def __init__(self, run: Run, loaded: _Loaded, writes: bool) -> None:
+    def __init__(self, run: Run, loaded: TrainingData, writes: bool) -> None:
         costs = run.params.weighting.factors
-        problem = Problem(*loaded.dataset[:2], run.transform, loaded.weights, costs)
+        problem = Problem(loaded.X, loaded.Y, run.transform, loaded.weights, costs)
         problem.equal_labels  # noqa: B018  before there are threads
         self._folder = Path(run.folder) if writes else None
         self._scratch = scratch_directory()

@@ -22,7 +22,7 @@ from dismec.data.names import check_names, pack_names, unpack_names
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
 
-__all__ = ["XmcWriter", "read_xmc", "read_xmc_weights", "write_xmc"]
+__all__ = ["XmcWriter", "read_xmc", "read_xmc_extras", "write_xmc"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Ids: TypeAlias = NDArray[np.int32]
@@ -36,7 +36,8 @@ _XMC_ARRAYS = {
     "y.indices": np.dtype("<i4"),
 }
 _NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
-_WEIGHTS = "weights"  # of rows, which a training on a cluster may have
+# What the data of a training on a cluster may have besides.
+_EXTRAS = {"weights": (np.dtype("<f8"), 1), "dense": (np.dtype("<f4"), 2)}  # type, dimensions
 
 
 def write_xmc(
@@ -46,8 +47,12 @@ def write_xmc(
     columns: tuple[int, int],
     names: Sequence[str] | None,
     weights: RowWeights | None = None,
+    dense: NDArray[np.float32] | Spooled | None = None,
 ) -> None:
-    """Write arrays that are known to be sound as a binary dataset, atomically."""
+    """Write arrays that are known to be sound as a binary dataset, atomically.
+
+    `weights` of rows and `dense` features are for `read_xmc_extras`.
+    """
     arrays: dict[str, NDArray[Any] | Spooled] = {
         "x.indptr": x[0].astype(np.int64, copy=False),
         "x.indices": x[1],
@@ -57,8 +62,8 @@ def write_xmc(
     }
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
-    if weights is not None:
-        arrays[_WEIGHTS] = weights
+    extras: dict[str, NDArray[Any] | Spooled | None] = {"weights": weights, "dense": dense}
+    arrays |= {name: extra for name, extra in extras.items() if extra is not None}
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
     write_arrays(path, arrays, {"format": _FORMAT, "version": _VERSION} | metadata)
@@ -78,10 +83,9 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     if metadata.get("version") != _VERSION:
         raise DataError(f"{path}: a dataset of a version other than {_VERSION}; update dismec")
     expected = _XMC_ARRAYS | (_NAME_ARRAYS if "names.utf8" in arrays else {})
-    if _WEIGHTS in arrays:
-        expected |= {_WEIGHTS: np.dtype("<f8")}
-    found = {name: array.dtype for name, array in arrays.items()}
-    if found != expected or any(array.ndim != 1 for array in arrays.values()):
+    kinds = {name: (dtype, 1) for name, dtype in expected.items()}
+    kinds |= {name: kind for name, kind in _EXTRAS.items() if name in arrays}
+    if {name: (array.dtype, array.ndim) for name, array in arrays.items()} != kinds:
         raise DataError(f"{path}: not the arrays of a dataset")
     sizes = [metadata.get(key, "") for key in ("n_rows", "n_features", "n_labels")]
     if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
@@ -105,12 +109,16 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
 
 
-def read_xmc_weights(path: Path) -> RowWeights | None:
-    """The weights of the rows of a file that `read_xmc` takes, if it holds some."""
+def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] | None]:
+    """The weights and the dense features of the rows of a file that `read_xmc` takes, or None.
+
+    Nobody has looked at the dense features yet.
+    """
     arrays, _ = open_arrays(path)
-    if _WEIGHTS not in arrays:
-        return None
-    return check_row_weights(arrays[_WEIGHTS], len(arrays["x.indptr"]) - 1, f"{path}: weights")
+    weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
+    if weights is not None:
+        weights = check_row_weights(weights, n_rows, f"{path}: weights")
+    return weights, arrays.get("dense")
 
 
 class XmcWriter:
@@ -123,21 +131,31 @@ class XmcWriter:
     in temporary files: in memory are one piece, and 16 bytes per row. The temporary files, beside
     ``path`` and of no name, take as much of the disk again until the end; they vanish with the
     process. An ``OSError`` of any of them has ``path`` as its ``filename``.
+
+    Without `n_features` the largest feature of all rows counts. With a `width` every row has so
+    many dense features too.
     """
 
-    def __init__(self, path: str | os.PathLike[str], n_features: int) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], n_features: int | None, width: int | None = None
+    ) -> None:
         self._path = Path(path)
         self._n_features = n_features
         self._n_rows = 0
-        self._largest_label = -1
+        self._largest_feature = self._largest_label = -1
         self._x_lengths: list[NDArray[np.int64]] = []
         self._y_lengths: list[NDArray[np.int64]] = []
         with ExitStack() as stack, _naming(self._path):
             if self._path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "is a directory")
+            kinds = [("<i4", None), ("<f4", None), ("<i4", None)]
             self._spooled = [
-                Spooled(stack.enter_context(tempfile.TemporaryFile(dir=self._path.parent)), dtype)
-                for dtype in map(np.dtype, ("<i4", "<f4", "<i4"))
+                Spooled(
+                    stack.enter_context(tempfile.TemporaryFile(dir=self._path.parent)),
+                    np.dtype(dtype),
+                    columns,
+                )
+                for dtype, columns in (kinds if width is None else [*kinds, ("<f4", width)])
             ]
             self._files = stack.pop_all()
 
@@ -148,34 +166,45 @@ class XmcWriter:
         with _naming(self._path):
             self._files.close()
 
-    def append(self, X: csr_array[Any], labels: Sequence[Sequence[int]] | csr_array[Any]) -> None:
+    def append(
+        self,
+        X: csr_array[Any],
+        labels: Sequence[Sequence[int]] | csr_array[Any],
+        dense: NDArray[np.float32] | None = None,
+    ) -> None:
         """Add rows, with the label ids of each in any order, or the indicator matrix of those.
+
+        `dense` features are known to be sound, and there if the writer has a width.
 
         If the piece is unsound, the `DataError` has the row's number in the whole file, and no row
         of it is added.
         """
-        if X.shape[1] != self._n_features:
+        if self._n_features not in (None, X.shape[1]):
             raise DataError(
                 f"{self._path}: rows with {X.shape[1]} features, not {self._n_features}"
             )
         Y: Any = self._indicator(labels) if isinstance(labels, Sequence) else labels
         x, (y_indptr, y_indices), _ = checked_arrays(self._path, X, Y, self._n_rows)
-        pieces = (x.indices, x.data, y_indices)
+        pieces = (x.indices, x.data, y_indices, *(() if dense is None else (dense,)))
         with _naming(self._path):
             for spooled, piece in zip(self._spooled, pieces, strict=True):
                 spooled.file.write(np.ascontiguousarray(piece, spooled.dtype).data)
         self._x_lengths.append(np.diff(x.indptr))
         self._y_lengths.append(np.diff(y_indptr))
+        self._largest_feature = max(self._largest_feature, int(x.indices.max(initial=-1)))
         self._largest_label = max(self._largest_label, int(y_indices.max(initial=-1)))
         self._n_rows += x.n_rows
 
     def finish(
         self,
-        n_labels: int,
+        n_labels: int | None,
         names: Sequence[str] | None = None,
         weights: RowWeights | None = None,
     ) -> None:
-        """Write the file, now that all rows and the number of labels are known."""
+        """Write the file, now that all rows are known; by default the largest label counts."""
+        n_labels = 1 + self._largest_label if n_labels is None else n_labels
+        n_features = self._n_features
+        n_features = 1 + self._largest_feature if n_features is None else n_features
         if n_labels > MAX_COLUMNS:
             raise DataError(f"{self._path}: more than {MAX_COLUMNS} labels")
         if n_labels <= self._largest_label:
@@ -186,11 +215,11 @@ class XmcWriter:
             names = check_names(names, n_labels)
         except DataError as error:
             raise DataError(f"{self._path}: {error}") from None
-        x_indices, x_data, y_indices = self._spooled
+        x_indices, x_data, y_indices, *dense = self._spooled
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
         with _naming(self._path):
-            write_xmc(self._path, x, y, (self._n_features, n_labels), names, weights)
+            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, *dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
         indptr = np.cumsum([0, *map(len, labels)])

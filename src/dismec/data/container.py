@@ -53,6 +53,7 @@ class Spooled:
 
     file: IO[bytes]
     dtype: np.dtype[Any]
+    width: int | None = None  # columns of a matrix
 
     @property
     def nbytes(self) -> int:
@@ -60,9 +61,10 @@ class Spooled:
         return self.file.seek(0, os.SEEK_END)
 
     @property
-    def shape(self) -> tuple[int]:
-        """It has one dimension."""
-        return (self.nbytes // self.dtype.itemsize,)
+    def shape(self) -> tuple[int, ...]:
+        """That of a matrix if it has a width, and otherwise of a vector."""
+        size = self.nbytes // self.dtype.itemsize
+        return (size,) if self.width is None else (size // self.width, self.width)
 
 
 def write_arrays(

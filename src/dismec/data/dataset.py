@@ -146,14 +146,13 @@ def save_data(
     path: StrPath,
     *,
     labels: StrPath | None = None,
-    weights: RowWeights | None = None,
 ) -> None:
     """Write a data file in the format of its ending, atomically.
 
     ``.xmc`` keeps everything. ``.txt`` is XMC text and ``.svm`` or ``.svmlight`` the same without
     the header, so without the sizes; values read back to the same float32, and with a further
     ``.gz`` the text is gzipped. ``.npz`` holds X and needs ``labels=`` for Y. Only ``.xmc`` keeps
-    label names, and `weights` of rows, which the workers of a cluster read.
+    label names.
 
     Raises
     ------
@@ -170,9 +169,7 @@ def save_data(
         raise DataError(f"{path}: labels apart from the data go only with .npz files")
     if name.endswith(".xmc"):
         x, y = (X.indptr, X.indices, X.data), (Y.indptr, Y.indices)
-        write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names, weights)
-    elif weights is not None:
-        raise DataError(f"{path}: weights of rows go only with .xmc files")
+        write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names)
     elif kind.endswith((".txt", ".svm", ".svmlight")):
         with whole_file(path) as file:
             packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if kind != name else None

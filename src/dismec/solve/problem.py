@@ -50,6 +50,7 @@ __all__ = [
     "Cancel",
     "LabelSolver",
     "Problem",
+    "ProblemFacts",
     "Solution",
     "SolverParams",
     "Team",
@@ -193,11 +194,7 @@ class Problem:
 
     def check_C(self, C: float) -> None:
         """`DataError` if C times the weights of rows is not a number of single precision."""
-        if not _SINGLE.tiny <= C * self.C_factor <= _SINGLE.max:
-            raise DataError(
-                f"C is {C:g} and rows have weights near {self.C_factor:g}: their product is out of "
-                "range; scale the weights so that they are near 1"
-            )
+        _check_scaled(C, self.C_factor)
 
     @cached_property
     def equal_labels(self) -> EqualLabels:
@@ -229,6 +226,34 @@ class Problem:
             return solution  # cancelled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
         return solution[np.argsort(solution.labels, kind="stable")[place]]
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemFacts:
+    """What is known of a problem whose rows are somewhere else, and have no weights."""
+
+    n_rows: int
+    n_features: int  # sparse ones
+    n_columns: int  # with dense ones
+    label_counts: npt.NDArray[np.int64]
+    equal_labels: EqualLabels
+
+    @property
+    def n_labels(self) -> int:
+        """Number of labels."""
+        return len(self.label_counts)
+
+    def check_C(self, C: float) -> None:
+        """As `Problem.check_C`."""
+        _check_scaled(C, 1.0)
+
+
+def _check_scaled(C: float, factor: float) -> None:
+    if not _SINGLE.tiny <= C * factor <= _SINGLE.max:
+        raise DataError(
+            f"C is {C:g} and rows have weights near {factor:g}: their product is out of range; "
+            "scale the weights so that they are near 1"
+        )
 
 
 class LabelSolver:

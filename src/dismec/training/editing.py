@@ -21,8 +21,10 @@ import numpy.typing as npt
 
 from dismec.cpu import thread_count
 from dismec.data.columns import label_names_of
+from dismec.data.dataset import fingerprint
 from dismec.data.files import StrPath
-from dismec.data.matrices import check_X, check_Y
+from dismec.data.matrices import check_Y
+from dismec.data.mixed import check_features
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
@@ -161,7 +163,7 @@ def _rows_that_count(X: Any, Y: Any, weights: Any) -> tuple[Any, Any, RowWeights
     """The rows that do not have weight 0: labels that only others have are not trained."""
     if weights is None:
         return X, Y, None
-    X = check_X(X)
+    X = check_features(X)
     keep, found = kept_rows(check_row_weights(weights, X.shape[0]))
     if keep is None:
         return X, Y, found
@@ -243,6 +245,8 @@ class _Edit:
         make_directory(folder)
         trained = earlier_edit(folder, job)
         if trained is None or not trained.complete:
+            if request.source is not None and fingerprint(request.X, request.Y) != job.data:
+                request = replace(request, source=None)  # which has more labels, say
             with workplace(request, thread_count(request.threads)) as place:
                 trained = run_into(folder, job, trained, place, request.progress)
         counts = job.parts.labels.counts

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from dismec.measure.metrics import Truth
 from dismec.model.scoring import empty_topk
 from dismec.model.shards import pack
 from dismec.solve.blocks import EqualLabels
-from dismec.solve.problem import Solution
+from dismec.solve.problem import Problem, Solution
 from dismec.solve.threads import solve_path
 from dismec.training.job import Job
 from dismec.training.request import Progress, part_of
@@ -66,7 +66,7 @@ class GridTrials:
         split, grid, threads = self.split, self.grid, self.stages.place.threads
         params = self.job.params
         job = split.job(params)
-        problem = job.problem
+        problem = cast(Problem, job.problem)  # data of a cluster are tried there
         given = job.transform.arrays(split.X_judge)
         rows = job.transform.apply_between(given, 0, given.n_rows)
         equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.cluster.placed import PlacedData
 from dismec.cpu import physical_memory
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_Y
@@ -23,7 +24,7 @@ from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
 from dismec.solve.blocks import by_frequency, cut, cut_evenly, effort
-from dismec.solve.problem import Problem, SolverParams
+from dismec.solve.problem import Problem, ProblemFacts, SolverParams
 
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
@@ -45,9 +46,9 @@ class Job:
     A value: what is learned on the way makes another job of it.
     """
 
-    X: sp.csr_array | MixedRows
-    Y: sp.csr_array
-    problem: Problem
+    X: sp.csr_array | MixedRows | PlacedData
+    Y: sp.csr_array | PlacedData
+    problem: Problem | ProblemFacts
     params: TrainingParams
     transform: Transform  # of X
     parts: Parts
@@ -66,12 +67,14 @@ class Job:
         DataError
             If X, Y, the names or the weights cannot be used.
         """
-        params, vocabulary = request.params, request.vocabulary
+        if isinstance(request.X, PlacedData):
+            return cls._of_placed(request, request.X)
         X = transform.take(request.X) if transform else check_features(_as_parts(request))
         if isinstance(X, MixedRows):
             _check_dense_allowed(request)
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
+        params = request.params
         if params.penalty == "l1" and not (request.weights is None and request.costs is None):
             raise DataError("weights of rows and classes are not supported with penalty='l1'")
         X, Y, named, weights = _counted_rows(X, request)
@@ -88,22 +91,26 @@ class Job:
         problem = Problem(X, Y, transform, weights, request.costs)
         problem.check_C(params.C)
         data = fingerprint(X, Y, weights)
-        labels = LabelTable(problem.label_counts, names, transform.idf)
-        manifest = Manifest(
-            n_rows=problem.n_rows,
-            n_features=problem.n_features,
-            n_labels=problem.n_labels,
-            params=_stated(params, transform) | _weights_stated(weights),
-            transform=transform.to_dict(),
-            data=data,
-            dismec=version("dismec"),
-            text=vocabulary.params.to_dict() if vocabulary else None,
-            columns=dict(request.columns) if request.columns else None,
-            examples=request.examples,
-        )
-        parts = Parts(labels, vocabulary)
+        found = _Found(problem, transform, data, names, weights)
         rest: dict[str, Any] = {"weights": weights, "costs": request.costs}
-        return cls(X, Y, problem, params, transform, parts, manifest, data, **rest)
+        return cls(X, Y, problem, params, transform, *found.known(request), data, **rest)
+
+    @classmethod
+    def _of_placed(cls, request: Request, placed: PlacedData) -> Job:
+        """The job of data that workers have, which they have checked."""
+        facts, problem = placed.facts, placed.problem
+        names = check_names(
+            facts.names if request.names is None else request.names, problem.n_labels
+        )
+        if facts.transform.dense:
+            _check_dense_allowed(request)
+        if problem.n_rows == 0:
+            raise DataError("there are no rows to train on")
+        _check_memory(problem.n_columns, problem.n_labels)
+        problem.check_C(request.params.C)
+        found = _Found(problem, facts.transform, facts.fingerprint, names)
+        given = request.params, facts.transform
+        return cls(placed, placed, problem, *given, *found.known(request), facts.fingerprint)
 
     @property
     def solver(self) -> SolverParams:
@@ -151,6 +158,35 @@ class Job:
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What is known of a model once its data have been looked at."""
+
+    problem: Problem | ProblemFacts
+    transform: Transform
+    data: str
+    names: list[str] | None
+    weights: RowWeights | None = None
+
+    def known(self, request: Request) -> tuple[Parts, Manifest]:
+        """What the model will consist of besides weights, and its manifest."""
+        problem, transform, vocabulary = self.problem, self.transform, request.vocabulary
+        labels = LabelTable(problem.label_counts, self.names, transform.idf)
+        manifest = Manifest(
+            n_rows=problem.n_rows,
+            n_features=problem.n_features,
+            n_labels=problem.n_labels,
+            params=_stated(request.params, transform) | _weights_stated(self.weights),
+            transform=transform.to_dict(),
+            data=self.data,
+            dismec=version("dismec"),
+            text=vocabulary.params.to_dict() if vocabulary else None,
+            columns=dict(request.columns) if request.columns else None,
+            examples=request.examples,
+        )
+        return Parts(labels, vocabulary), manifest
+
+
 def _counted_rows(
     X: Any, request: Request
 ) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None]:
@@ -181,7 +217,7 @@ def _as_parts(request: Request) -> Any:
     """X, as dense features if it is an array that is worth it and nothing else is requested."""
     params = request.params
     sparse_only = params.tfidf or params.refine or params.penalty == "l1"
-    if sparse_only or request.cluster is not None or request.vocabulary is not None:
+    if sparse_only or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
@@ -200,8 +236,6 @@ def _check_dense_allowed(request: Request) -> None:
         raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
     if request.params.refine:
         raise DataError("refine is not supported with dense features")
-    if request.cluster is not None:
-        raise DataError("dense features are not supported on a cluster: train without it")
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:

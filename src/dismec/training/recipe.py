@@ -30,6 +30,7 @@ from dismec.model.replacing import move_in, replaces
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
+from dismec.training.placing import placed
 from dismec.training.refining import Refining, stated
 from dismec.training.request import Progress, Request
 from dismec.training.running import Workplace, run_in_memory, run_into, workplace
@@ -67,6 +68,11 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
         If the cluster cannot be used.
     """
     threads = thread_count(request.threads)
+    with placed(request, threads, chooses=choose is not None) as found:
+        return _carry_out(found, choose, threads)
+
+
+def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
     job, given, settle = Job.prepare(request), request.validation, None
     if choose:
         job, settle = choose(job, given)
@@ -155,10 +161,12 @@ def train(
     X
         (n_rows, n_features) sparse, dense or a frame; CSR float32 is used in place. Or a list
         ``[X, E]`` with dense features beside these, or ``[E]`` with dense ones alone: E is an
-        array (n_rows, width) of floats, and float32 is used in place.
+        array (n_rows, width) of floats, and float32 is used in place. With a
+        `cluster` also data that its workers have: Dask arrays, a Dask bag of rows, or the path
+        of a file that they see (``docs/howto/cluster.md``).
     Y
         (n_rows, n_labels) indicator, sparse, dense or a frame; or for each row a list or set of
-        labels.
+        labels; a Dask array if X is one, and None if X has the labels, as a bag or a file has.
     path
         The model directory; it is created if it does not exist.
     params

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from dismec.cluster.placed import PlacedData
 from dismec.cpu import kernels
-from dismec.data.dataset import Dataset, save_data
 from dismec.data.files import StrPath
+from dismec.data.training_file import TrainingData
 from dismec.model import weight_files
 from dismec.model.directory import commit, data_file
 from dismec.model.journal import Journal
@@ -25,6 +26,7 @@ from dismec.model.opening import open_model
 from dismec.model.shards import Packing
 from dismec.solve.block import Block, BlockStats
 from dismec.solve.blocks import effort
+from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training import resume
 from dismec.training.job import Blocks, Job, Mask
@@ -137,7 +139,8 @@ def _solve_here(
     progress: Progress | None,
 ) -> Generator[T, None, None]:
     count = _counter(job, blocks, progress)
-    return solve_blocks(job.problem, job.solver, blocks, keep, threads=threads, progress=count)
+    problem = cast(Problem, job.problem)  # data of a cluster are solved there
+    return solve_blocks(problem, job.solver, blocks, keep, threads=threads, progress=count)
 
 
 def _solve_there(
@@ -155,10 +158,14 @@ def _solve_there(
     cluster: Any = place.cluster
     n_threads = sum(info.threads for info in check_workers(cluster).values())
     blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
-    data = Path(place.source or data_file(directory, job.data))
-    if blocks and not data.exists():
-        # Dense features are not trained on a cluster.
-        save_data(Dataset(cast(Any, job.X), job.Y), data, weights=job.weights)
+    data, placed = data_file(directory, job.data), None
+    if isinstance(job.X, PlacedData):
+        placed = job.X
+    else:
+        # A file of X and Y has no dense features.
+        data = Path(place.source) if place.source and not job.transform.dense else data
+        if blocks and not data.exists():
+            TrainingData(job.X, cast(Any, job.Y), job.weights).save(data)
     work = ClusterJob(
         directory,
         data,
@@ -166,6 +173,7 @@ def _solve_there(
         job.solver,
         job.transform,
         effort(job.problem.equal_labels, job.problem.label_counts),
+        placed,
     )
     return solve_on_cluster(cluster, work, blocks, _counter(job, blocks, progress))
 

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Trains on several machines that are reached by SSH, and stops what it has started there:
+#
+#     sh ssh.sh machines.txt 16 train.xmc -o model
+#
+# machines.txt has one name or address per line, under which the machines reach each other; the
+# scheduler runs on the first of them, on a free port of that address alone. 16 is the number of
+# threads per machine. What follows are arguments of `dismec train`.
+#
+# DASK is the command `dask` on the machines (by default the path that it has here), SSH how they
+# are reached, and SCRATCH a directory there for the data of workers that do not see yours.
+set -eu
+machines=$1 threads=$2
+shift 2
+dask=${DASK:-$(command -v dask)}
+ssh="${SSH:-ssh} -o BatchMode=yes"
+scratch=${SCRATCH:-/tmp}
+first=$(head -n 1 "$machines")
+file=$scratch/dismec-scheduler-$(uname -n)-$$.json
+
+# With a terminal (-tt) what runs there ends with its connection.
+started=
+stop() {
+    $ssh "$first" rm -f "$file" || true
+    kill $started 2> /dev/null || true
+    wait
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+
+$ssh -tt "$first" $dask scheduler --host "$first" --port 0 --no-dashboard \
+    --scheduler-file "$file" < /dev/null > /dev/null 2>&1 &
+started="$started $!"
+until address=$($ssh "$first" cat "$file" 2> /dev/null | python3 -c \
+    'import json, sys; print(json.load(sys.stdin)["address"])' 2> /dev/null); do
+    kill -0 $started || { echo "$first: the scheduler has not started" >&2; exit 1; }
+    sleep 1
+done
+while read -r machine; do
+    $ssh -tt "$machine" $dask worker "$address" --host "$machine" --nthreads "$threads" \
+        --memory-limit 0 --no-dashboard --local-directory "$scratch" < /dev/null > /dev/null 2>&1 &
+    started="$started $!"
+done < "$machines"
+dismec train "$@" --cluster "$address"

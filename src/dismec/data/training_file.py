@@ -1,0 +1,55 @@
+"""The data of a training ⇄ one binary file (``.xmc``) that every process of a machine maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import scipy.sparse as sp
+
+from dismec.data.binary import read_xmc_extras, write_xmc
+from dismec.data.dataset import fingerprint, load_data
+from dismec.data.matrices import checked_arrays
+from dismec.data.mixed import MixedRows, mixed_rows
+from dismec.data.row_weights import RowWeights
+from dismec.errors import DataError
+
+__all__ = ["TrainingData"]
+
+
+class TrainingData(NamedTuple):
+    """What labels are solved on, checked."""
+
+    X: sp.csr_array | MixedRows
+    Y: sp.csr_array
+    weights: RowWeights | None = None  # of rows, all above 0; None for ones
+
+    @classmethod
+    def map(cls, path: Path) -> TrainingData:
+        """Those of a file; nothing is copied, and processes that map it share its memory.
+
+        Raises
+        ------
+        DataError
+            If the file is not a binary dataset, or is damaged.
+        """
+        X, Y, _ = load_data(path)
+        weights, dense = read_xmc_extras(path)
+        if dense is None:
+            return cls(X, Y, weights)
+        try:
+            return cls(mixed_rows(X, dense), Y, weights)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write them to a file, atomically."""
+        X = self.X
+        sparse: Any = X.sparse if isinstance(X, MixedRows) else X
+        dense = X.dense if isinstance(X, MixedRows) else None
+        write_xmc(path, *checked_arrays(path, sparse, self.Y), None, self.weights, dense)
+
+    @property
+    def fingerprint(self) -> str:
+        """What they are known by (`dismec.data.dataset.fingerprint`)."""
+        return fingerprint(*self)
