@@ -379,7 +379,9 @@ def test_many_threads_get_their_own_answers(shared, model, local, X):
         thread.join()
     assert wrong == []
     assert served.predict_topk(X[:0], 3)[0].shape == (0, 3)
+    assert served.ready()
     served.close()
+    assert not served.ready()
     with pytest.raises(NotReady, match="closed"):
         served.predict_topk(X[:1])
 
