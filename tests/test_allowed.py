@@ -24,7 +24,6 @@ from dismec import (
     save_data,
 )
 from dismec.cli import main
-from dismec.cluster.batches import refuse_choice
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
 from dismec.errors import ModelError
@@ -458,9 +457,3 @@ def test_estimator_of_texts_takes_labels_as_fit_does():
     )
     assert {*classes.predict(texts, allowed=["b", "m"])} == {"b", "m"}
     assert {*classes.predict_proba_topk(texts, 1, allowed=["e"])[0].ravel()} == {"e"}
-
-
-def test_models_on_a_cluster_refuse_to_choose_in_one_line(calibrated):
-    refuse_choice(None)
-    with pytest.raises(DataError, match="allowed is not supported on a cluster"):
-        refuse_choice(calibrated.select_labels([1]))

@@ -52,7 +52,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "fasttext": "compare.worker",
     "click": "cli",
     "rich": "cli.console",
-    "distributed": "cluster.connection",
+    "distributed": "cluster.client",
     "matplotlib": "report.figures",
     "pyarrow": "data.arrow",
     "starlette": "serve.application",

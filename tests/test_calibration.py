@@ -109,7 +109,10 @@ def test_skipping_by_sign_is_exact_for_scales_that_are_no_powers_of_two():
         shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
     c = random_calibration(rng, n_labels)
     c = c.taken_from(first_labels(shards, n_labels))
-    viewed = [shard.rescaled(c.slopes, c.intercepts, -0.7) for shard in shards]
+    viewed = [
+        shard.rescaled(c.slopes[shard.leaders], c.intercepts[shard.leaders], -0.7)
+        for shard in shards
+    ]
     predictor = Predictor(viewed, n_labels, Transform(n_features))
     X = random_csr(rng, 12, n_features, 0.5)
     z = predictor.decision_function(X)

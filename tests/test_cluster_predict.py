@@ -20,10 +20,10 @@ from clusters import Processes, wait_until
 from conftest import random_problem
 from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
 from dismec.cluster import prediction_worker
-from dismec.cluster.batches import merge
 from dismec.cluster.connection import Cluster
 from dismec.cluster.placement import Place, plan
 from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+from dismec.cluster.questions import merge
 from dismec.cluster.serving import serve_on_cluster
 from dismec.cpu import kernels
 from dismec.data.dataset import Dataset
@@ -216,8 +216,6 @@ def test_a_model_evaluates_on_the_cluster_as_here(shared, model):
         there = ClusterModel(predictor)
         here = open_model(model)
         assert there.evaluate(X, Y, (1, 4)) == here.evaluate(X, Y, (1, 4))
-        with pytest.raises(DataError, match="allowed is not supported on a cluster"):
-            there.predict_topk(X, allowed=[1])
         assert (there.nnz, there.names, there.params) == (here.nnz, here.names, here.params)
 
 
@@ -379,7 +377,9 @@ def test_many_threads_get_their_own_answers(shared, model, local, X):
         thread.join()
     assert wrong == []
     assert served.predict_topk(X[:0], 3)[0].shape == (0, 3)
+    assert served.ready()
     served.close()
+    assert not served.ready()
     with pytest.raises(NotReady, match="closed"):
         served.predict_topk(X[:1])
 
@@ -392,12 +392,13 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
             assert ask_until(server, X, local, status=200) == set()
             processes.kill(worker)
             reasons = ask_until(server, X, local, status=503)
+            question = json.dumps({"features": features(X, 0), "label": 1})
+            assert server.ask("POST", "/explain", question)[0] == 503
             status, headers, health = server.ask("GET", "/health")
             assert status == 503
             assert int(headers["Retry-After"]) >= 1
             assert f"of {SHARDS} shards of the model are being brought" in health["error"]
             assert health["error"] in reasons
-            assert server.ask("GET", "/model")[2]["explanations"] is False
             processes.worker()
             ask_until(server, X, local, status=200)
             assert server.ask("GET", "/health")[0] == 200
@@ -469,8 +470,6 @@ def test_server_reloads_on_the_cluster(tmp_path, shared, model, X):
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: server.metric('dismec_reloads_total{result="ok"}') == 1)
         after = server.predict(row)[2]
-        status, _, refusal = server.ask("POST", "/explain", json.dumps({**row, "label": 0}))
-        assert (status, refusal["error"].split(",")[0]) == (501, "explanations need the weights")
     assert before["names"]
     assert "names" not in after
     labels, scores = open_model(tmp_path / "other").predict_topk(X[3:4], 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 from clusters import Processes, wait_until, with_version
 from dismec.cluster.connection import Cluster, WorkerInfo, describe_worker, scratch_directory
@@ -96,6 +97,51 @@ def test_a_client_of_the_caller_stays_open(processes):
         assert client.submit(add, 1, 1).result() == 2
 
 
+def sum_on(client):
+    """1 + 1, computed on a worker of a client's scheduler; whether the client itself is used."""
+    with Cluster.connect(client) as cluster:
+        worker = only(cluster.wait_for_workers())
+        return finish(cluster, cluster.submit(worker, add, 1, 1)), cluster._client is client
+
+
+def test_an_asynchronous_client_is_taken_in_its_coroutine_and_in_a_thread(processes):
+    async def main():
+        file = str(processes.file)
+        async with Client(scheduler_file=file, asynchronous=True, set_as_default=False) as client:
+            assert sum_on(client) == (2, False)
+            assert await asyncio.to_thread(sum_on, client) == (2, True)
+            assert await client.submit(add, 2, 2, pure=False) == 4  # it stays open
+
+    asyncio.run(main())
+
+
+def test_an_asynchronous_client_that_is_not_connected_is_refused(processes):
+    async def main():
+        client = Client(scheduler_file=str(processes.file), asynchronous=True, set_as_default=False)
+        with pytest.raises(ClusterError, match="await it first"):
+            Cluster.connect(client)
+        await client
+        await client.close()
+        with pytest.raises(ClusterError, match="await it first"):
+            Cluster.connect(client)
+
+    asyncio.run(main())
+
+
+def test_a_scheduler_that_the_caller_would_block_is_refused_at_once_and_not_in_a_thread():
+    async def main():
+        how = {"asynchronous": True, "dashboard_address": None, "processes": False}
+        async with (
+            LocalCluster(n_workers=1, threads_per_worker=1, **how) as local,
+            Client(local, asynchronous=True, set_as_default=False) as client,
+        ):
+            with pytest.raises(ClusterError, match=r"await asyncio.to_thread"):
+                Cluster.connect(client)
+            assert await asyncio.to_thread(sum_on, client) == (2, True)
+
+    asyncio.run(main())
+
+
 def test_workers_of_a_machine_share_a_scratch_directory(processes, cluster):
     worker = only(cluster.workers())
     found = finish(cluster, cluster.submit(worker, scratch_directory))
@@ -133,8 +179,6 @@ def test_an_answer_that_its_worker_has_taken_along_is_lost(processes, cluster):
 
 
 def _after(process):
-    import asyncio
-
     async def gather(futures):
         process.kill()
         await asyncio.sleep(60)

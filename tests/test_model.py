@@ -17,6 +17,7 @@ from conftest import random_problem
 from dismec import DataError, ModelError, TextRows, TrainingParams, open_model, train
 from dismec.cluster.prediction import ClusterModel
 from dismec.cluster.serving import ServedModel
+from dismec.model.model import Model, RankingModel
 from dismec.model.orders import check_dense
 from dismec.model.reranking import Reranked
 from dismec.model.topk_model import TopkModel
@@ -290,9 +291,11 @@ def test_damage_to_a_single_file_is_refused(texts):
 
 def test_every_model_takes_rows_by_the_same_door():
     """What is refused here is refused on a cluster and by the server, too."""
-    for kind in (Reranked, ClusterModel, ServedModel):
-        assert kind.predict_topk is TopkModel.predict_topk
-        assert kind.evaluate is TopkModel.evaluate
+    for kind in (Model, ClusterModel, ServedModel):
+        assert kind.predict_topk is RankingModel.predict_topk
+        assert kind.evaluate is RankingModel.evaluate
+    assert Reranked.predict_topk is TopkModel.predict_topk
+    assert Reranked.evaluate is TopkModel.evaluate
 
 
 def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):

@@ -302,11 +302,18 @@ def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
             Cluster.connect(address) as cluster,
             ClusterPredictor(cluster, directory) as predictor,
         ):
-            there = ClusterModel(predictor).predict_topk(data[2], 4)
-            assert ClusterModel(predictor).nnz == open_model(path).nnz
-    here = open_model(path).predict_topk(data[2], 4, rank="score")
-    for one, other in zip(there, here, strict=True):
-        np.testing.assert_array_equal(one, other)
+            there, here = ClusterModel(predictor), open_model(path)
+            for rank in ("score", "probability"):
+                for one, other in zip(
+                    there.predict_topk(data[2], 4, rank=rank),
+                    here.predict_topk(data[2], 4, rank=rank),
+                    strict=True,
+                ):
+                    np.testing.assert_array_equal(one, other)
+            why = there.explain(data[2][[0]], BASE)
+            assert why == here.explain(data[2][[0]], BASE)
+            assert why.reasons
+            assert there.nnz == here.nnz
 
 
 def test_where_labels_do_not_inform_each_other_the_plain_model_is_kept(tmp_path, caplog):

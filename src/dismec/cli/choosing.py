@@ -11,7 +11,7 @@ import click
 
 from dismec.cli.console import spoken
 from dismec.cli.options import PATH, F
-from dismec.errors import DataError, DismecError
+from dismec.errors import DataError
 
 if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
@@ -27,7 +27,7 @@ class LabelChoice:
     only: Path | None
     exclude: Path | None
 
-    def among(self, model: TopkModel, cluster: str | None) -> Allowed | None:
+    def among(self, model: TopkModel) -> Allowed | None:
         """The labels that the model may choose from; None for all."""
         from dismec.data.names import load_names
 
@@ -35,8 +35,6 @@ class LabelChoice:
         files = {what: path for what, path in given.items() if path is not None}
         if not files:
             return None
-        if cluster is not None:
-            raise DismecError(f"--{next(iter(files))} is not supported with --cluster")
         found: dict[str, list[int]] = {}
         for what, path in files.items():
             found[what] = []

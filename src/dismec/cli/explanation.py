@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import print_explanation, spoken
-from dismec.cli.options import PATH, Reading, data_options, json_option, no_features
+from dismec.cli.opening import model_at
+from dismec.cli.options import (
+    PATH,
+    Reading,
+    cluster_option,
+    data_options,
+    json_option,
+    no_features,
+)
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.model.model import Model
+    from dismec.model.model import RankingModel
 
 
 @click.command()
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     help="Number of features to show.",
 )
 @data_options(model=True)
+@cluster_option
 @json_option
 def explain(
     model: Path,
@@ -48,6 +57,7 @@ def explain(
     number: int | None,
     limit: int,
     reading: Reading,
+    cluster: str | None,
     as_json: bool,
 ) -> None:
     """Show which features raised or lowered the score of a label.
@@ -56,46 +66,56 @@ def explain(
     --row. A model that takes dense features takes these of that row from --dense, and one that
     takes no others leaves out what ROW says.
     """
-    from dismec.model.explanation import highlights
-    from dismec.model.opening import open_model
+    with model_at(model, cluster) as opened:
+        text, x = _row_to_explain(opened, row, number, reading)
+        if opened.vocabulary and not x.nnz:
+            spoken("the model knows no word of this text: what is left is the bias")
+        x = _beside_dense(opened, x, reading, number)
+        wanted = [opened.find_label(label) for label in labels]
+        if not wanted:
+            best = int(opened.predict_topk(x, 1)[0][0, 0])
+            if best < 0:
+                raise DismecError("the model has no labels to explain")
+            wanted = [best]
+        for label in wanted:
+            _say_why(opened, x, label, text, limit, as_json)
 
-    opened = open_model(model, check=True)
+
+def _say_why(
+    model: RankingModel, x: Any, label: int, text: str | None, limit: int, as_json: bool
+) -> None:
+    """Print the explanation of a label of a row, and of a text the words that carried it."""
+    from dismec.model.explanation import highlights
+
+    vocabulary = model.vocabulary
+    explanation = model.explain(x, label)
+    words = None
+    if vocabulary is not None and text is not None:
+        words = highlights(explanation, vocabulary.spans(text))
+    if not as_json:
+        print_explanation(explanation, text, words, limit)
+        return
+    said = explanation.to_dict()
+    said["terms"] = said["terms"][:limit]
+    if words is not None:
+        said["highlights"] = words
+    click.echo(json.dumps(said, ensure_ascii=False))
+
+
+def _row_to_explain(
+    model: RankingModel, row: str, number: int | None, reading: Reading
+) -> tuple[str | None, Any]:
+    """The row that is given, without its dense features, and its text if it has one."""
     if number is None and len(row) < 1000 and Path(row).is_file():
         raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
-    text: str | None = None
-    if opened.n_dense and not opened.n_features:
-        x: Any = no_features(1)
-    elif number is None:
-        text = row if opened.vocabulary is not None else None
-        x = _row_of(opened, row)
-    else:
-        text, x = _row_in(opened, Path(row), number, reading)
-    if opened.vocabulary and not x.nnz:
-        spoken("the model knows no word of this text: what is left is the bias")
-    x = _beside_dense(opened, x, reading, number)
-    wanted = [opened.find_label(label) for label in labels]
-    if not wanted:
-        best = int(opened.predict_topk(x, 1)[0][0, 0])
-        if best < 0:
-            raise DismecError("the model has no labels to explain")
-        wanted = [best]
-    vocabulary = opened.vocabulary
-    terms = vocabulary.terms if vocabulary else None
-    spans = vocabulary.spans(text) if vocabulary and text is not None else None
-    for label in wanted:
-        explanation = opened.explain(x, label, terms=terms)
-        words = highlights(explanation, spans) if spans is not None else None
-        if as_json:
-            said = explanation.to_dict()
-            said["terms"] = said["terms"][:limit]
-            if words is not None:
-                said["highlights"] = words
-            click.echo(json.dumps(said, ensure_ascii=False))
-        else:
-            print_explanation(explanation, text, words, limit)
+    if model.n_dense and not model.n_features:
+        return None, no_features(1)
+    if number is None:
+        return (row if model.vocabulary is not None else None), _row_of(model, row)
+    return _row_in(model, Path(row), number, reading)
 
 
-def _beside_dense(model: Model, x: Any, reading: Reading, number: int | None) -> Any:
+def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
     """The row with its dense features, if the model takes such."""
     dense = reading.dense_for(model)
     if dense is None:
@@ -108,7 +128,9 @@ def _beside_dense(model: Model, x: Any, reading: Reading, number: int | None) ->
     return [x, dense[place : place + 1]] if model.n_features else [dense[place : place + 1]]
 
 
-def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[str | None, Any]:
+def _row_in(
+    model: RankingModel, data: Path, number: int, reading: Reading
+) -> tuple[str | None, Any]:
     """A row of a data file, and its text if it has one."""
     from dismec.data.corpus import read_texts
     from dismec.data.dataset import load_features
@@ -130,7 +152,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
     raise DismecError(f"row {number} requested, but {data} has {seen} rows")
 
 
-def _row_of(model: Model, given: str) -> Any:
+def _row_of(model: RankingModel, given: str) -> Any:
     """A text, or feature:value pairs, as one row."""
     import scipy.sparse as sp
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
-from dismec.cli.console import (
-    cluster_news,
-    say_unknown,
-    spoken,
-)
+from dismec.cli.console import say_unknown
+from dismec.cli.opening import model_at
 from dismec.cli.options import (
     MOST_PLACES,
     PATH,
@@ -41,7 +37,7 @@ from dismec.cli.trees import (
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
-    from dismec.model.model import Model
+    from dismec.model.model import RankingModel
     from dismec.model.topk_model import TopkModel
 
 _ROWS_AT_ONCE = 1 << 14
@@ -163,14 +159,12 @@ def predict(
     if output.form == "xmc" and reading.columns.get("id_column"):
         raise click.UsageError("--format xmc has no place for ids: leave out --id-column")
     names = load_names(reading.names) if reading.names else None
-    with _model_at(model, cluster) as opened:
-        tree = branches.tree(opened, names, cluster)
-        allowed = branches.among(opened, tree, choice.among(opened, cluster))
-        opened = _reranked(opened, rerank, A, B)
+    with model_at(model, cluster) as found:
+        tree = branches.tree(found, names)
+        allowed = branches.among(found, tree, choice.among(found))
+        opened = _reranked(found, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
             raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
-        if probabilities and cluster is not None:
-            raise DismecError("--probabilities is not supported with --cluster")
         if rank is None and rerank is None:
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
@@ -242,14 +236,11 @@ def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
             yield DataBatch(X[part], None if ids is None else ids[part])
 
 
-def _reranked(model: TopkModel, alpha: float | None, A: float, B: float) -> TopkModel:
+def _reranked(model: RankingModel, alpha: float | None, A: float, B: float) -> TopkModel:
     """The model, or a view of it that ranks rare labels higher."""
     if alpha is None:
         return model
-    if not model.capabilities.rankings:
-        raise DismecError("--rerank is not supported with --cluster")
-    calibrated = model.capabilities.probabilities
-    return cast("Model", model).reranked(alpha, A, B, probabilities=calibrated)
+    return model.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
 
 
 @click.command()
@@ -292,21 +283,17 @@ def evaluate(
 
     With --only or --exclude, true labels that may not be chosen do not count.
     """
-    with _model_at(model, cluster) as opened:
-        allowed = choice.among(opened, cluster)
-        dataset, weights = reading.weighted_rows_of(opened, reading.look(data), threads)
-        say_unknown(opened, dataset)
-        opened = _reranked(opened, rerank, A, B)
+    with model_at(model, cluster) as found:
+        allowed = choice.among(found)
+        dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
+        say_unknown(found, dataset)
+        opened = _reranked(found, rerank, A, B)
         how: dict[str, Any] = {"weights": weights, "allowed": allowed}
         if allowed is not None:
             say_left_out(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")
-            if not opened.capabilities.rankings:
-                raise DismecError(
-                    "--rank is not supported with --cluster: labels are ranked by score"
-                )
             how["rank"] = rank
         levels: dict[str, Any] = {}
         if hierarchy is not None:  # first, as the file may be wrong
@@ -319,24 +306,3 @@ def evaluate(
         click.echo(json.dumps(rounded(result | levels)))
     else:
         print_levels(result | levels, ks)
-
-
-@contextmanager
-def _model_at(model: Path, cluster: str | None) -> Iterator[TopkModel]:
-    """A model, here or on a cluster."""
-    from dismec.model.opening import open_model
-
-    if cluster is None:
-        yield open_model(model, check=True)
-        return
-    with cluster_news(cluster, quiet=False):
-        from dismec.cluster.connection import Cluster
-        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
-
-        with (
-            Cluster.connect(cluster) as connection,
-            ClusterPredictor(connection, model) as predictor,
-        ):
-            if "calibration" in predictor.manifest.parts:
-                spoken("with --cluster labels are ranked by score, not by probability")
-            yield ClusterModel(predictor)

@@ -12,7 +12,6 @@ import click
 
 from dismec.cli.console import print_metrics, print_table
 from dismec.cli.options import PATH
-from dismec.errors import DismecError
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
@@ -54,14 +53,10 @@ class Branches:
     upwards: bool
     leaves: bool
 
-    def tree(
-        self, model: TopkModel, names: Sequence[str] | None, cluster: str | None
-    ) -> LabelTree | None:
+    def tree(self, model: TopkModel, names: Sequence[str] | None) -> LabelTree | None:
         """The hierarchy of a model's labels, if there is one."""
         if self.path is None:
             return None
-        if self.leaves and cluster is not None:
-            raise DismecError("--leaves-only is not supported with --cluster")
         return tree_of(self.path, names or model.names, model.n_labels)
 
     def among(

@@ -8,7 +8,6 @@ has to say where a task goes next: here a task belongs to one worker and is lost
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import pickle
@@ -22,17 +21,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from dismec.cluster.client import (
+    ANSWER_SECONDS,
+    distributed,
+    new_client,
+    no_scheduler,
+    scheduler_of,
+)
 from dismec.cluster.task import Task, call_directly, collect, outcome, packed
 from dismec.cpu import kernels
 from dismec.errors import ClusterError, WorkerLost
-
-try:
-    import distributed
-    from distributed.comm.addressing import get_address_host, get_address_host_port
-except ImportError:
-    raise ClusterError(
-        "a cluster needs the package distributed: pip install 'dismec[dask]'"
-    ) from None
 
 __all__ = [
     "Cluster",
@@ -47,7 +45,6 @@ __all__ = [
 
 _DIRECT = "dismec_call"
 _LOOK_SECONDS = 0.5  # between looks at who is there
-_ANSWER_SECONDS = 10.0
 _PAUSED_SECONDS = 20.0  # a worker that Dask has paused for this long counts as gone
 
 _log = logging.getLogger("dismec")
@@ -75,9 +72,12 @@ class Cluster(AbstractContextManager["Cluster"]):
     needs it; all tasks are lost then, and workers may turn up again.
     """
 
-    def __init__(self, client: Any, where: str | None, patience: float) -> None:
+    def __init__(
+        self, client: Any, where: str | None, patience: float, security: Any = None
+    ) -> None:
         self._client = client
         self._where = where  # to connect again; None for a client that is not ours
+        self._security = security
         self._patience = patience
         self._tasks: set[Task] = set()
         self._threads: dict[str, int] = {}
@@ -96,22 +96,25 @@ class Cluster(AbstractContextManager["Cluster"]):
         ----------
         where
             An address such as ``tcp://host:8786``, the path of a scheduler file, a client, which
-            stays open in the end, or a cluster, which is returned as it is.
+            stays open in the end, or a cluster, which is returned as it is. In a coroutine of an
+            asynchronous client, whose event loop has to wait meanwhile, the cluster gets a
+            connection of its own to the same scheduler.
         patience
             Seconds to wait for a scheduler that does not answer, now and later.
 
         Raises
         ------
         ClusterError
-            If there is no scheduler.
+            If there is no scheduler, or it runs in the event loop that this call blocks.
         """
         if isinstance(where, Cluster):
             return where
         if isinstance(where, distributed.Client):
-            if where.asynchronous:
-                raise ClusterError("the client is asynchronous; make one with asynchronous=False")
-            return cls(where, None, patience)
-        return cls(_new_client(os.fspath(where), patience), os.fspath(where), patience)
+            if not where.asynchronous:
+                return cls(where, None, patience)
+            address, security = scheduler_of(where), where.security
+            return cls(new_client(address, patience, security), address, patience, security)
+        return cls(new_client(os.fspath(where), patience), os.fspath(where), patience)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -155,7 +158,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             waited = time.monotonic() - begin
             if waited > self._patience:
                 raise ClusterError(f"no worker has joined the cluster for {waited:.0f} s")
-            if waited > _ANSWER_SECONDS and self._infos:
+            if waited > ANSWER_SECONDS and self._infos:
                 break
             time.sleep(0.05)
             self._look(now=True)
@@ -205,6 +208,10 @@ class Cluster(AbstractContextManager["Cluster"]):
         answer = call_directly(self._client.rpc, _DIRECT, worker, packed(function, args))
         return self._keep(Task(worker, None, self._start(answer)))
 
+    def ping(self, worker: str) -> Task:
+        """Done as soon as a worker's process answers, however busy its threads are."""
+        return self._keep(Task(worker, None, self._start(_ping(self._client, worker))))
+
     def wait(self, tasks: Collection[Task], timeout: float = 1.0) -> list[Task]:
         """Those of the tasks that are done, as soon as there is one, or none after the time-out."""
         end = time.monotonic() + timeout
@@ -224,7 +231,13 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._tasks.discard(task)
 
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
+        except RuntimeError:  # its event loop is closed
+            coroutine.close()
+            lost: futures.Future[Any] = futures.Future()
+            lost.cancel()
+            return lost
 
     def _keep(self, task: Task) -> Task:
         self._tasks.add(task)
@@ -261,7 +274,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 return
             except (ImportError, AttributeError):
                 answer = "", ""
-            host = get_address_host(address)
+            host = distributed.comm.get_address_host(address)
             self._infos[address] = WorkerInfo(host, self._threads[address], *answer)
 
     def _without_paused(self, everybody: dict[str, int], running: dict[str, int]) -> dict[str, int]:
@@ -283,7 +296,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 failed = True
             with suppress(OSError, RuntimeError, ValueError):
                 everybody, running = self._client.sync(
-                    self._ask_scheduler, callback_timeout=_ANSWER_SECONDS
+                    self._ask_scheduler, callback_timeout=ANSWER_SECONDS
                 )
                 if failed:
                     _log.warning("the scheduler answers again")
@@ -293,7 +306,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                 failed = True
             waited = time.monotonic() - begin
             if waited > self._patience:
-                raise _no_scheduler(self._where or "the client's scheduler", waited)
+                raise no_scheduler(self._where or "the client's scheduler", waited)
             time.sleep(0.2)
 
     async def _ask_scheduler(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -308,8 +321,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._asked.clear()
         waited = time.monotonic() - begin
         if self._where is None:
-            raise _no_scheduler("the client's scheduler", waited)
-        self._client = _new_client(self._where, max(self._patience - waited, 1.0))
+            raise no_scheduler("the client's scheduler", waited)
+        left = max(self._patience - waited, 1.0)
+        self._client = new_client(self._where, left, self._security)
 
 
 def describe_worker() -> tuple[str, str]:
@@ -349,50 +363,7 @@ def step_aside() -> None:
     distributed.secede()
 
 
-def _new_client(where: str, patience: float) -> distributed.Client:
-    begin = time.monotonic()
-    said = False
-    while True:
-        try:
-            left = patience - (time.monotonic() - begin)
-            address = _address(where)
-            if address.startswith("tls://") and distributed.Security().tls_ca_file is None:
-                raise ClusterError(f"{where}: TLS is not configured (distributed.comm.tls of Dask)")
-            return distributed.Client(
-                address, timeout=max(min(left, _ANSWER_SECONDS), 1.0), set_as_default=False
-            )
-        except OSError:
-            waited = time.monotonic() - begin
-            if waited >= patience:
-                raise _no_scheduler(where, waited) from None
-            if not said:
-                there = "" if "://" in where or Path(where).exists() else " (there is no such file)"
-                _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
-                said = True
-            time.sleep(0.2)
-
-
-def _address(where: str) -> str:
-    """The address itself, or the one in a scheduler file."""
-    if Path(where).is_dir() or (where.endswith(".json") and not Path(where).parent.is_dir()):
-        raise ClusterError(f"{where}: not the path of a scheduler file")
-    if "://" in where or not (where.endswith(".json") or Path(where).exists()):
-        try:
-            get_address_host_port(where)
-        except ValueError as error:
-            raise ClusterError(f"{where}: {error}") from None
-        return where
-    try:
-        content = json.loads(Path(where).read_bytes())
-    except json.JSONDecodeError:
-        raise OSError("not complete yet") from None
-    if not (isinstance(content, dict) and isinstance(content.get("address"), str)):
-        raise ClusterError(f"{where}: not a scheduler file of Dask")
-    return str(content["address"])
-
-
-def _no_scheduler(where: str, seconds: float) -> ClusterError:
-    return ClusterError(
-        f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
-        "one does: a training goes on where it stopped"
-    )
+async def _ping(client: Any, worker: str) -> None:
+    if client.scheduler is None:
+        raise WorkerLost(f"{worker} does not answer: there is no scheduler")
+    await client.scheduler.broadcast(msg={"op": "ping"}, workers=[worker])

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 
 from dismec.cluster import prediction_worker
-from dismec.cluster.batches import Ranked, RowBatch, cut_rows, merge, refuse_choice
+from dismec.cluster.batches import RowBatch
 from dismec.cluster.connection import Cluster
 from dismec.cluster.placement import Place, plan
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work, check_workers
+from dismec.cluster.pulse import SILENT_SECONDS, Pulse
+from dismec.cluster.ranking import ClusterRanking, Layout, RemoteModel
 from dismec.cluster.shipping import Sender
 from dismec.cluster.task import Task
-from dismec.errors import ClusterError, DataError, ModelError
-from dismec.model.allowed import Allowed
+from dismec.cluster.told import Told
+from dismec.errors import ClusterError, ModelError
 from dismec.model.opening import read_head
-from dismec.model.scoring import Labels, Scores, empty_topk
-from dismec.model.topk_model import TopkModel
+from dismec.model.scoring import Labels, Scores
 
 __all__ = ["ClusterModel", "ClusterPredictor", "Traffic"]
 
@@ -62,6 +63,14 @@ class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
     call: Callable[..., Task] | None = None  # without the scheduler, once that has been tried
     held: set[int] = field(default_factory=set)
     coming: set[int] = field(default_factory=set)
+    told: Told = field(default_factory=Told)
+    pulse: Pulse = field(default_factory=Pulse)
+    silent: bool = False  # it holds its shards, and does not answer
+
+    @property
+    def answering(self) -> set[int]:
+        """The shards that it holds, if it answers."""
+        return set() if self.silent else self.held
 
     @property
     def spare(self) -> int:
@@ -107,6 +116,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._cluster = cluster
         self._patience = patience
         self._files = [prediction_worker.ShardFile(str(path / r.file), r, shape) for r in receipts]
+        self.layout = Layout(self._files, self.manifest.n_labels)
         self._sender = Sender(cluster)
         self._token = self._sender.token
         self._pool: Pool[_ShardWorker, tuple[RowBatch, tuple[int, ...]]] = Pool(
@@ -126,45 +136,51 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._pool.close((prediction_worker.release, self._token))
 
     def topk(self, X: Any, k: int = 5) -> tuple[Labels, Scores]:
-        """As `Predictor.topk`.
+        """As `Predictor.topk`; `ClusterModel` predicts in more ways.
 
         Raises
         ------
         ClusterError
             If there is no scheduler, no worker, or no room for the model, for a while.
         """
-        if k < 1:
-            raise DataError(f"k is {k}; expected at least 1")
-        rows = self.transform.arrays(X)
-        labels, scores = empty_topk(rows.n_rows, k)
-        places = min(k, self.manifest.n_labels)
+        return ClusterRanking(self, self.transform).topk(X, k)
 
-        def keep(start: int, stop: int, found: Ranked | Exception) -> None:
-            if isinstance(found, Exception):
-                raise found
-            labels[start:stop, :places], scores[start:stop, :places] = found
+    @property
+    def threads(self) -> int:
+        """Of all workers that take part."""
+        return sum(member.info.threads for member in self._pool.members.values())
 
+    def run(self, batches: Iterable[RowBatch]) -> None:
+        """Have batches scored, as fast as workers take them; errors as of `topk`."""
         try:
             while self.missing:
                 self.step()
-            threads = sum(member.info.threads for member in self._pool.members.values())
-            for start, stop in cut_rows(rows, threads):
+            for batch in batches:
                 while not self.hungry:
                     self.step()
-                chunk = self.transform.apply_between(rows, start, stop)
-                self.add(RowBatch(chunk, places, partial(keep, start, stop)))
+                self.add(batch)
             while self._batches:
                 self.step()
         finally:
             self.drop()
-        return labels, scores
 
     @property
     def missing(self) -> list[int]:
-        """The shards that no worker holds at the moment."""
+        """The shards that no worker who answers holds at the moment."""
         held: set[int] = set()
-        held.update(*(member.held for member in self._pool.members.values()))
+        held.update(*(member.answering for member in self._pool.members.values()))
         return [number for number in range(len(self._files)) if number not in held]
+
+    @property
+    def why_missing(self) -> str:
+        """What keeps the missing shards from being answered from, in words."""
+        missing = set(self.missing)
+        of = f"{len(missing)} of {len(self._files)} shards of the model"
+        for member in self._pool.members.values():
+            if member.silent and member.held & missing:
+                wait = f"has not answered for {SILENT_SECONDS:.0f} s"
+                return f"{of} have no other worker than {member.address}, which {wait}"
+        return f"{of} are being brought to a worker"
 
     @property
     def hungry(self) -> bool:
@@ -176,12 +192,13 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         return any(
             member.spare > 0 and not any(batch.todo & member.held for batch in self._batches)
             for member in self._pool.members.values()
-            if member.held
+            if member.answering
         )
 
     def add(self, batch: RowBatch) -> None:
         """Have a batch scored; `step` goes on with it."""
-        batch.todo = set(range(len(self._files)))
+        only = batch.ask.shard
+        batch.todo = set(range(len(self._files))) if only is None else {only}
         self._batches[batch] = None
         self._finish(batch)  # of a model without weights
         self._hand_out()
@@ -198,13 +215,16 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         if shards have been missing, and none was being brought, for `patience` seconds; also what
         `RowBatch.done` raises, and what has kept the last worker from taking part.
         """
-        for _, (batch, _), outcome in self._pool.turn(timeout, bell):
+        for member, (batch, numbers), outcome in self._pool.turn(timeout, bell):
             batch.scoring -= 1
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, prediction_worker.Forgotten):
+                member.told.forget()
+                batch.todo.update(numbers)
+            elif isinstance(outcome, Exception):
                 self._fail(batch, outcome)
             else:
                 batch.found.append(outcome)
-                self.traffic.answers += sum(array.nbytes for array in outcome)
+                self.traffic.answers += _size(outcome)
                 self._finish(batch)
         self.traffic.weights = self._sender.n_bytes
         self._hand_out()
@@ -220,6 +240,8 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._moved = time.monotonic()
         if not self._pool.members:
             raise ClusterError(f"there has been no worker for {waited:.0f} s")
+        if any(member.silent for member in self._pool.members.values()):
+            raise ClusterError(f"{self.why_missing}: end that worker, or add others")
         size = sum(self._files[number].receipt.bytes for number in missing)
         raise ClusterError(
             f"{len(missing)} of the model's {len(self._files)} shards, {size / 1e9:.3g} GB, have "
@@ -249,8 +271,25 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             self._greeted = now
             for member in self._pool.members.values():
                 self._pool.begin(member, self._join(member))
+        for member in self._pool.members.values():
+            self._feel(member)
         self._place()
         self._hand_out()
+
+    def _feel(self, member: _ShardWorker) -> None:
+        """Notice that a worker hangs, or answers again; others get what it was scoring."""
+        member.pulse.feel(partial(self._cluster.ping, member.address))
+        if member.pulse.silent == member.silent:
+            return
+        member.silent = member.pulse.silent
+        self._unplanned = True
+        state = "does not answer" if member.silent else "answers again"
+        _log.warning("worker %s %s", member.address, state)
+        for task, (batch, numbers) in member.tasks.items():
+            self._cluster.forget(task)
+            batch.todo.update(numbers)
+            batch.scoring -= 1
+        member.tasks.clear()
 
     def _place(self) -> None:
         """See to it that every shard is somewhere, and every worker has something to do."""
@@ -265,7 +304,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         places = {
             address: Place(member.held | member.coming, member.room)
             for address, member in members.items()
-            if member.room is not None
+            if member.room is not None and not member.silent
         }
         brought: dict[str, list[int]] = {}
         for address, number in plan(sizes, places):
@@ -308,7 +347,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
 
     def _hand_out(self) -> None:
         """Give every worker enough to go on with, those with the least to do first."""
-        ready = [member for member in self._pool.members.values() if member.held]
+        ready = [member for member in self._pool.members.values() if member.answering]
         while sum(map(self._hand_one, sorted(ready, key=lambda member: -member.spare))):
             pass
 
@@ -319,11 +358,12 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             numbers = tuple(sorted(batch.todo & member.held))
             if numbers:
                 call = member.call or self._cluster.submit
-                work = self._token, numbers, batch.rows, batch.places
-                task = call(member.address, prediction_worker.score, *work)
-                batch.todo.difference_update(numbers)
+                asked = member.told.ask(batch, numbers, self.layout)
+                work = self._token, asked, batch.rows
+                task = call(member.address, prediction_worker.answer, *work)
+                batch.todo.difference_update(asked.numbers)
                 batch.scoring += 1
-                member.tasks[task] = batch, numbers
+                member.tasks[task] = batch, asked.numbers
                 self.traffic.rows += batch.n_bytes
                 return True
         return False
@@ -337,22 +377,17 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         if batch.todo or batch.scoring or batch not in self._batches:
             return
         del self._batches[batch]
-        batch.done(merge(batch.found, batch.rows.n_rows, batch.places))
+        batch.done(batch.ask.question.merged(batch.found, batch.rows.n_rows))
 
 
-class ClusterModel(TopkModel):
-    """A model on a cluster: it predicts as `Model` does, and has no weights here."""
+class ClusterModel(RemoteModel):
+    """A model on a cluster: it predicts and explains as `Model` does, and has no weights here."""
 
     def __init__(self, predictor: ClusterPredictor) -> None:
-        super().__init__(predictor.manifest, predictor.transform, predictor.parts)
-        self._predictor = predictor
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts, predictor)
 
-    @property
-    def nnz(self) -> int:  # noqa: D102
-        return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
-    def _topk(
-        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
-    ) -> tuple[Labels, Scores]:
-        refuse_choice(allowed)
-        return self._predictor.topk(rows, k)
+def _size(outcome: Any) -> int:
+    """Bytes of the arrays in an answer."""
+    parts = outcome if isinstance(outcome, tuple) else (outcome,)
+    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))

@@ -1,7 +1,8 @@
 """A model on a cluster, for many threads that ask at a time: an answer soon, or none.
 
 One thread owns the connection. The others hand it their rows, and it makes one batch of those that
-wait. While a shard has no worker everybody is refused: an answer is that of all labels.
+wait for the same order among the same labels. While a shard has no worker everybody is refused: an
+answer is that of all labels.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from concurrent import futures
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dismec.cluster.batches import Ranked, RowBatch, refuse_choice
+from dismec.cluster.batches import RowBatch
 from dismec.cluster.connection import Cluster
 from dismec.cluster.prediction import ClusterPredictor
+from dismec.cluster.questions import Ask, Best
+from dismec.cluster.ranking import Layout, RemoteModel
 from dismec.cluster.task import Task
 from dismec.data.matrices import Rows
-from dismec.errors import DataError, DismecError, NotReady
-from dismec.model.allowed import Allowed
-from dismec.model.scoring import Labels, Scores, empty_topk
-from dismec.model.topk_model import TopkModel
+from dismec.errors import DismecError, NotReady
 
 __all__ = ["ServedModel", "serve_on_cluster"]
 
@@ -39,7 +41,7 @@ _STOP_SECONDS = 10.0
 _log = logging.getLogger("dismec")
 
 
-class ServedModel(TopkModel):
+class ServedModel(RemoteModel):
     """A model on a cluster that answers any number of threads; made by `serve_on_cluster`.
 
     The workers forget it when it is closed or nobody has it any more.
@@ -47,34 +49,20 @@ class ServedModel(TopkModel):
 
     def __init__(self, desk: _Desk) -> None:
         predictor = desk.opened.result()
-        super().__init__(predictor.manifest, predictor.transform, predictor.parts)
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts, desk)
         self._desk = desk
         weakref.finalize(self, desk.stop)
-
-    @property
-    def nnz(self) -> int:  # noqa: D102
-        return sum(receipt.nnz for receipt in self.manifest.classifier_files)
 
     @property
     def not_ready(self) -> str | None:  # noqa: D102
         return self._desk.not_ready
 
+    def ready(self) -> bool:
+        """Whether all shards can be answered from now; it takes no time to ask."""
+        return self.not_ready is None
+
     def close(self) -> None:  # noqa: D102
         self._desk.close()
-
-    def _topk(
-        self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
-    ) -> tuple[Labels, Scores]:
-        refuse_choice(allowed)
-        if k < 1:
-            raise DataError(f"k is {k}; expected at least 1")
-        checked = self.transform.arrays(rows)
-        labels, scores = empty_topk(checked.n_rows, k)
-        places = min(k, self.n_labels)
-        if checked.n_rows:
-            scored = self.transform.apply_between(checked, 0, checked.n_rows)
-            labels[:, :places], scores[:, :places] = self._desk.ask(scored, places)
-        return labels, scores
 
 
 def serve_on_cluster(
@@ -88,15 +76,15 @@ def serve_on_cluster(
     return ServedModel(_Desk(where, directory, patience))
 
 
-class _Request(futures.Future[Ranked]):
-    """Rows that somebody waits to have ranked."""
+class _Request(futures.Future[Any]):
+    """What somebody asks of rows, and waits for."""
 
-    def __init__(self, rows: Rows, places: int) -> None:
+    def __init__(self, rows: Rows, ask: Ask) -> None:
         super().__init__()
         self.rows = rows
-        self.places = places
+        self.ask = ask
 
-    def answer(self, found: Ranked | Exception) -> None:
+    def answer(self, found: Any) -> None:
         with suppress(futures.InvalidStateError):  # who asked has gone
             if isinstance(found, Exception):
                 self.set_exception(found)
@@ -106,6 +94,8 @@ class _Request(futures.Future[Ranked]):
 
 class _Desk:
     """Where requests are handed in, and the thread behind it."""
+
+    threads = None  # requests come at the same time: each is one batch, if it is not too large
 
     def __init__(self, where: str, directory: str | os.PathLike[str], patience: float) -> None:
         self.opened: futures.Future[ClusterPredictor] = futures.Future()
@@ -129,9 +119,18 @@ class _Desk:
             return "the scheduler of the cluster does not answer"
         return self._reason
 
-    def ask(self, rows: Rows, places: int) -> Ranked:
-        """The best labels of transformed rows; `NotReady` if that is not possible now."""
-        request = _Request(rows, places)
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return self.opened.result().layout
+
+    def run(self, batches: Iterable[RowBatch]) -> None:
+        """Have batches scored, one after the other; `NotReady` if that is not possible now."""
+        for batch in batches:
+            batch.done(self._answer(batch.rows, batch.ask))
+
+    def _answer(self, rows: Rows, ask: Ask) -> Any:
+        request = _Request(rows, ask)
         end = time.monotonic() + _REQUEST_SECONDS
         if self.not_ready is None:
             self._waiting.append(request)
@@ -201,11 +200,9 @@ class _Desk:
         self._beat = time.monotonic()
 
     def _note(self, predictor: ClusterPredictor) -> None:
-        missing = predictor.missing
         reason = None
-        if missing:
-            of = len(predictor.manifest.files)
-            reason = f"{len(missing)} of {of} shards of the model are being brought to a worker"
+        if predictor.missing:
+            reason = predictor.why_missing
             self._refuse(reason)
             predictor.drop()
         if (reason is None) != (self._reason is None):
@@ -214,31 +211,41 @@ class _Desk:
 
     def _add(self, predictor: ClusterPredictor) -> None:
         """Make a batch of requests that wait."""
-        requests: list[_Request] = []
-        n_rows = 0
-        while self._waiting and n_rows < _BATCH_ROWS:
-            requests.append(self._waiting.popleft())
-            n_rows += requests[-1].rows.n_rows
-        requests = [request for request in requests if not request.done()]
+        requests = self._take()
         if not requests:
             return
         self._asked += requests
 
-        def answer(found: Ranked | Exception) -> None:
+        def answer(found: Any) -> None:
             start = 0
             for request in requests:
                 stop = start + request.rows.n_rows
-                if isinstance(found, Exception):
-                    request.answer(found)
-                else:
-                    # The best few are the first of the best many.
-                    own = np.s_[start:stop, : request.places]
-                    request.answer((found[0][own], found[1][own]))
+                request.answer(_part(found, request, start, stop))
                 self._asked.remove(request)
                 start = stop
 
-        places = max(request.places for request in requests)
-        predictor.add(RowBatch(_stack([request.rows for request in requests]), places, answer))
+        asks = [request.ask for request in requests]
+        places = [ask.question.places for ask in asks if isinstance(ask.question, Best)]
+        ask = replace(asks[0], question=Best(max(places))) if len(asks) > 1 else asks[0]
+        predictor.add(RowBatch(_stack([request.rows for request in requests]), ask, answer))
+
+    def _take(self) -> list[_Request]:
+        """The first request that waits, and others that can be answered together with it."""
+        taken: list[_Request] = []
+        others: list[_Request] = []
+        n_rows = 0
+        while self._waiting and n_rows < _BATCH_ROWS:
+            request = self._waiting.popleft()
+            if request.done():  # who asked has gone
+                continue
+            key = request.ask.shared_key
+            if taken and (key is None or key != taken[0].ask.shared_key):
+                others.append(request)
+                continue
+            taken.append(request)
+            n_rows += request.rows.n_rows
+        self._waiting.extendleft(reversed(others))
+        return taken
 
     def _refuse(self, reason: str) -> None:
         refused, self._asked = self._asked, []
@@ -246,6 +253,15 @@ class _Desk:
             refused.append(self._waiting.popleft())
         for request in refused:
             request.answer(NotReady(reason))
+
+
+def _part(found: Any, request: _Request, start: int, stop: int) -> Any:
+    """What of the answer to a batch is the answer to one of its requests."""
+    question = request.ask.question
+    if isinstance(found, Exception) or not isinstance(question, Best):
+        return found
+    own = np.s_[start:stop, : question.places]  # the best few are the first of the best many
+    return found[0][own], found[1][own]
 
 
 def _stack(rows: list[Rows]) -> Rows:

@@ -54,6 +54,11 @@ class Allowed:
         """The labels that all rows may be given, ascending; None if each row has its own."""
         return None if self.mask is None else np.flatnonzero(self.mask).astype(np.int32)
 
+    @property
+    def starts(self) -> npt.NDArray[np.int64] | None:
+        """Where the labels of each row begin among those of all rows; None for one set for all."""
+        return None if self._rows is None else self._rows.indptr.astype(np.int64)
+
     def check(self, n_rows: int) -> None:
         """Refuse sets that are not those of so many rows."""
         if self._rows is not None and self._rows.shape[0] != n_rows:

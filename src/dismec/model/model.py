@@ -1,7 +1,8 @@
-"""A finished model: weights and names in, top k out."""
+"""A finished model: weights and names in; top k, sets of labels and explanations out."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,31 +18,23 @@ from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
 from dismec.model.explaining import explain
 from dismec.model.explanation import Explanation
-from dismec.model.orders import Orders, check_dense
+from dismec.model.orders import Orders, ShardOrders, check_dense
 from dismec.model.pruning import pruned_params, repacked
 from dismec.model.reliability import reliability
 from dismec.model.reranking import Gains, Reranked
-from dismec.model.scoring import Labels, Predictor, Scores
+from dismec.model.scoring import Labels, Ranking, Scores
 from dismec.model.stored import StoredModel
 from dismec.model.subsets import parts_in_use, subset_parts
 from dismec.model.thresholds import assigned, ranked
-from dismec.model.topk_model import Capabilities
+from dismec.model.topk_model import TopkModel
 
-__all__ = ["RANKS", "Model"]
+__all__ = ["RANKS", "Model", "RankingModel"]
 
 RANKS = ("score", "probability")  # what labels can be ranked by
 
 
-class Model(StoredModel):
-    """One linear classifier per label.
-
-    Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
-    as those of `TopkModel`, and `calibration`.
-    """
-
-    def _facts(self) -> list[str]:
-        words = {"calibrated": self._parts.calibration, "refined": self.manifest.refined}
-        return [self.precision, *(word for word, there in words.items() if there is not None)]
+class RankingModel(TopkModel):
+    """A model that ranks, assigns and explains its labels, wherever its weights are."""
 
     def predict_topk(
         self,
@@ -146,15 +139,6 @@ class Model(StoredModel):
         check_dense(what, rows.shape[0], self.n_labels, 4, instead)
         return rows
 
-    @property
-    def capabilities(self) -> Capabilities:  # noqa: D102
-        return Capabilities(
-            texts=self.vocabulary is not None,
-            probabilities=self.calibration is not None,
-            explanations=True,
-            rankings=True,
-        )
-
     @cached_property
     def calibration(self) -> Calibration | None:
         """What makes probabilities of its scores, or None.
@@ -163,16 +147,6 @@ class Model(StoredModel):
         """
         given = self._parts.calibration
         return None if given is None else given.taken_from(self.first_labels)
-
-    def calibrated(self, calibration: Calibration | None) -> Model:
-        """The same model with another calibration, on the same weights."""
-        if calibration is not None and calibration.n_labels != self.n_labels:
-            raise ModelError(
-                f"the calibration is of {calibration.n_labels} labels, the model has "
-                f"{self.n_labels}"
-            )
-        parts = replace(self._parts, calibration=calibration)
-        return Model(self.manifest, self.transform, parts, self._shards)
 
     def predict_proba_topk(
         self, X: Any, k: int = 5, *, allowed: Any = None, threads: int | None = None
@@ -289,38 +263,13 @@ class Model(StoredModel):
         bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
         ranking = self._orders.by_gain(bonus, probabilities=probabilities)
 
-        def among(allowed: Allowed | None, n_rows: int) -> tuple[Predictor | Gains, Allowed | None]:
+        def among(allowed: Allowed | None, n_rows: int) -> tuple[Ranking | Gains, Allowed | None]:
             orders, left = self._orders.among(allowed, n_rows)
             if orders is self._orders:
                 return ranking, left
             return orders.by_gain(bonus, probabilities=probabilities), left
 
         return Reranked(self, among)
-
-    def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
-        """A smaller model, in memory: without the weights below `delta`, at another precision.
-
-        It is what training with these values would have given, but for weights that rounding has
-        moved across `delta`. What is None stays as it is.
-
-        Raises
-        ------
-        DataError
-            If `delta` is below the model's own: what training has dropped does not come back.
-        """
-        params = pruned_params(self.params, delta, precision or self.precision)
-        kept = delta or 0.0, params["precision"]
-        shards = repacked(self.manifest, self.transform, self._shards, *kept)
-        return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
-
-    def subset(self, labels: Iterable[str | int]) -> Model:
-        """A model of some labels, given by name or number, in memory; its scores are the same bits.
-
-        Labels keep their order, and are numbered from 0. `ModelError` if the model is refined.
-        """
-        found = np.unique(self._find_labels(labels, "labels"))
-        made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
-        return Model(made[0], self.transform, *made[1:])
 
     def evaluate(
         self,
@@ -356,10 +305,69 @@ class Model(StoredModel):
         trust = reliability(self.calibration, truth, top, values, by_score, assign, weights)
         return metrics | trust
 
+    @property
+    @abstractmethod
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """int64 (n_labels,): for each label the first that has the same weights; itself, mostly."""
+
+    @abstractmethod
+    def _make_orders(self) -> Orders:
+        """The orders in which its labels can be ranked."""
+
     @cached_property
     def _orders(self) -> Orders:
-        return Orders(self._shards, self.n_labels, self.transform, self.calibration)
+        return self._make_orders()
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = [k for k, v in vars(Model).items() if isinstance(v, cached_property)]
+        cached = [k for k, v in vars(RankingModel).items() if isinstance(v, cached_property)]
         return {key: value for key, value in self.__dict__.items() if key not in cached}
+
+
+class Model(StoredModel, RankingModel):
+    """One linear classifier per label.
+
+    Made by `dismec.train`, `dismec.open_model` or `DiSMECClassifier.fit`, not by hand. Attributes
+    as those of `TopkModel`, and `calibration`.
+    """
+
+    def _facts(self) -> list[str]:
+        words = {"calibrated": self._parts.calibration, "refined": self.manifest.refined}
+        return [self.precision, *(word for word, there in words.items() if there is not None)]
+
+    def _make_orders(self) -> Orders:
+        return ShardOrders(self._shards, self.n_labels, self.transform, self.calibration)
+
+    def calibrated(self, calibration: Calibration | None) -> Model:
+        """The same model with another calibration, on the same weights."""
+        if calibration is not None and calibration.n_labels != self.n_labels:
+            raise ModelError(
+                f"the calibration is of {calibration.n_labels} labels, the model has "
+                f"{self.n_labels}"
+            )
+        parts = replace(self._parts, calibration=calibration)
+        return Model(self.manifest, self.transform, parts, self._shards)
+
+    def pruned(self, delta: float | None = None, *, precision: str | None = None) -> Model:
+        """A smaller model, in memory: without the weights below `delta`, at another precision.
+
+        It is what training with these values would have given, but for weights that rounding has
+        moved across `delta`. What is None stays as it is.
+
+        Raises
+        ------
+        DataError
+            If `delta` is below the model's own: what training has dropped does not come back.
+        """
+        params = pruned_params(self.params, delta, precision or self.precision)
+        kept = delta or 0.0, params["precision"]
+        shards = repacked(self.manifest, self.transform, self._shards, *kept)
+        return Model(replace(self.manifest, params=params), self.transform, self._parts, shards)
+
+    def subset(self, labels: Iterable[str | int]) -> Model:
+        """A model of some labels, given by name or number, in memory; its scores are the same bits.
+
+        Labels keep their order, and are numbered from 0. `ModelError` if the model is refined.
+        """
+        found = np.unique(self._find_labels(labels, "labels"))
+        made = subset_parts(self.manifest, parts_in_use(self), self._shards, found)
+        return Model(made[0], self.transform, *made[1:])

@@ -1,7 +1,8 @@
-"""One set of weights → the orders in which a model can rank labels."""
+"""Weights, here or on a cluster → the orders in which a model can rank labels."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,11 +17,11 @@ from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.cutting import cut_down
 from dismec.model.reranking import Gains
-from dismec.model.scoring import Predictor, RowTransform, Scores
+from dismec.model.scoring import Predictor, Ranking, RowTransform, Scores
 from dismec.model.shards import Shard
 from dismec.model.thresholds import MACRO_F1, MICRO_F1, Rule, by_margin, by_probability, by_score
 
-__all__ = ["Orders", "check_dense"]
+__all__ = ["Orders", "ShardOrders", "check_dense"]
 
 _ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))
 _CHUNK_SCORES = 1 << 22  # that become probabilities at a time
@@ -32,51 +33,26 @@ _MANY_ROWS = 256
 _COPIES = 4
 
 
-class Orders:
-    """Predictors on the weights of a model, each made when it is first asked for.
+class Orders(ABC):
+    """The rankings that a model has, each made when it is first asked for.
 
     Parameters
     ----------
-    shards, n_labels, transform
+    n_labels, transform
         As for `Predictor`.
     calibration
         What makes probabilities of scores; without one `ModelError` is raised where it is needed.
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        n_labels: int,
-        transform: RowTransform,
-        calibration: Calibration | None,
+        self, n_labels: int, transform: RowTransform, calibration: Calibration | None
     ) -> None:
-        self._shards, self._n_labels, self.transform = shards, n_labels, transform
+        self._n_labels, self.transform = n_labels, transform
         self._calibration = calibration
-        self._few: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
-        self._few_lock = Lock()
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
-        """Orders to rank so many rows in, and what these may choose from: all if it is None.
-
-        They have just the labels that are allowed where these are few, and were asked for with many
-        rows by now; and else all of them.
-        """
-        if allowed is None or allowed.mask is None:
-            return self, allowed
-        labels = allowed.labels
-        if labels is None or len(labels) > _FEW * self._n_labels:
-            return self, allowed
-        key = labels.tobytes()
-        with self._few_lock:
-            rows, orders = self._few.pop(key, (0, None))
-            rows += n_rows
-            if orders is None and rows >= _MANY_ROWS:
-                shards = cut_down(self._shards, allowed.mask)
-                orders = Orders(shards, self._n_labels, self.transform, self._calibration)
-            self._few[key] = rows, orders
-            while len(self._few) > _COPIES:
-                self._few.popitem(last=False)
-        return (self, allowed) if orders is None else (orders, None)
+        """Orders to rank so many rows in, and what these may choose from: all if it is None."""
+        return self, allowed
 
     @property
     def calibrated(self) -> bool:
@@ -91,30 +67,30 @@ class Orders:
         return self._calibration
 
     @cached_property
-    def by_score(self) -> Predictor:
+    def by_score(self) -> Ranking:
         """Ranks by score."""
-        return Predictor(self._shards, self._n_labels, self.transform)
+        return self._by_score()
 
     @cached_property
-    def by_logit(self) -> Predictor:
+    def by_logit(self) -> Ranking:
         """Ranks by slope·score + intercept: the order is that of probabilities."""
         calibration = self.calibration
         return self._rescaled(calibration.slopes, calibration.intercepts)
 
     @cached_property
-    def by_margin(self) -> Predictor:
+    def by_margin(self) -> Ranking:
         """Ranks by how far that is above the label's threshold for macro-F1."""
         calibration = self.calibration
         least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
         return self._rescaled(calibration.slopes, calibration.intercepts - least)
 
-    def by_gain(self, bonus: Floats, *, probabilities: bool) -> Predictor | Gains:
+    def by_gain(self, bonus: Floats, *, probabilities: bool) -> Ranking | Gains:
         """Ranks by log P + bonus, or by score + bonus."""
         if probabilities:
             return Gains(self._rescaled, self.calibration, bonus)
         return self._rescaled(np.ones(self._n_labels, np.float32), bonus.astype(np.float32))
 
-    def rule(self, threshold: Any, probabilities: bool) -> tuple[Predictor, Rule]:
+    def rule(self, threshold: Any, probabilities: bool) -> tuple[Ranking, Rule]:
         """Which labels reach a threshold, as for `Model.assign`, and the order to look in."""
         if threshold is None:
             probabilities = probabilities and self.calibrated
@@ -139,8 +115,59 @@ class Orders:
             result[begin : begin + step] = self.calibration.of_logits(result[begin : begin + step])
         return result
 
+    @abstractmethod
+    def _by_score(self) -> Ranking:
+        """Ranks by score."""
+
+    @abstractmethod
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Ranking:
+        """Ranks by slope·score + offset, which are those of all labels."""
+
+
+class ShardOrders(Orders):
+    """Predictors on weights that are in this process; `shards` as for `Predictor`."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        n_labels: int,
+        transform: RowTransform,
+        calibration: Calibration | None,
+    ) -> None:
+        super().__init__(n_labels, transform, calibration)
+        self._shards = shards
+        self._few: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
+        self._few_lock = Lock()
+
+    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
+        """As `Orders.among`.
+
+        They have just the labels that are allowed where these are few, and were asked for with many
+        rows by now; and else all of them.
+        """
+        if allowed is None or allowed.mask is None:
+            return self, allowed
+        labels = allowed.labels
+        if labels is None or len(labels) > _FEW * self._n_labels:
+            return self, allowed
+        key = labels.tobytes()
+        with self._few_lock:
+            rows, orders = self._few.pop(key, (0, None))
+            rows += n_rows
+            if orders is None and rows >= _MANY_ROWS:
+                shards = cut_down(self._shards, allowed.mask)
+                orders = ShardOrders(shards, self._n_labels, self.transform, self._calibration)
+            self._few[key] = rows, orders
+            while len(self._few) > _COPIES:
+                self._few.popitem(last=False)
+        return (self, allowed) if orders is None else (orders, None)
+
+    def _by_score(self) -> Predictor:
+        return Predictor(self._shards, self._n_labels, self.transform)
+
     def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
-        shards = [s.rescaled(slopes, offsets, self.transform.bias) for s in self._shards]
+        bias = self.transform.bias
+        shards = [s.rescaled(slopes[s.leaders], offsets[s.leaders], bias) for s in self._shards]
         return Predictor(shards, self._n_labels, self.transform.with_bias(1.0))
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
-from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
+from dismec.model.scoring import Labels, Ranking, Scores, empty_topk
 from dismec.model.thresholds import Rule, assigned, ranked
 from dismec.model.topk_model import TopkModel
 
@@ -36,7 +36,7 @@ class Gains:
 
     def __init__(
         self,
-        rescaled: Callable[[Float32s, Float32s], Predictor],  # ranks by slope·score + offset
+        rescaled: Callable[[Float32s, Float32s], Ranking],  # ranks by slope·score + offset
         calibration: Calibration,
         bonus: Floats,  # (n_labels,): −alpha·log p, at least 0
     ) -> None:
@@ -74,7 +74,7 @@ class Gains:
             labels[some, :width], logs[some, :width] = best[:, :width], values[:, :width]
         return labels, np.exp(np.minimum(logs, np.float32(80)))
 
-    def _make_margins(self, level: float) -> Predictor:
+    def _make_margins(self, level: float) -> Ranking:
         """Scores labels by how far z is above what it takes to reach a level."""
         offsets = (self._calibration.intercepts - self._least(level)).astype(np.float32)
         return self._rescaled(self._calibration.slopes, offsets)
@@ -114,7 +114,7 @@ class Reranked(TopkModel):
     def __init__(
         self,
         model: TopkModel,
-        among: Callable[[Allowed | None, int], tuple[Predictor | Gains, Allowed | None]],
+        among: Callable[[Allowed | None, int], tuple[Ranking | Gains, Allowed | None]],
     ) -> None:
         super().__init__(model.manifest, model.transform, model._parts)
         self._among = among

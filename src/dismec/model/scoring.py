@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,9 +15,21 @@ from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
+from dismec.model.held_labels import HeldLabels
 from dismec.model.shards import Shard
 
-__all__ = ["Labels", "Predictor", "RowTransform", "Scores", "best_labels", "empty_topk"]
+__all__ = [
+    "Labels",
+    "Predictor",
+    "Ranking",
+    "RowTransform",
+    "Scores",
+    "best_labels",
+    "check_explained",
+    "count_before",
+    "empty_topk",
+    "explained",
+]
 
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
 # that their transformed copy stays in the cache.
@@ -65,6 +76,32 @@ class RowTransform(Protocol):
         """Rows begin … end of those that have been through `arrays`, transformed."""
 
 
+class Ranking(Protocol):
+    """An order of all labels of a model: a `Predictor`, or what asks the workers of a cluster."""
+
+    @property
+    def n_labels(self) -> int:
+        """Labels of the model."""
+
+    @property
+    def transform(self) -> RowTransform:
+        """What is done to a row before it is scored."""
+
+    def topk(
+        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
+    ) -> tuple[Labels, Scores]:
+        """As `Predictor.topk`, and so are the others."""
+
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
+        """The scores of all labels."""
+
+    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
+        """What the score of a label for one row consists of."""
+
+    def place(self, X: Any, label: int) -> int:
+        """The place of a label for one row."""
+
+
 class Predictor:
     """The shards of a model, ready to score rows against all labels.
 
@@ -95,7 +132,7 @@ class Predictor:
             raise ModelError(f"label {np.argmax(held)} is in the shards {held.max()} times")
         self._unseen = held == 0
         self._shards = [shard.native for shard in shards]
-        self._labels = [(shard.labels, shard.label_starts) for shard in shards]
+        self._held = HeldLabels(shards, n_labels)
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
@@ -116,7 +153,7 @@ class Predictor:
 
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            among = None if allowed is None else self._among(allowed, start, stop)
+            among = None if allowed is None else self._held.among(allowed, start, stop)
             best = best_labels(self._shards, chunk, places, among)
             labels[start:stop, :places], scores[start:stop, :places] = best
 
@@ -148,64 +185,18 @@ class Predictor:
         The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
         """
         rows = self.transform.arrays(X)
-        if rows.n_rows != 1:
-            raise DataError(f"X has {rows.n_rows} rows; one is explained at a time")
-        if not 0 <= label < self.n_labels:
-            raise DataError(f"label {label}; expected one of 0 to {self.n_labels - 1}")
-        if self._unseen[label]:
+        check_explained(rows.n_rows, label, self.n_labels)
+        shard, classifier = self._held.find(label)
+        if shard < 0:
             raise DataError(f"label {label} was never trained: no training row had it")
-        shard, classifier = self._classifiers[label].tolist()
         row = self.transform.apply_between(rows, 0, 1)
-        with _damage_as_model_error():
-            score, weights = kernels.explain(self._shards[shard], classifier, *row)
+        weights, score = explained(self._shards[shard], classifier, row)
         return row, weights, score
 
     def place(self, X: Any, label: int) -> int:
         """The place of a label for one row, from 1, in the order of `topk`; errors as `explain`."""
-        self.explain(X, label)
-        scores = self.decision_function(X, threads=1)[0]
-        scores[self._unseen] = -np.inf
-        above = np.count_nonzero(scores > scores[label])
-        return int(1 + above + np.count_nonzero(scores[:label] == scores[label]))
-
-    def _among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
-        """What rows start … stop − 1 may be given, for each shard."""
-        mask = allowed.mask
-        if mask is not None:
-            return allowed.prepared(self, lambda: self._open_to_all(mask))
-        label_starts, labels = allowed.between(start, stop)
-        row = np.repeat(np.arange(stop - start), np.diff(label_starts))
-        shard, classifier = self._classifiers[labels].T
-        found = []
-        for number in range(len(self._shards)):
-            own = shard == number
-            starts = np.searchsorted(row[own], np.arange(stop - start + 1))
-            open_ = classifier[own].astype(np.uint16)
-            found.append(kernels.AllowedLabels(label_starts, labels, starts, open_))
-        return found
-
-    def _open_to_all(self, mask: npt.NDArray[np.bool_]) -> list[Any]:
-        """For each shard: the labels that are allowed, and the classifiers that have one."""
-        bits = np.packbits(mask, bitorder="little")
-        found = []
-        for labels, starts in self._labels:
-            open_ = mask[labels]
-            if len(labels) >= len(starts):  # some share a classifier
-                open_ = np.logical_or.reduceat(open_, starts[:-1])
-            words = np.zeros(-(-len(open_) // 16), np.uint16)
-            packed = np.packbits(open_, bitorder="little")
-            words.view(np.uint8)[: len(packed)] = packed
-            found.append(kernels.AllowedLabels(bits, words.astype("<u2", copy=False)))
-        return found
-
-    @cached_property
-    def _classifiers(self) -> npt.NDArray[np.int32]:
-        """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""
-        found = np.full((self.n_labels, 2), -1, np.int32)
-        for number, (labels, starts) in enumerate(self._labels):
-            found[labels, 0] = number
-            found[labels, 1] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        return found
+        row, _, score = self.explain(X, label)
+        return 1 + count_before(self._shards, row, self.n_labels, label, score)
 
 
 def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:
@@ -230,6 +221,31 @@ def best_labels(
             for shard, among in zip(shards, allowed, strict=True):
                 kernels.merge_topk(shard, *rows, labels, scores, allowed=among)
     return labels, scores
+
+
+def check_explained(n_rows: int, label: int, n_labels: int) -> None:
+    """Refuse what is not one row and a label of the model."""
+    if n_rows != 1:
+        raise DataError(f"X has {n_rows} rows; one is explained at a time")
+    if not 0 <= label < n_labels:
+        raise DataError(f"label {label}; expected one of 0 to {n_labels - 1}")
+
+
+def explained(shard: Any, classifier: int, row: Rows) -> tuple[Scores, float]:
+    """The weights of a classifier for the entries of a transformed row, and its score."""
+    with _damage_as_model_error():
+        score, weights = kernels.explain(shard, classifier, *row)
+    return weights, score
+
+
+def count_before(shards: Sequence[Any], row: Rows, n_labels: int, label: int, score: float) -> int:
+    """How many labels of some shards rank before a label that has this score for a row."""
+    scores = np.full((1, n_labels), np.nan, np.float32)  # what no shard holds ranks nowhere
+    with _damage_as_model_error():
+        for shard in shards:
+            kernels.dense_scores(shard, *row, scores)
+    before = np.count_nonzero(scores[0] > score)
+    return int(before + np.count_nonzero(scores[0, :label] == score))
 
 
 @contextmanager

@@ -103,20 +103,24 @@ class Shard:
         packed = _packed(packer, precision, self.n_features, 1, bring)
         return Shard(self.labels, self.label_starts, *packed)
 
+    @property
+    def leaders(self) -> npt.NDArray[np.int32]:
+        """The first label of each classifier."""
+        return self.labels[self.label_starts[:-1]]
+
     def rescaled(
         self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
     ) -> Shard:
-        """A view whose score is slope·score + offset of each classifier, with their first labels'.
+        """A view whose score is slope·score + offset, with a slope and offset per classifier.
 
         It is of rows whose bias feature is 1, whatever `bias` it is here. Only sums are scaled, so
         that the weights are shared; but scales are then no powers of two, and what `unpack` gives
-        is rounded once more. `slopes` and `offsets` are of all labels of the model.
+        is rounded once more.
         """
-        first = self.labels[self.label_starts[:-1]]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            scales = self.scales * slopes[first]
+            scales = self.scales * slopes
             own = np.float32(bias) * self.bias
-            biases = (own.astype(np.float64) * slopes[first] + offsets[first]).astype(np.float32)
+            biases = (own.astype(np.float64) * slopes + offsets).astype(np.float32)
         if not (np.isfinite(biases) & np.isfinite(scales) & (scales > 0)).all():
             raise ModelError("weights are too large or too small for the curves of their labels")
         return replace(self, scales=scales, bias=biases)

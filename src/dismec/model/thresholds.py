@@ -13,7 +13,7 @@ from dismec.data.matrices import csr_on
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration
-from dismec.model.scoring import Labels, Predictor, Scores, empty_topk
+from dismec.model.scoring import Labels, Ranking, Scores, empty_topk
 
 __all__ = [
     "MACRO_F1",
@@ -63,7 +63,7 @@ def by_margin(calibration: Calibration) -> Rule:
 
 
 def assigned(
-    predictor: Predictor,
+    predictor: Ranking,
     X: Any,
     rule: Rule,
     most: int | None = None,

@@ -32,12 +32,10 @@ __all__ = ["Capabilities", "TopkModel"]
 
 
 class Capabilities(NamedTuple):
-    """What a model can do where it is; all but texts need its weights in this process."""
+    """What a model can do that others cannot."""
 
     texts: bool  # turn texts into rows: it has a vocabulary
-    probabilities: bool = False  # make them of scores: it is calibrated
-    explanations: bool = False  # say what adds to a score
-    rankings: bool = False  # assign by threshold, and rank rare labels higher
+    probabilities: bool  # make them of scores: it is calibrated
 
 
 class TopkModel(ABC):
@@ -182,12 +180,12 @@ class TopkModel(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do where it is; one on a cluster only ranks by score."""
-        return Capabilities(texts=self.vocabulary is not None)
+        """What it can do."""
+        return Capabilities(self.vocabulary is not None, self.calibration is not None)
 
     @property
     def calibration(self) -> Calibration | None:
-        """What makes probabilities of its scores, or None; so far none on a cluster has one."""
+        """What makes probabilities of its scores, or None."""
         return None
 
     def close(self) -> None:  # noqa: B027  most have nothing to give up

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dismec.errors import DismecError
 from dismec.features.text_rows import TextRows
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
-from dismec.model.model import Model
+from dismec.model.model import RankingModel
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
 from dismec.model.thresholds import MICRO_F1
@@ -27,23 +27,19 @@ from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
 
-__all__ = ["NoExplanations", "Service"]
+__all__ = ["Service"]
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 _log = logging.getLogger(__name__)
 
 
-class NoExplanations(DismecError):  # noqa: N818  it says what there is not
-    """The model explains nothing where it is."""
-
-
 class Service:
     """The model that is served, for many threads; only `reload` is for one at a time.
 
     `predict`, `explain` and `labels` raise `DataError` for a request that does not keep to the
-    contract, and `example` if the model takes no texts; `explain` raises `NoExplanations` if the
-    weights are on a cluster, and `example` does if the model keeps no texts either.
+    contract, and `example` if the model takes no texts; all of them `NotReady` while workers of a
+    cluster that hold weights are missing.
     """
 
     def __init__(self, path: Path, cluster: str | None, limits: Limits) -> None:
@@ -65,7 +61,7 @@ class Service:
 
     def explain(self, body: bytes) -> bytes:
         """What adds to the score of a label, and its rank."""
-        model = self._explaining_model()
+        model = self.model
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
@@ -109,7 +105,7 @@ class Service:
         rng = np.random.default_rng()
         if kept := self.model.manifest.examples:
             return {"text": str(rng.choice(kept)), "training": True}
-        model = self._explaining_model()
+        model = self.model
         seen = np.flatnonzero(model.label_counts)
         chances = model.label_counts[seen] / model.label_counts.sum()
         every: Any = TextRows(np.ones((1, model.n_features), np.float32))
@@ -139,7 +135,7 @@ class Service:
             "names": model.names is not None,
             "text": able.texts,
             "calibrated": able.probabilities,
-            "explanations": able.explanations,
+            "explanations": True,  # every model does now; clients may ask
             "threshold": _threshold(model),
             "examples": len(manifest.examples),
             "weights": model.nnz,
@@ -162,17 +158,11 @@ class Service:
         _log.info("reloaded %s: %d labels", self._path, self.model.n_labels)
         return True
 
-    def _explaining_model(self) -> Model:
-        model = self.model
-        if not model.capabilities.explanations:
-            raise NoExplanations("explanations need the weights, and a cluster holds them")
-        return cast(Model, model)
 
-
-def _open_warm(path: Path, cluster: str | None) -> TopkModel:
+def _open_warm(path: Path, cluster: str | None) -> RankingModel:
     """The model, ready to predict: nobody waits for its weights to be laid out."""
     directory = path.resolve()  # one throughout, if a link is moved meanwhile
-    model: TopkModel
+    model: RankingModel
     if cluster is None:
         model = open_model(directory, check=True)
     else:
@@ -196,14 +186,11 @@ def _threshold(model: TopkModel) -> dict[str, Any]:
 
 
 def _best_labels(
-    model: TopkModel, X: Any, request: dict[str, Any], allowed: Allowed | None
+    model: RankingModel, X: Any, request: dict[str, Any], allowed: Allowed | None
 ) -> list[Any]:
     ranked = "probabilities" if request["rank"] == "probability" else "scores"
-    if isinstance(model, Model):
-        how = {"rank": request["rank"], "allowed": allowed}
-        labels, ranks = model.predict_topk(X, request["k"], threads=1, **how)
-    else:
-        labels, ranks = model.predict_topk(X, request["k"], threads=1)
+    how = {"rank": request["rank"], "allowed": allowed}
+    labels, ranks = model.predict_topk(X, request["k"], threads=1, **how)
     lists = {"labels": labels.tolist(), ranked: ranks.tolist()}
     if model.calibration is not None and ranked == "scores":
         lists["probabilities"] = model.calibration.probabilities(labels, ranks).tolist()

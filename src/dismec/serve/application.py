@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dismec.cpu import thread_count
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
-from dismec.serve.answers import NoExplanations, Service
+from dismec.serve.answers import Service
 from dismec.serve.connections import ConnectionLimits, connection_class
 from dismec.serve.contract import Limits
 from dismec.serve.description import openapi
@@ -42,7 +42,7 @@ _IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so tha
 _CLUSTER_THREADS = 32
 _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
 # Of what a `Service` raises; the first that fits.
-_STATUSES = {NumericRows: 422, DataError: 400, NoExplanations: 501, NotReady: 503}
+_STATUSES = {NumericRows: 422, DataError: 400, NotReady: 503}
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

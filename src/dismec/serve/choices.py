@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.topk_model import TopkModel
 from dismec.serve.label_search import LabelSearch
@@ -31,15 +30,11 @@ class Choices:
     def find(self, model: TopkModel, request: dict[str, Any]) -> Allowed | None:
         """The labels that a checked request allows, or None for all.
 
-        `DataError` if the model does not have one, or is on a cluster.
+        `DataError` if the model does not have one.
         """
         only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
-        given = {"only": only is not None, "exclude": bool(exclude), "prefix": bool(prefix.strip())}
-        if not any(given.values()):
+        if only is None and not exclude and not prefix.strip():
             return None
-        if not model.capabilities.rankings:
-            what = next(key for key, there in given.items() if there)
-            raise DataError(f'"{what}" is not supported: the model is on a cluster')
         key = None if only is None else tuple(only), tuple(exclude or ()), prefix
         with self._lock:
             if self._model is not model:

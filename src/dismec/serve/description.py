@@ -34,8 +34,7 @@ def openapi(
     unready = {"503": "Workers of the cluster that hold weights are missing; there is no answer."}
     numeric = {"422": 'The model takes texts, and the request has features without "numeric".'}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
-    elsewhere = {"501": "The weights are on a cluster.", **locked}
-    no_texts = {"400": "The model takes no texts.", "503": refused["503"], **elsewhere}
+    no_texts = {"400": "The model takes no texts.", "503": refused["503"], **locked}
     failed = {"500": "The model could not be opened; the old one stays.", **locked}
     busy = {"400": refused["400"], "503": refused["503"], **locked}
     a_text = "A training text that the model keeps, or one made of words that raise some scores."
@@ -50,7 +49,7 @@ def openapi(
             "/explain",
             "post",
             "What adds to the score of a label, and its rank.",
-            refused | numeric | elsewhere,
+            refused | numeric | locked,
         ),
         ("/labels", "get", "Labels by part of their names.", busy),
         ("/example", "get", a_text, no_texts),

@@ -1,0 +1,34 @@
+"""A model for a command: opened here, or spread over the workers of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dismec.cli.console import cluster_news
+
+if TYPE_CHECKING:
+    from dismec.model.model import RankingModel
+
+__all__ = ["model_at"]
+
+
+@contextmanager
+def model_at(model: Path, cluster: str | None) -> Iterator[RankingModel]:
+    """The model, here or on a cluster (``--cluster``); workers forget it in the end."""
+    from dismec.model.opening import open_model
+
+    if cluster is None:
+        yield open_model(model, check=True)
+        return
+    with cluster_news(cluster, quiet=False):
+        from dismec.cluster.connection import Cluster
+        from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+
+        with (
+            Cluster.connect(cluster) as connection,
+            ClusterPredictor(connection, model) as predictor,
+        ):
+            yield ClusterModel(predictor)

@@ -1,0 +1,103 @@
+"""An address, a scheduler file or a client of the caller → a client. The door to Dask."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from dismec.errors import ClusterError
+
+try:
+    import distributed
+except ImportError:
+    raise ClusterError(
+        "a cluster needs the package distributed: pip install 'dismec[dask]'"
+    ) from None
+
+__all__ = ["ANSWER_SECONDS", "distributed", "new_client", "no_scheduler", "scheduler_of"]
+
+ANSWER_SECONDS = 10.0  # for an answer of the scheduler
+
+_log = logging.getLogger("dismec")
+
+
+def new_client(where: str, patience: float, security: Any = None) -> distributed.Client:
+    """Connect to a scheduler at an address or with a scheduler file, once there is one.
+
+    It runs in a thread of its own. `ClusterError` if there is none for `patience` seconds.
+    """
+    begin = time.monotonic()
+    said = False
+    while True:
+        try:
+            left = patience - (time.monotonic() - begin)
+            address = _address(where)
+            keys = security or distributed.Security()
+            if address.startswith("tls://") and keys.tls_ca_file is None:
+                raise ClusterError(f"{where}: TLS is not configured (distributed.comm.tls of Dask)")
+            return distributed.Client(
+                address,
+                timeout=max(min(left, ANSWER_SECONDS), 1.0),
+                set_as_default=False,
+                security=security,
+                asynchronous=False,
+            )
+        except OSError:
+            waited = time.monotonic() - begin
+            if waited >= patience:
+                raise no_scheduler(where, waited) from None
+            if not said:
+                there = "" if "://" in where or Path(where).exists() else " (there is no such file)"
+                _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
+                said = True
+            time.sleep(0.2)
+
+
+def scheduler_of(client: distributed.Client) -> str:
+    """The address of the scheduler of an asynchronous client, to connect to it a second time.
+
+    The caller is a coroutine in the event loop of the client, and it blocks this loop while it
+    waits. So the client itself is of no use, and a scheduler that runs in the same loop cannot
+    answer either: that is a `ClusterError`, and so is a client that is not connected.
+    """
+    scheduler = getattr(client.cluster, "scheduler", None)
+    if isinstance(scheduler, distributed.Scheduler) and (
+        scheduler.loop.asyncio_loop is client.loop.asyncio_loop
+    ):
+        raise ClusterError(
+            "the scheduler runs in the event loop of this coroutine, which would block it: "
+            "call the function in a thread, as in await asyncio.to_thread(train, ...)"
+        )
+    if client.scheduler is None or client.status != "running":
+        raise ClusterError("the client is not connected: await it first, or use async with")
+    return str(client.scheduler.address)
+
+
+def _address(where: str) -> str:
+    """The address itself, or the one in a scheduler file."""
+    if Path(where).is_dir() or (where.endswith(".json") and not Path(where).parent.is_dir()):
+        raise ClusterError(f"{where}: not the path of a scheduler file")
+    if "://" in where or not (where.endswith(".json") or Path(where).exists()):
+        try:
+            distributed.comm.get_address_host_port(where)
+        except ValueError as error:
+            raise ClusterError(f"{where}: {error}") from None
+        return where
+    try:
+        content = json.loads(Path(where).read_bytes())
+    except json.JSONDecodeError:
+        raise OSError("not complete yet") from None
+    if not (isinstance(content, dict) and isinstance(content.get("address"), str)):
+        raise ClusterError(f"{where}: not a scheduler file of Dask")
+    return str(content["address"])
+
+
+def no_scheduler(where: str, seconds: float) -> ClusterError:
+    """What to say when none has answered for so long."""
+    return ClusterError(
+        f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
+        "one does: a training goes on where it stopped"
+    )

@@ -1,0 +1,59 @@
+"""What the client has told a worker → what it has to send along with the next question."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from dismec.cluster.batches import RowBatch
+from dismec.cluster.prediction_worker import KEPT, Asked
+from dismec.cluster.ranking import Layout
+
+__all__ = ["Told"]
+
+_MOST_BYTES = 8_000_000  # of curves in a message; Dask warns above 10 MB
+
+
+class Told:
+    """The orders and sets of labels that a worker has been sent, as far as the client knows."""
+
+    def __init__(self) -> None:
+        self._orders: OrderedDict[str, set[int]] = OrderedDict()  # shards, by the keys of orders
+        self._choices: OrderedDict[str, None] = OrderedDict()
+
+    def forget(self) -> None:
+        """Send everything again."""
+        self._orders.clear()
+        self._choices.clear()
+
+    def ask(self, batch: RowBatch, numbers: tuple[int, ...], layout: Layout) -> Asked:
+        """The question of a batch to some of a worker's shards, or to fewer of them.
+
+        With it goes what the worker needs and has not been sent. Where that is much, the question
+        is to as many shards as a message has room for.
+        """
+        asked = Asked(batch.ask.question, numbers)
+        curves, choice = batch.ask.curves, batch.ask.choice
+        if curves is not None:
+            known = self._orders.pop(curves.key, set())
+            sent, size = {}, 0
+            for number in numbers:
+                if number in known:
+                    continue
+                rescaling = curves.of(layout.shards[number].leaders)
+                size += rescaling.slopes.nbytes + rescaling.offsets.nbytes
+                if sent and size > _MOST_BYTES:
+                    break
+                sent[number] = rescaling
+            known.update(sent)
+            self._orders[curves.key] = known
+            some = tuple(number for number in numbers if number in known)
+            asked = asked._replace(numbers=some, order=curves.key, rescalings=sent)
+        if choice is not None:
+            bits = None if choice.key in self._choices else choice.bits
+            self._choices.pop(choice.key, None)
+            self._choices[choice.key] = None
+            asked = asked._replace(choice=choice.key, bits=bits)
+        for kept in (self._orders, self._choices):
+            while len(kept) > KEPT:
+                kept.popitem(last=False)
+        return asked

@@ -1,0 +1,490 @@
+"""A model on a cluster ranks, assigns and explains as it does on one machine, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+
+from clusters import PretendCluster, Processes, wait_until
+from conftest import random_problem
+from dismec import DataError, ModelError, TrainingParams, open_model, save_data, train
+from dismec.cli import main
+from dismec.cluster import prediction_worker
+from dismec.cluster.connection import Cluster
+from dismec.cluster.prediction import ClusterModel, ClusterPredictor
+from dismec.cluster.serving import serve_on_cluster
+from dismec.cpu import kernels
+from dismec.data.dataset import Dataset
+from dismec.errors import ClusterError, NotReady
+from dismec.serve.answers import Service
+from dismec.serve.contract import Limits
+from servers import serving
+from test_server import features
+
+pytestmark = pytest.mark.cluster
+
+N_LABELS, UNSEEN = 64, 3  # labels, and the last of them that no row has
+
+
+def problem():
+    """Some labels have the same rows as others, and hence share a classifier with them."""
+    X, Y = random_problem(rows=420, features=80, labels=N_LABELS - UNSEEN)
+    Y = Y.toarray()
+    Y[:, [9, 30, 31]] = Y[:, [50, 8, 8]]
+    Y = np.hstack([Y, np.zeros((len(Y), UNSEEN), Y.dtype)])
+    return X, sp.csr_array(Y)
+
+
+@pytest.fixture(scope="module")
+def X():
+    return problem()[0]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A calibrated model of several shards."""
+    path = tmp_path_factory.mktemp("models") / "model"
+    names = [f"tag {i}" for i in range(N_LABELS)]
+    with mock.patch.object(kernels, "shard_rows", 12):
+        train(*problem(), path, TrainingParams(tfidf=True, calibrate=True, bias=0.7), names=names)
+    assert len(open_model(path).manifest.files) == 5
+    return path
+
+
+@pytest.fixture(scope="module")
+def here(path):
+    return open_model(path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with Processes(tmp_path_factory.mktemp("dask")) as processes:
+        processes.scheduler()
+        processes.worker()
+        processes.worker(threads=2)
+        with Cluster.connect(processes.file) as cluster:
+            wait_until(lambda: len(cluster.workers()) == 2)
+        yield processes
+
+
+@pytest.fixture(scope="module", params=["batches", "served"])
+def there(request, shared, path):
+    """The model on the cluster: for one thread, and for many."""
+    if request.param == "served":
+        served = serve_on_cluster(str(shared.file), path)
+        yield served
+        served.close()
+        return
+    with (
+        Cluster.connect(shared.file) as cluster,
+        ClusterPredictor(cluster, path) as predictor,
+    ):
+        yield ClusterModel(predictor)
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def assert_same_sets(found, expected):
+    assert found.shape == expected.shape
+    assert_same(
+        (found.indptr, found.indices, found.data),
+        (expected.indptr, expected.indices, expected.data),
+    )
+
+
+def choices(n_rows):
+    """Labels to choose from: few and many, none, unseen ones, and a set for each row."""
+    rng = np.random.default_rng(1)
+    each = rng.random((n_rows, N_LABELS)) < 0.2
+    each[3] = False
+    return [
+        None,
+        ["tag 8", "tag 31", "tag 40"],
+        np.arange(2, N_LABELS),
+        [],
+        [N_LABELS - 1],
+        sp.csr_array(each),
+    ]
+
+
+@pytest.mark.parametrize("rank", [None, "score", "probability"])
+def test_rankings_are_those_of_one_machine_whatever_is_allowed(there, here, X, rank):
+    for allowed in choices(X.shape[0]):
+        for k in (1, 5, N_LABELS + 6):
+            found = there.predict_topk(X, k, rank=rank, allowed=allowed)
+            assert_same(found, here.predict_topk(X, k, rank=rank, allowed=allowed))
+    wanted = there.select_labels(exclude=["tag 8"])
+    assert_same(
+        there.predict_proba_topk(X[:9], 4, allowed=wanted),
+        here.predict_proba_topk(X[:9], 4, allowed=wanted),
+    )
+
+
+@pytest.mark.parametrize("threshold", [None, "micro-f1", "macro-f1", 0.0, 0.3])
+def test_sets_of_labels_are_those_of_one_machine(there, here, X, threshold):
+    for allowed in choices(X.shape[0]):
+        how = {"allowed": allowed, "most": 9 if allowed is None else None}
+        assert_same_sets(there.assign(X, threshold, **how), here.assign(X, threshold, **how))
+    if threshold is None:
+        assert there.predict(X[:40]) == here.predict(X[:40])
+        scores = {"probabilities": False, "allowed": [1, 2, 30]}
+        assert_same_sets(there.assign(X, **scores), here.assign(X, **scores))
+
+
+@pytest.mark.parametrize("probabilities", [True, False])
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_rare_labels_rank_higher_as_on_one_machine(there, here, X, alpha, probabilities):
+    how = {"probabilities": probabilities}
+    for allowed in choices(X.shape[0]):
+        found = there.reranked(alpha, **how).predict_topk(X, 5, allowed=allowed)
+        assert_same(found, here.reranked(alpha, **how).predict_topk(X, 5, allowed=allowed))
+    Y = problem()[1]
+    expected = here.reranked(alpha, **how).evaluate(X, Y, (1, 5))
+    assert there.reranked(alpha, **how).evaluate(X, Y, (1, 5)) == expected
+
+
+def test_explanations_and_places_are_those_of_one_machine(there, here, X):
+    for row, label in ((0, 0), (1, 8), (2, 31), (5, N_LABELS - UNSEEN - 1)):
+        assert there.explain(X[[row]], label) == here.explain(X[[row]], label)
+        assert there.place(X[[row]], label) == here.place(X[[row]], label)
+    for label, reason in ((N_LABELS - 1, "never trained"), (N_LABELS, "expected one of")):
+        for ask in (there.explain, there.place):
+            with pytest.raises(DataError, match=reason):
+                ask(X[[0]], label)
+    with pytest.raises(DataError, match="one is explained at a time"):
+        there.explain(X[:2], 0)
+
+
+def test_scores_and_probabilities_of_all_labels_are_those_of_one_machine(there, here, X):
+    np.testing.assert_array_equal(there.decision_function(X), here.decision_function(X))
+    np.testing.assert_array_equal(there.predict_proba(X), here.predict_proba(X))
+
+
+def test_metrics_are_those_of_one_machine(there, here, X):
+    Y = problem()[1]
+    for how in (
+        {},
+        {"rank": "score", "weights": np.linspace(0, 2, X.shape[0])},
+        {"allowed": list(range(20, 40))},
+    ):
+        found = there.evaluate(X, Y, (1, 4), **how)
+        assert found == here.evaluate(X, Y, (1, 4), **how)
+        assert {"P@4", "ECE", "macro-F1"} <= found.keys()
+
+
+def test_what_is_wrong_is_refused_as_on_one_machine(there, X):
+    for ask, reason in (
+        (lambda: there.predict_topk(X, 0), "k is 0"),
+        (lambda: there.predict_topk(X, allowed=["nothing"]), "no label 'nothing'"),
+        (lambda: there.predict_topk(X[:2], allowed=np.ones((3, N_LABELS))), "3 rows, X has 2"),
+        (lambda: there.predict_topk(X, rank="name"), "rank is 'name'"),
+        (lambda: there.assign(X, 1.5), "threshold is 1.5"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            ask()
+
+
+def test_a_model_without_calibration_says_so(tmp_path, shared, X):
+    train(*problem(), tmp_path / "plain")
+    with (
+        Cluster.connect(shared.file) as cluster,
+        ClusterPredictor(cluster, tmp_path / "plain") as predictor,
+    ):
+        there, here = ClusterModel(predictor), open_model(tmp_path / "plain")
+        assert_same(there.predict_topk(X, 3, allowed=[5]), here.predict_topk(X, 3, allowed=[5]))
+        assert_same(
+            there.reranked(probabilities=False).predict_topk(X, 3),
+            here.reranked(probabilities=False).predict_topk(X, 3),
+        )
+        assert repr(there).startswith("ClusterModel(64 labels")
+        for ask in (there.predict_proba_topk, there.predict_proba):
+            with pytest.raises(ModelError, match="gives no probabilities"):
+                ask(X)
+        with pytest.raises(ModelError, match="gives no probabilities"):
+            there.reranked()
+
+
+def test_threads_that_want_different_orders_and_labels_get_their_own_answers(shared, path, here, X):
+    served = serve_on_cluster(str(shared.file), path)
+    wanted = [
+        {"rank": rank, "allowed": allowed}
+        for rank in ("score", "probability")
+        for allowed in (None, [3, 4, 5], list(range(30)))
+    ]
+    expected = [here.predict_topk(X, 6, **how) for how in wanted]
+    wrong = []
+
+    def ask(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(12):
+            start, kind = rng.integers(X.shape[0] - 9), rng.integers(len(wanted))
+            own, k = slice(start, start + rng.integers(1, 9)), int(rng.integers(1, 7))
+            found = served.predict_topk(X[own], k, **wanted[kind])
+            right = [part[own, :k] for part in expected[kind]]
+            if not all(map(np.array_equal, found, right)):
+                wrong.append((own, k, wanted[kind]))
+            if served.place(X[[start]], 8) != here.place(X[[start]], 8):
+                wrong.append(start)
+
+    threads = [threading.Thread(target=ask, args=[seed]) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    served.close()
+    assert wrong == []
+    with pytest.raises(NotReady, match="closed"):
+        served.explain(X[[0]], 1)
+
+
+# -- what travels ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def near():
+    """A cluster whose only worker runs in this process, and the questions that come to it."""
+    asked = []
+
+    def answer(token, question, rows):
+        asked.append(question)
+        return prediction_worker.answer(token, question, rows)
+
+    own = [getattr(prediction_worker, name) for name in ("join", "hear", "hold", "release")]
+    cluster = PretendCluster({function: function for function in own})
+    cluster.answers[prediction_worker.answer] = answer
+    cluster.join("a")
+    with (
+        mock.patch.object(prediction_worker, "listen"),
+        mock.patch.object(prediction_worker, "memory_limit", return_value=None),
+    ):
+        yield cluster, asked
+
+
+def test_orders_and_choices_are_sent_once(near, path, here, X):
+    cluster, asked = near
+    with (
+        mock.patch("dismec.cluster.batches._LEAST_ROWS", 16),
+        ClusterPredictor(cluster, path) as predictor,
+    ):
+        there = ClusterModel(predictor)
+        for _ in range(2):
+            for allowed in (None, list(range(50))):
+                found = there.predict_topk(X, 5, allowed=allowed)
+                assert_same(found, here.predict_topk(X, 5, allowed=allowed))
+    assert len(asked) > 20
+    assert sum(len(question.rescalings) for question in asked) == 5  # one per shard
+    assert sum(question.bits is not None for question in asked) == 1
+
+
+def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
+    cluster, asked = near
+    with (
+        mock.patch.object(prediction_worker, "KEPT", 1),
+        ClusterPredictor(cluster, path) as predictor,
+    ):
+        there = ClusterModel(predictor)
+        for _ in range(2):
+            for allowed in ([1, 2], [3], None):
+                for rank in ("probability", "score"):
+                    how = {"allowed": allowed, "rank": rank}
+                    assert_same(there.predict_topk(X, 3, **how), here.predict_topk(X, 3, **how))
+                sets = there.assign(X, "macro-f1", allowed=allowed)
+                assert_same_sets(sets, here.assign(X, "macro-f1", allowed=allowed))
+    assert sum(question.bits is not None for question in asked) > 2
+
+
+def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
+    cluster, asked = near
+    with (
+        mock.patch("dismec.cluster.told._MOST_BYTES", 1),
+        ClusterPredictor(cluster, path) as predictor,
+    ):
+        assert_same(ClusterModel(predictor).predict_topk(X, 5), here.predict_topk(X, 5))
+    assert [len(question.rescalings) for question in asked[:5]] == [1] * 5
+    assert {question.numbers for question in asked} >= {(0,), (0, 1, 2, 3, 4)}
+
+
+def test_rows_with_many_labels_to_choose_from_are_sent_in_smaller_batches(near, path, here, X):
+    cluster, asked = near
+    every = sp.csr_array(np.ones((X.shape[0], N_LABELS), np.bool_))
+    with (
+        mock.patch("dismec.cluster.batches._MOST_BYTES", 10_000),
+        ClusterPredictor(cluster, path) as predictor,
+    ):
+        found = ClusterModel(predictor).predict_topk(X, 5, allowed=every)
+    assert_same(found, here.predict_topk(X, 5))
+    assert max(len(question.question.sets.starts) - 1 for question in asked) < 10_000 / 4 / N_LABELS
+
+
+# -- a worker that hangs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient():
+    with (
+        mock.patch("dismec.cluster.pulse.SILENT_SECONDS", 2.0),
+        mock.patch("dismec.cluster.pulse._EVERY_SECONDS", 0.2),
+    ):
+        yield
+
+
+def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, X, impatient):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        worker = processes.worker()
+        served = serve_on_cluster(str(processes.file), path)
+        wait_until(served.ready)
+        os.kill(worker.pid, signal.SIGSTOP)
+        wait_until(lambda: not served.ready(), 60)
+        assert "5 of 5 shards of the model have no other worker" in served.not_ready
+        with pytest.raises(NotReady, match="has not answered"):
+            served.predict_topk(X[:1])
+        os.kill(worker.pid, signal.SIGCONT)
+        wait_until(served.ready, 60)
+        assert_same(served.predict_topk(X[:3], 5), here.predict_topk(X[:3], 5))
+        served.close()
+
+
+def test_others_take_over_what_a_worker_that_hangs_was_scoring(tmp_path, path, here, X, impatient):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        workers = [processes.worker() for _ in range(2)]
+        with Cluster.connect(processes.file) as cluster:
+            wait_until(lambda: len(cluster.workers()) == 2)
+            with ClusterPredictor(cluster, path) as predictor:
+                there = ClusterModel(predictor)
+                assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
+                os.kill(workers[0].pid, signal.SIGSTOP)
+                try:
+                    assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
+                finally:
+                    os.kill(workers[0].pid, signal.SIGCONT)
+                wait_until(lambda: predictor.step(0.1) or answering(predictor) == 2)
+                assert_same(there.predict_topk(X, 5), here.predict_topk(X, 5))
+
+
+def answering(predictor):
+    return sum(not member.silent for member in predictor._pool.members.values())
+
+
+def test_a_worker_that_hangs_for_long_is_named(tmp_path, path, X, impatient):
+    with Processes(tmp_path / "dask") as processes:
+        processes.scheduler()
+        worker = processes.worker()
+        with Cluster.connect(processes.file) as cluster:
+            cluster.wait_for_workers()
+            with ClusterPredictor(cluster, path, patience=1) as predictor:
+                predictor.topk(X[:1])
+                os.kill(worker.pid, signal.SIGSTOP)
+                try:
+                    with pytest.raises(ClusterError, match=r"has not answered.*end that worker"):
+                        predictor.topk(X)
+                finally:
+                    os.kill(worker.pid, signal.SIGCONT)
+
+
+# -- the command line and the server ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, path):
+    """Data, labels to choose from, a hierarchy, dense features and models that take these."""
+    folder = tmp_path_factory.mktemp("files")
+    X, Y = problem()
+    save_data(Dataset(X, Y), folder / "data.xmc")
+    (folder / "some.txt").write_text("tag 3\ntag 8\ntag 31\ntag 40\ntag 50\n")
+    (folder / "tree.csv").write_text("".join(f"tag {i},tag {i % 4}\n" for i in range(4, 60)))
+    np.savetxt(folder / "weights.txt", np.linspace(0.1, 2, X.shape[0]))
+    E = np.random.default_rng(0).standard_normal((X.shape[0], 12)).astype(np.float32)
+    np.save(folder / "E.npy", E)
+    with mock.patch.object(kernels, "shard_rows", 25):
+        train([X, E], Y, folder / "both", TrainingParams(calibrate=True))
+        train([E], Y, folder / "alone")
+    return folder
+
+
+def printed(*arguments):
+    found = CliRunner().invoke(main, [*map(str, arguments)])
+    assert found.exit_code == 0, found.output
+    assert found.stdout
+    return found.stdout
+
+
+COMMANDS = [
+    "predict model data.xmc -k 4",
+    "predict model data.xmc --probabilities --only some.txt",
+    "predict model data.xmc --rank score --exclude some.txt",
+    "predict model data.xmc --hierarchy tree.csv --leaves-only --close-upwards",
+    "predict model data.xmc --threshold macro-f1",
+    "predict model data.xmc --rerank 0.8 --only some.txt",
+    "predict both data.xmc --dense E.npy --threshold 0.2",
+    "predict alone --dense E.npy",
+    "evaluate model data.xmc --rank score --weights weights.txt --json",
+    "evaluate model data.xmc --rerank 1 --only some.txt --json",
+    "evaluate model data.xmc --hierarchy tree.csv --exclude some.txt --json",
+    "evaluate both data.xmc --dense E.npy --json",
+    "explain model data.xmc --row 3 --label 8 --label 31 --json",
+    "explain both data.xmc --row 2 --dense E.npy",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_print_the_same_with_a_cluster(files, shared, path, monkeypatch, command):
+    monkeypatch.chdir(files)
+    words = [str(path) if word == "model" else word for word in command.split()]
+    assert printed(*words, "--cluster", shared.file) == printed(*words)
+
+
+def requests(X, E):
+    row = {"features": features(X, 3)}
+    yield "model", "/predict", {**row, "k": 4}
+    yield "model", "/predict", {**row, "only": ["tag 8", 40, "tag 31"], "k": 9}
+    yield "model", "/predict", {**row, "exclude": ["tag 8"], "prefix": "tag 1", "rank": "score"}
+    yield "model", "/predict", {"rows": [{"features": features(X, i)} for i in range(40)]}
+    yield "model", "/explain", {**row, "label": "tag 31"}
+    dense = {"features": features(X, 5), "dense": E[5].tolist()}
+    yield "both", "/predict", {**dense, "only": [1, 2, 3]}
+    yield "both", "/explain", {**dense, "label": 7}
+
+
+def test_a_server_on_a_cluster_answers_as_one_with_the_weights(files, tmp_path, shared, path, X):
+    E = np.load(files / "E.npy")
+    for name, model in (("model", path), ("both", files / "both")):
+        alone = Service(model, None, Limits())
+        with serving(tmp_path, model, "--cluster", str(shared.file)) as server:
+            for of, where, body in requests(X, E):
+                if of != name:
+                    continue
+                text = json.dumps(body)
+                status, _, found = server.ask("POST", where, text)
+                assert status == 200, found
+                here = getattr(alone, where.strip("/"))(text.encode())
+                expected = json.loads(here[0] if isinstance(here, tuple) else here)
+                assert found == expected
+            known = server.ask("GET", "/model")[2]
+            assert known == alone.describe()
+            assert known["explanations"] is True
+            assert server.ask("POST", "/predict", '{"features": [], "only": ["x"]}')[0] == 400
+
+
+def test_a_server_of_texts_on_a_cluster_makes_examples_and_explains(text_files, tmp_path, shared):
+    model = text_files / "calibrated"
+    alone = Service(model, None, Limits())
+    body = json.dumps({"text": "a crate of pear and cargo", "label": "fruit"})
+    with serving(tmp_path, model, "--cluster", str(shared.file)) as server:
+        assert server.ask("GET", "/example")[0] == 200
+        status, _, found = server.ask("POST", "/explain", body)
+        assert (status, found) == (200, json.loads(alone.explain(body.encode())))
+        assert found["highlights"]
