@@ -10,6 +10,7 @@ import click
 
 from dismec.cli.console import print_explanation, spoken
 from dismec.cli.options import PATH, Reading, data_options, json_option, no_features
+from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ def _beside_dense(model: Model, x: Any, reading: Reading, number: int | None) ->
     if dense is None:
         return x
     if number is None and len(dense) != 1:
-        raise DismecError(f"{reading.dense} has {len(dense)} rows: say which (--row 1)")
+        raise DismecError(f"{reading.dense} has {counted(len(dense), 'row')}: say which (--row 1)")
     place = (number or 1) - 1
     if place >= len(dense):
-        raise DismecError(f"row {number} requested, but {reading.dense} has {len(dense)} rows")
+        raise DismecError(
+            f"row {number} requested, but {reading.dense} has {counted(len(dense), 'row')}"
+        )
     return [x, dense[place : place + 1]] if model.n_features else [dense[place : place + 1]]
 
 
@@ -127,7 +130,7 @@ def _row_in(model: Model, data: Path, number: int, reading: Reading) -> tuple[st
         seen = rows.shape[0]
         if number <= seen:
             return None, reading.terms(model, found, rows[[number - 1]])
-    raise DismecError(f"{data}: {seen} rows, and row {number} is asked for")
+    raise DismecError(f"row {number} requested, but {data} has {counted(seen, 'row')}")
 
 
 def _row_of(model: Model, given: str) -> Any:

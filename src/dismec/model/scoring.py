@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
+from dismec.data.counts import check_k, counted
 from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError, ModelError
@@ -104,8 +105,7 @@ class Predictor:
 
         X is raw, and transformed piece by piece.
         """
-        if k < 1:
-            raise DataError(f"k is {k}; expected at least 1")
+        k = check_k(k)
         rows = self.transform.arrays(X)
         if allowed is not None:
             allowed.check(rows.n_rows)
@@ -149,7 +149,7 @@ class Predictor:
         """
         rows = self.transform.arrays(X)
         if rows.n_rows != 1:
-            raise DataError(f"X has {rows.n_rows} rows; one is explained at a time")
+            raise DataError(f"X has {counted(rows.n_rows, 'row')}; one is explained at a time")
         if not 0 <= label < self.n_labels:
             raise DataError(f"label {label}; expected one of 0 to {self.n_labels - 1}")
         if self._unseen[label]:

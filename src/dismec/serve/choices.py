@@ -13,6 +13,7 @@ from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.topk_model import TopkModel
 from dismec.serve.label_search import LabelSearch
+from dismec.serve.tree import ServedTree
 
 __all__ = ["Choices"]
 
@@ -28,19 +29,28 @@ class Choices:
         self._lock = Lock()
         self._model: TopkModel | None = None
 
-    def find(self, model: TopkModel, request: dict[str, Any]) -> Allowed | None:
+    def find(
+        self, model: TopkModel, request: dict[str, Any], tree: ServedTree | None = None
+    ) -> Allowed | None:
         """The labels that a checked request allows, or None for all.
 
-        `DataError` if the model does not have one, or is on a cluster.
+        `DataError` if the model or the hierarchy does not have one, or the model is on a cluster.
         """
         only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
+        below = request["below"]
         given = {"only": only is not None, "exclude": bool(exclude), "prefix": bool(prefix.strip())}
+        given["below"] = below is not None
         if not any(given.values()):
             return None
         if not model.capabilities.rankings:
             what = next(key for key, there in given.items() if there)
             raise DataError(f'"{what}" is not supported: the model is on a cluster')
-        key = None if only is None else tuple(only), tuple(exclude or ()), prefix
+        group = None
+        if below is not None:
+            if tree is None:
+                raise DataError('"below" is not supported: the server has no hierarchy of labels')
+            group = tree.find(below)
+        key = None if only is None else tuple(only), tuple(exclude or ()), prefix, group
         with self._lock:
             if self._model is not model:
                 self._found.clear()
@@ -50,6 +60,10 @@ class Choices:
                 self._found[key] = known
                 return known
         allowed = self._make(model, only, exclude, prefix)
+        if tree is not None and group is not None:
+            assert allowed.mask is not None
+            inside = tree.labels_in(group)
+            allowed = Allowed(model.n_labels, inside[allowed.mask[inside]])
         with self._lock:
             if self._model is model:
                 self._found[key] = allowed
