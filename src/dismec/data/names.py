@@ -196,7 +196,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
         return None
     if len(names) != n_labels:
         raise DataError(
-            f"there are {counted(len(names), 'label name')} for {counted(n_labels, 'label')}"
+            f"{counted(len(names), 'label name')} for {counted(n_labels, 'label')}"
         )
     found = list(names)
     if _is_sound(found):

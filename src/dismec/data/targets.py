@@ -85,7 +85,7 @@ class Target:
             return cls(Y, list(range(Y.shape[1])), kind, named=classes is not None)
         if len(given) != Y.shape[1]:
             raise DataError(
-                f"there are {counted(len(given), 'class')} for "
+                f"{counted(len(given), 'class')} for "
                 f"{counted(Y.shape[1], 'column')} of labels"
             )
         where = "the columns of labels" if classes is None else "classes"

@@ -334,5 +334,5 @@ def _apart(texts: Any) -> tuple[Any, Any]:
 def _check_lengths(texts: list[str], target: Target) -> None:
     if len(texts) != target.Y.shape[0]:
         raise DataError(
-            f"there are {counted(len(texts), 'text')} and labels for {target.Y.shape[0]}"
+            f"{counted(len(texts), 'text')} and labels for {target.Y.shape[0]}"
         )

@@ -52,9 +52,14 @@ class Allowed:
         return cls(n_labels, None, rows)
 
     @cached_property
-    def labels(self) -> Ids | None:
-        """The labels that all rows may be given, ascending; None if each row has its own."""
-        return None if self.mask is None else np.flatnonzero(self.mask).astype(np.int32)
+    def anywhere(self) -> npt.NDArray[np.bool_]:
+        """(n_labels,): the labels that some row may be given."""
+        if self.mask is not None:
+            return self.mask
+        assert self._rows is not None
+        found = np.zeros(self.n_labels, np.bool_)
+        found[self._rows.indices] = True
+        return found
 
     def check(self, n_rows: int) -> None:
         """Refuse sets that are not those of so many rows."""

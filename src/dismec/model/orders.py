@@ -58,25 +58,27 @@ class Orders:
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
         """Orders to rank so many rows in, and what these may choose from: all if it is None.
 
-        They have just the labels that are allowed where these are few, and were asked for with many
-        rows by now; and else all of them.
+        They have just the labels that are allowed, for all rows or for some of them, where these are
+        few, and were asked for with many rows by now; and else all of them.
         """
-        if allowed is None or allowed.mask is None:
-            return self, allowed
-        labels = allowed.labels
-        if labels is None or len(labels) > _FEW * self._n_labels:
+        if allowed is None:
+            return self, None
+        labels = np.flatnonzero(allowed.anywhere)
+        if len(labels) > _FEW * self._n_labels:
             return self, allowed
         key = labels.tobytes()
         with self._few_lock:
             rows, orders = self._few.pop(key, (0, None))
             rows += n_rows
             if orders is None and rows >= _MANY_ROWS:
-                shards = cut_down(self._shards, allowed.mask)
+                shards = cut_down(self._shards, allowed.anywhere)
                 orders = Orders(shards, self._n_labels, self.transform, self._calibration)
             self._few[key] = rows, orders
             while len(self._few) > _COPIES:
                 self._few.popitem(last=False)
-        return (self, allowed) if orders is None else (orders, None)
+        if orders is None:
+            return self, allowed
+        return orders, None if allowed.mask is not None else allowed
 
     @property
     def calibrated(self) -> bool:

@@ -148,7 +148,8 @@ def tell_estimate(training: dict[str, Any]) -> list[str]:
     if "seconds" in training:
         lines.append(
             f"Solving takes about {_duration(training['seconds'])} with "
-            f"{counted(training['threads'], 'thread')} ({_duration(training['core-seconds'])} of one core) if nothing else runs, at "
+            f"{counted(training['threads'], 'thread')} ({_duration(training['core-seconds'])} of "
+            "one core) if nothing else runs, at "
             "the default parameters; reading the data and writing the model come on top."
         )
     there = f" of the {_size(memory)} that this machine has" if memory else ""

@@ -198,7 +198,7 @@ class _Edit:
         n_columns = Y.shape[1]
         if names is not None and len(names) != n_columns:
             raise DataError(
-                f"there are {counted(len(names), 'label name')} for {counted(n_columns, 'label')}"
+                f"{counted(len(names), 'label name')} for {counted(n_columns, 'label')}"
             )
         if self.names is None or (names is None and n_columns <= self.model.n_labels):
             return np.arange(n_columns)

@@ -68,7 +68,7 @@ class Texts:
     def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
         """Those that are in memory, with the names of the labels of each."""
         if len(texts) != len(labels):
-            raise DataError(f"there are {counted(len(texts), 'text')} and labels for {len(labels)}")
+            raise DataError(f"{counted(len(texts), 'text')} and labels for {len(labels)}")
         names = []
         for number, row in enumerate(labels):
             try:
