@@ -69,7 +69,10 @@ def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]
     batch = partial(seconds, model.predict_topk, X, threads=1)
     missed = []
     print(f"{name}: {n:,} labels, {X.shape[0]:,} rows; times as long as with all labels")
-    print(f"{'allowed':12} {'batch':>7} {'first':>7} {'one row':>8} {'new set':>8} {'per row':>8} ", end="")
+    print(
+        f"{'allowed':12} {'batch':>7} {'first':>7} {'one row':>8} {'new set':>8} {'per row':>8} ",
+        end="",
+    )
     print(f"{'within':>7}")
     for what, size in {
         "all but 1 %": n - n // 100,
@@ -105,13 +108,17 @@ def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]
         ratios = {key: best[key] / best["all"] for key in ("batch", "first", "per row", "within")}
         ratios |= {key: best[key] / best["one of all"] for key in ("one row", "new set")}
         print(f"{what:12} {ratios['batch']:7.2f} {ratios['first']:7.2f} ", end="")
-        print(f"{ratios['one row']:8.2f} {ratios['new set']:8.2f} {ratios['per row']:8.2f} ", end="")
+        print(
+            f"{ratios['one row']:8.2f} {ratios['new set']:8.2f} {ratios['per row']:8.2f} ", end=""
+        )
         print(f"{ratios['within']:7.2f}")
         if what == "all but 1 %" and max(ratios["batch"], ratios["one row"]) > MOST_ALLOWED:
             missed.append(f"{name}: slower than with all labels when most are allowed")
-        for how in ("batch", "within"):
-            if few and ratios[how] > FEW_ALLOWED:
-                missed.append(f"{name}: {what} take more than {FEW_ALLOWED} of the time ({how})")
+        missed += [
+            f"{name}: {what} take more than {FEW_ALLOWED} of the time ({how})"
+            for how in ("batch", "within")
+            if few and ratios[how] > FEW_ALLOWED
+        ]
     print(f"all labels: {best['all'] / X.shape[0] * 1e3:.3f} ms per row in a batch, ", end="")
     print(f"{best['one of all'] * 1e3:.3f} ms for one row\n")
     return missed

@@ -280,7 +280,7 @@ def test_bad_rows_are_refused_with_their_line(write, rows, line, reason):
     [
         (b"", 1, "the file is empty"),
         (gzip.compress(b""), 1, "the file is empty"),
-        (b"999999999999 5 5\n0 1:1\n", 2, "the header says 999999999999 rows"),
+        (b"999999999999 5 5\n0 1:1\n", 2, "the header says 999,999,999,999 rows"),
         (b"1 2147483648 5\n0 1:1\n", 1, "2147483648 features, which is too many"),
         (b"1 5 99999999999\n0 1:1\n", 1, "labels, which is too many"),
         (b"9" * 60 + b" 5 5\n0 1:1\n", 1, "rows, which is too many"),
@@ -542,7 +542,7 @@ def test_bad_pieces_are_refused_and_leave_what_was_there(tmp_path, row, labels, 
 
 def test_names_that_do_not_fit_the_pieces_are_refused(tmp_path):
     with (
-        pytest.raises(DataError, match="1 label names for 2 labels"),
+        pytest.raises(DataError, match="1 label name for 2 labels"),
         XmcWriter(tmp_path / "a.xmc", 2) as writer,
     ):
         writer.finish(2, ["a"])
@@ -584,7 +584,7 @@ def test_npz_needs_both_matrices_and_sound_ones(tmp_path, write):
         refused(path, "", "", labels=labels)
     twice = scipy.sparse.coo_array(([1.0, 1.0], ([0, 0], [1, 1])), shape=(4, 6))
     scipy.sparse.save_npz(path, twice)
-    refused(path, "", "1 entries occur twice", labels=labels)
+    refused(path, "", "1 entry given twice in the same row", labels=labels)
     scipy.sparse.save_npz(path, dataset.X * 1j)
     refused(path, "", "not real numbers", labels=labels)
     np.savez(path, a=np.arange(3))
@@ -624,7 +624,7 @@ def test_unsound_datasets_are_not_saved(tmp_path, write):
         (Dataset(bad, Y), "row 1: the value nan"),
         (Dataset(huge, Y), "row 1: the value inf"),
         (Dataset(X[:2], Y), "X has 2 rows and Y has 4"),
-        (Dataset(X, Y, ["a"]), "1 label names for 5 labels"),
+        (Dataset(X, Y, ["a"]), "1 label name for 5 labels"),
     ):
         with pytest.raises(DataError, match=reason):
             save_data(dataset, path)

@@ -172,13 +172,13 @@ def test_a_hierarchy_takes_the_items_of_a_dict_and_lists():
 
 @pytest.mark.parametrize("source", [["a text", "another"], 3, {"text": ["a"]}, None])
 def test_texts_that_are_no_file_or_frame_are_refused(source, tmp_path):
-    with pytest.raises(DataError, match="expected a file, or a frame .* DiSMECTextClassifier"):
+    with pytest.raises(DataError, match=r"expected a file, or a frame .* DiSMECTextClassifier"):
         dismec.train_text(source, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_one_label_per_row_is_measured_as_lists_of_one(model):
-    X, Y = random_problem(rows=60, labels=4)
+    X, _ = random_problem(rows=60, labels=4)
     rng = np.random.default_rng(0)
     names = rng.choice([*model.names, "unknown"], 60)
     wanted = model.evaluate(X, [[name] for name in names])
@@ -220,10 +220,10 @@ def test_whole_numbers_are_the_same_labels_as_floats(tmp_path, ending):
 
 def test_fractions_are_no_labels_and_text_stays_as_it_is(tmp_path):
     frame = pd.DataFrame({"text": ["a"], "labels": [1.5]})
-    with pytest.raises(DataError, match="row index 0: the labels are 1.5; expected names"):
+    with pytest.raises(DataError, match=r"row index 0: the labels are 1\.5; expected names"):
         list(read_frame(frame))
     frame.to_parquet(tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="row 1: the labels are 1.5; expected names"):
+    with pytest.raises(DataError, match=r"row 1: the labels are 1\.5; expected names"):
         list(read_texts(tmp_path / "rows.parquet"))
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a", "labels": ["1.0", "v2.0"]}\n')
@@ -256,7 +256,7 @@ def test_convert_says_what_it_reads(tmp_path):
 def test_an_empty_hierarchy_file_is_refused(tmp_path, content):
     path = tmp_path / "tree.tsv"
     path.write_text(content)
-    with pytest.raises(DataError, match="tree.tsv: no child and parent in it"):
+    with pytest.raises(DataError, match=r"tree\.tsv: no child and parent in it"):
         Hierarchy.load(path)
 
 

@@ -195,9 +195,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
     if names is None:
         return None
     if len(names) != n_labels:
-        raise DataError(
-            f"{counted(len(names), 'label name')} for {counted(n_labels, 'label')}"
-        )
+        raise DataError(f"{counted(len(names), 'label name')} for {counted(n_labels, 'label')}")
     found = list(names)
     if _is_sound(found):
         return list(map(str.strip, found))

@@ -85,8 +85,7 @@ class Target:
             return cls(Y, list(range(Y.shape[1])), kind, named=classes is not None)
         if len(given) != Y.shape[1]:
             raise DataError(
-                f"{counted(len(given), 'class')} for "
-                f"{counted(Y.shape[1], 'column')} of labels"
+                f"{counted(len(given), 'class')} for {counted(Y.shape[1], 'column')} of labels"
             )
         where = "the columns of labels" if classes is None else "classes"
         return cls(Y, _of_one_type([_checked_label(label, where) for label in given]), kind)

@@ -333,6 +333,4 @@ def _apart(texts: Any) -> tuple[Any, Any]:
 
 def _check_lengths(texts: list[str], target: Target) -> None:
     if len(texts) != target.Y.shape[0]:
-        raise DataError(
-            f"{counted(len(texts), 'text')} and labels for {target.Y.shape[0]}"
-        )
+        raise DataError(f"{counted(len(texts), 'text')} and labels for {target.Y.shape[0]}")

@@ -57,8 +57,8 @@ def by_level(
     -------
     dict
         ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
-        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row, of any weight above 0, and a
-        true node.
+        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row, whatever its weight above
+        0, and a true node.
     """
     truth: Any = tree.closed(Y_true)
     if weights is not None:

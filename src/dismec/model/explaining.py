@@ -25,8 +25,7 @@ def explain(
     transform = orders.transform
     if terms is not None and len(terms) != transform.n_features:
         raise DataError(
-            f"{counted(len(terms), 'term')} for "
-            f"{counted(transform.n_features, 'feature')}"
+            f"{counted(len(terms), 'term')} for {counted(transform.n_features, 'feature')}"
         )
     row, weights, score = orders.by_score.explain(X, label)
     probability = None

@@ -58,8 +58,8 @@ class Orders:
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
         """Orders to rank so many rows in, and what these may choose from: all if it is None.
 
-        They have just the labels that are allowed, for all rows or for some of them, where these are
-        few, and were asked for with many rows by now; and else all of them.
+        They have just the labels that are allowed, for all rows or for some, where these are few,
+        and were asked for with many rows by now; and else all of them.
         """
         if allowed is None:
             return self, None

@@ -331,7 +331,8 @@ class TopkModel(ABC):
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
         are never predicted, and count. The columns of a frame, lists of labels, and a list of one
-        label per row are matched by their names. `weights`, one number of at least 0 per row, say how much each row counts.
+        label per row are matched by their names. `weights`, one number of at least 0 per row, say
+        how much each row counts.
 
         With `allowed`, as for `predict_topk`, the model is measured on these labels alone: true
         labels that are not allowed do not count as true, nor do those that the model does not have.
