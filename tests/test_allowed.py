@@ -220,6 +220,7 @@ def sets_for(model, n_rows):
         (model.select_labels(exclude=[2, model.names[17]]), most),
         (sp.csr_array(each), each),
         (each.astype(np.int64), each),
+        (sp.csr_array(each & few), each & few),
         ([], nothing),
     ]
 
@@ -290,6 +291,27 @@ def test_a_copy_of_few_labels_is_made_for_many_rows_and_kept(calibrated, problem
     assert len(made) == 1 + orders._COPIES
     model.predict_topk(X[:100], allowed=[1, 2])  # the oldest had to go
     assert len(made) == 2 + orders._COPIES
+
+
+def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(
+    calibrated, problem, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
+    monkeypatch.setattr(orders, "_MANY_ROWS", 100)
+    model = pickle.loads(pickle.dumps(calibrated))
+    X = problem[0][:200]
+    rng = np.random.default_rng(0)
+    each = np.zeros((200, model.n_labels), np.bool_)
+    each[:, [4, 11, 12]] = rng.random((200, 3)) < 0.5
+    found = model.predict_topk(X, 3, rank="score", allowed=each)
+    assert len(made) == 1
+    assert_same(found, best_of(model.decision_function(X), 3, each & (model.label_counts > 0)))
+    model.predict_topk(X, 3, allowed=[4, 11, 12])  # the same copy
+    assert len(made) == 1
+    each[0] = True  # one row may have any label
+    model.predict_topk(X, 3, allowed=each)
+    assert len(made) == 1
 
 
 def test_evaluation_is_that_of_the_allowed_labels_alone(model, problem):
@@ -432,7 +454,7 @@ def test_estimator_of_rows_takes_labels_as_its_classes_are(problem):
     ).all()
     with pytest.raises(DataError, match="'e' is not one of the classes"):
         classes.predict(X, allowed=["a", "e"])
-    with pytest.raises(DataError, match="row 0: allowed leaves no class"):
+    with pytest.raises(DataError, match="row index 0: allowed leaves no class"):
         classes.predict(X, allowed=[])
     with pytest.raises(DataError, match="more than two classes"):
         DiSMECClassifier().fit(X, y == "a").predict(X, allowed=[True])

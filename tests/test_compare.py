@@ -287,7 +287,10 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("top", "why"),
         [
-            ("[[1, 1, 2, 3, 4]] * 200", "its predictions cannot be judged: row 0: label 1 is"),
+            (
+                "[[1, 1, 2, 3, 4]] * 200",
+                "its predictions cannot be judged: row index 0: label 1 is",
+            ),
             ("[[1, 2, 3, 4, 5]] * 199", "its predictions are not those of the test rows"),
             ("[[1, 2]] * 200", "its predictions are not those of the test rows"),
         ],

@@ -170,7 +170,7 @@ def test_every_request_that_the_document_allows_is_accepted(model, path, data):
 
 ROW, TEXT_ROW = {"features": [[0, 1.5], [3, 2]]}, {"text": "apple"}
 OPTIONS = {"k": 2, "threshold": 0.5, "rank": "probability"}
-OPTIONS |= {"only": [0, "fruit"], "exclude": [], "prefix": "f"}
+OPTIONS |= {"only": [0, "fruit"], "exclude": [], "prefix": "f", "below": "food"}
 QUESTION = {"label": 1, "limit": 3}
 KINDS = [(ROW, {"numeric": True}), (TEXT_ROW, {})]
 COMPLETE = [
@@ -179,7 +179,7 @@ COMPLETE = [
     *(("/explain", row | QUESTION | numeric) for row, numeric in KINDS),
 ]
 KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "numeric", "K"}
-KEYS |= {"only", "exclude", "prefix", "dense"}
+KEYS |= {"only", "exclude", "prefix", "below", "dense"}
 ODD = [None, True, False, 0, -1, 1, 8, 1001, 2.0, 0.5, 1e39, -1e39, 10**400, "score", "luck", ""]
 ODD += [[], {}, [[0, 1]], [[0.5, 1]], [[0, 1], [0, 2]], [[9999, 1]], [[0]], [[0, 1, 2]], [0, 1]]
 ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4]
@@ -253,7 +253,10 @@ def test_check_has_the_bounds_and_defaults_of_the_document(model, dense_model, p
         assert not is_accepted(path, {**request, key: full[key] * (stated["maxItems"] + 1)}, model)
 
 
-def test_answers_are_as_the_document_says(text_files):
+@pytest.mark.parametrize("hierarchy", [True, False])
+def test_answers_are_as_the_document_says(text_files, tmp_path, hierarchy):
+    (tmp_path / "tree.tsv").write_text("fruit\tfood\n")
+    options = ["--hierarchy", str(tmp_path / "tree.tsv")] if hierarchy else []
     body = json.dumps({"text": "One apple", "label": 0})
     asked = {
         "/predict": ['{"text": "apple"}', '{"rows": [{"text": ""}, {"text": "pear"}]}', "{}", body],
@@ -261,7 +264,7 @@ def test_answers_are_as_the_document_says(text_files):
     }
     token = {"Authorization": "Bearer a secret"}
     seen = set()
-    with serving(text_files, text_files / "calibrated", token="a secret") as server:
+    with serving(tmp_path, text_files / "calibrated", *options, token="a secret") as server:
         document = server.ask("GET", "/openapi.json")[2]
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
@@ -271,5 +274,6 @@ def test_answers_are_as_the_document_says(text_files):
                     kind = answer[1]["Content-Type"].partition(";")[0]
                     assert satisfies(content[kind]["schema"], answer[2]), answer
                     seen.add((path, answer[0]))
+    assert ("/tree" in document["paths"]) == hierarchy
     assert {path for path, status in seen if status == 200} == document["paths"].keys()
     assert {status for _, status in seen} == {200, 400, 401}

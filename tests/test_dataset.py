@@ -280,7 +280,7 @@ def test_bad_rows_are_refused_with_their_line(write, rows, line, reason):
     [
         (b"", 1, "the file is empty"),
         (gzip.compress(b""), 1, "the file is empty"),
-        (b"999999999999 5 5\n0 1:1\n", 2, "the header says 999999999999 rows"),
+        (b"999999999999 5 5\n0 1:1\n", 2, "the header says 999,999,999,999 rows"),
         (b"1 2147483648 5\n0 1:1\n", 1, "2147483648 features, which is too many"),
         (b"1 5 99999999999\n0 1:1\n", 1, "labels, which is too many"),
         (b"9" * 60 + b" 5 5\n0 1:1\n", 1, "rows, which is too many"),
@@ -377,22 +377,22 @@ def test_xmc_is_mapped_and_not_copied(xmc):
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
-        ("x.indices", [0, 2, 6, 1], "X, row 0: an id is out of range"),
-        ("x.indices", [-1, 2, 5, 1], "X, row 0: an id is out of range"),
-        ("x.indices", [2, 0, 5, 1], "X, row 0: ids are not sorted and unique"),
-        ("x.indices", [0, 0, 5, 1], "X, row 0: ids are not sorted and unique"),
+        ("x.indices", [0, 2, 6, 1], "X, row 1: an id is out of range"),
+        ("x.indices", [-1, 2, 5, 1], "X, row 1: an id is out of range"),
+        ("x.indices", [2, 0, 5, 1], "X, row 1: ids are not sorted and unique"),
+        ("x.indices", [0, 0, 5, 1], "X, row 1: ids are not sorted and unique"),
         ("x.indices", [0, 2, 5], "disagree"),
-        ("x.indptr", [0, 3, 4, 4, 5], "X, row 3: the row pointers are out of order"),
-        ("x.indptr", [0, 3, 2, 4, 4], "X, row 1: the row pointers are out of order"),
-        ("x.indptr", [0, -3, 4, 4, 4], "X, row 0: the row pointers are out of order"),
-        ("x.indptr", [0, 2**62, 4, 4, 4], "X, row 0: the row pointers are out of order"),
+        ("x.indptr", [0, 3, 4, 4, 5], "X, row 4: the row pointers are out of order"),
+        ("x.indptr", [0, 3, 2, 4, 4], "X, row 2: the row pointers are out of order"),
+        ("x.indptr", [0, -3, 4, 4, 4], "X, row 1: the row pointers are out of order"),
+        ("x.indptr", [0, 2**62, 4, 4, 4], "X, row 1: the row pointers are out of order"),
         ("x.indptr", [1, 3, 4, 4, 4], "do not start at 0"),
         ("x.indptr", [0, 3, 3, 3, 3], "do not end"),
         ("x.indptr", [0, 3, 4, 4], "disagree"),
-        ("x.data", [1, 2, np.nan, 1], "X, row 0: the value nan is not finite"),
-        ("x.data", [1, 2, 3, np.inf], "X, row 1: the value inf is not finite"),
-        ("y.indices", [1, 5, 2], "Y, row 0: an id is out of range"),
-        ("y.indptr", [0, 2, 2, 3, 2], "Y, row 3: the row pointers are out of order"),
+        ("x.data", [1, 2, np.nan, 1], "X, row 1: the value nan is not finite"),
+        ("x.data", [1, 2, 3, np.inf], "X, row 2: the value inf is not finite"),
+        ("y.indices", [1, 5, 2], "Y, row 1: an id is out of range"),
+        ("y.indptr", [0, 2, 2, 3, 2], "Y, row 4: the row pointers are out of order"),
         ("names.offsets", [0, 1, 2, 4, 4], "names"),
         ("names.offsets", [0, 2, 1, 4, 4, 5], "out of order"),
         ("names.offsets", [0, 1, 2, 3, 4, 5], "UTF-8"),
@@ -515,10 +515,10 @@ def test_a_writer_keeps_neither_X_nor_Y_in_memory(tmp_path):
 @pytest.mark.parametrize(
     ("row", "labels", "reason"),
     [
-        ([[0, np.nan]], [[0]], "X, row 2: the value nan is not finite"),
-        ([[1, 1]], [[-1]], "row 2: -1 is not a label id"),
-        ([[1, 1]], [[2**32]], "row 2: 4294967296 is not a label id"),
-        ([[1, 1]], [[0], [1]], "X has 1 rows and Y has 2"),
+        ([[0, np.nan]], [[0]], "X, row 3: the value nan is not finite"),
+        ([[1, 1]], [[-1]], "row 3: -1 is not a label id"),
+        ([[1, 1]], [[2**32]], "row 3: 4294967296 is not a label id"),
+        ([[1, 1]], [[0], [1]], "X has 1 row and Y has 2"),
         ([[1, 1, 1]], [[0]], "rows with 3 features, not 2"),
         ([[1, 1]], [[5]], "4 labels, but a row has label 5"),
     ],
@@ -542,7 +542,7 @@ def test_bad_pieces_are_refused_and_leave_what_was_there(tmp_path, row, labels, 
 
 def test_names_that_do_not_fit_the_pieces_are_refused(tmp_path):
     with (
-        pytest.raises(DataError, match="1 label names for 2 labels"),
+        pytest.raises(DataError, match="1 label name for 2 labels"),
         XmcWriter(tmp_path / "a.xmc", 2) as writer,
     ):
         writer.finish(2, ["a"])
@@ -584,7 +584,7 @@ def test_npz_needs_both_matrices_and_sound_ones(tmp_path, write):
         refused(path, "", "", labels=labels)
     twice = scipy.sparse.coo_array(([1.0, 1.0], ([0, 0], [1, 1])), shape=(4, 6))
     scipy.sparse.save_npz(path, twice)
-    refused(path, "", "1 entries occur twice", labels=labels)
+    refused(path, "", "1 entry given twice in the same row", labels=labels)
     scipy.sparse.save_npz(path, dataset.X * 1j)
     refused(path, "", "not real numbers", labels=labels)
     np.savez(path, a=np.arange(3))
@@ -621,10 +621,10 @@ def test_unsound_datasets_are_not_saved(tmp_path, write):
     bad.data[1] = np.nan
     huge = X.astype(np.float64) * 1e300
     for dataset, reason in (
-        (Dataset(bad, Y), "row 0: the value nan"),
-        (Dataset(huge, Y), "row 0: the value inf"),
+        (Dataset(bad, Y), "row 1: the value nan"),
+        (Dataset(huge, Y), "row 1: the value inf"),
         (Dataset(X[:2], Y), "X has 2 rows and Y has 4"),
-        (Dataset(X, Y, ["a"]), "1 label names for 5 labels"),
+        (Dataset(X, Y, ["a"]), "1 label name for 5 labels"),
     ):
         with pytest.raises(DataError, match=reason):
             save_data(dataset, path)

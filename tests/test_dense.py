@@ -252,8 +252,14 @@ def test_a_model_of_dense_features_alone_takes_them_in_any_form(alone):
 @pytest.mark.parametrize(
     ("E", "reason"),
     [
-        (np.full((300, 4), np.nan, np.float32), "row 0, dense feature 0: nan is not a finite"),
-        (np.full((300, 4), 1e300), "row 0, dense feature 0: 1e\\+300 is not a finite float32"),
+        (
+            np.full((300, 4), np.nan, np.float32),
+            "row index 0, dense feature 0: nan is not a finite",
+        ),
+        (
+            np.full((300, 4), 1e300),
+            "row index 0, dense feature 0: 1e\\+300 is not a finite float32",
+        ),
         (np.ones((300, 0), np.float32), "there are 0 dense features; expected at least 1"),
         (np.ones((299, 4), np.float32), "X has 299 rows, Y has shape"),
         (np.ma.masked_equal(np.ones((300, 4)), 1), "masked"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -90,6 +92,35 @@ def test_texts_of_the_command_line_go_with_as_many_dense_rows(files, tmp_path):
     assert len(ok("predict", files / "texts", *texts, *given).splitlines()) == 2
     reason = refused("predict", files / "texts", *texts[:2], *given)
     assert "two.npy has 2 rows, and --text has 1" in reason
+
+
+@pytest.mark.parametrize(("model", "data"), [("both", "data.txt"), ("texts", "texts.jsonl")])
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize("piped", [True, False])
+def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
+    files, tmp_path, model, data, more, piped
+):
+    E = np.load(files / ("E.npy" if model == "both" else "T.npy"))
+    n = len(E)
+    np.save(tmp_path / "E.npy", np.concatenate([E, E[:1]]) if more else E[:-1])
+    given = "-" if piped else files / data
+    arguments = ["predict", files / model, given, "--dense", tmp_path / "E.npy"]
+    command = [sys.executable, "-m", "dismec", *map(str, arguments)]
+    with (files / data).open() as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    name = "<stdin>" if piped else files / data
+    assert f"E.npy has {n + 1 if more else n - 1} rows, and {name} has {n}" in done.stderr
+
+
+def test_dense_features_go_with_rows_of_a_pipe(files):
+    arguments = ["predict", files / "texts", "-", "--dense", files / "T.npy", "-k", 1]
+    command = [sys.executable, "-m", "dismec", *map(str, arguments)]
+    with (files / "texts.jsonl").open() as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
+    wanted = ok("predict", files / "texts", files / "texts.jsonl", *map(str, arguments[3:]))
+    assert done.stdout == wanted
 
 
 def test_labels_are_added_with_dense_features(files, tmp_path):

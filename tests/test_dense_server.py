@@ -77,29 +77,32 @@ def test_an_explanation_names_the_embedding_as_one_group(folder, texts):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({}, 'row 0: 0 dense features ("dense"); the model has 20'),
-        ({"dense": [1.0] * 19}, 'row 0: 19 dense features ("dense"); the model has 20'),
-        ({"dense": [1.0] * 19 + ["x"]}, "row 0, dense feature 19: 'x' is not a finite float32"),
-        ({"dense": [1.0] * 19 + [1e300]}, "row 0, dense feature 19: 1e+300 is not a finite"),
-        ({"dense": 3}, 'row 0: "dense" is not a list of numbers'),
+        ({}, ': 0 dense features ("dense"); the model has 20'),
+        ({"dense": [1.0]}, ': 1 dense feature ("dense"); the model has 20'),
+        ({"dense": [1.0] * 19 + ["x"]}, ", dense feature 19: 'x' is not a finite float32"),
+        ({"dense": [1.0] * 19 + [1e300]}, ", dense feature 19: 1e+300 is not a finite"),
+        ({"dense": 3}, '"dense" is not a list of numbers'),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_both_numbers(both, row, reason):
     status, _, answer = both.predict({"features": [[1, 1.0]], **row})
     assert status == 400
     assert reason in answer["error"]
-    status, _, answer = both.predict({"rows": [{"features": [[1, 1.0]], **row}]})
+    assert "index" not in answer["error"]
+    fine = {"features": [], "dense": [0.5] * 20}
+    status, _, answer = both.predict({"rows": [fine, {"features": [[1, 1.0]], **row}]})
     assert status == 400
     assert reason in answer["error"]
+    assert answer["error"].startswith("row index 1")
 
 
 def test_rows_that_lack_the_other_kind_are_refused(both, alone, texts):
     dense = {"dense": [0.5] * 20}
     for server, row, reason in (
-        (both, dense, 'row 0 has no "features", and the model takes 30 features beside 20 dense'),
-        (alone, {"features": [], **dense}, 'row 0 has "features", and the model takes dense'),
-        (texts, {"dense": [0.5] * 6}, 'row 0 has no "text", and the model takes'),
-        (texts, {"text": "an egg"}, 'row 0: 0 dense features ("dense"); the model has 6'),
+        (both, dense, 'the row has no "features", and the model takes 30 features beside 20 dense'),
+        (alone, {"features": [], **dense}, 'the row has "features", and the model takes dense'),
+        (texts, {"dense": [0.5] * 6}, 'the row has no "text", and the model takes'),
+        (texts, {"text": "an egg"}, 'the row: 0 dense features ("dense"); the model has 6'),
     ):
         status, _, answer = server.predict(row)
         assert status == 400
@@ -111,15 +114,18 @@ def test_a_model_without_dense_features_refuses_them(folder, tmp_path, problem_d
     with serving(tmp_path, tmp_path / "plain") as server:
         status, _, answer = server.predict({"features": [], "dense": [1.0, 2.0]})
     assert status == 400
-    assert 'row 0: 2 dense features ("dense"); the model has 0' in answer["error"]
+    assert 'the row: 2 dense features ("dense"); the model has 0' in answer["error"]
 
 
 def test_a_server_says_which_features_it_takes(both, alone, texts):
-    for server, expected in ((both, (30, 20)), (alone, (0, 20))):
+    for server, expected, kinds in (
+        (both, (30, 20), "features dense"),
+        (alone, (0, 20), "dense"),
+    ):
         about = server.ask("GET", "/model")[2]
         assert (about["features"], about["dense"]) == expected
-    assert "rows of 20 dense features" in alone.ask("GET", "/")[2]
-    assert "texts with 6 dense features" in texts.ask("GET", "/")[2]
+        assert f'data-takes="{kinds}"' in server.ask("GET", "/")[2]
+    assert 'data-takes="text dense"' in texts.ask("GET", "/")[2]
 
 
 @pytest.mark.parametrize("name", ["both", "alone", "texts"])

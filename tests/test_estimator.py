@@ -204,7 +204,7 @@ def test_validation_in_a_frame_is_put_in_the_order_of_the_labels():
         (pd.Series([["a"], ["b"], ["c"]] * 10), "MultiLabelBinarizer"),
         ([["a", "b"], ["b", "c"], ["a", "c"]] * 10, "MultiLabelBinarizer"),
         ([[0], [1, 2], [0, 2]] * 10, "MultiLabelBinarizer"),
-        (np.array(["a", None, "b"] * 10, object), "row 1: the class is None"),
+        (np.array(["a", None, "b"] * 10, object), "row index 1: the class is None"),
         (np.ma.array([0, 1, 2] * 10, mask=[0, 0, 1] * 10), r"y is masked at \[2\]"),
     ],
 )

@@ -112,7 +112,7 @@ def test_what_cannot_be_explained_is_refused():
     ]:
         with pytest.raises(DataError, match=reason):
             model.explain(*arguments)
-    with pytest.raises(DataError, match="there are 2 terms for 80 features"):
+    with pytest.raises(DataError, match="2 terms for 80 features"):
         model.explain(X[[0]], 0, terms=["a", "b"])
 
 

@@ -112,7 +112,7 @@ def test_huge_and_tiny_values_do_not_overflow():
 
 def test_idf_that_overflows_a_value_is_refused():
     rows = np.array([[0, 0], [3e38, 0]], dtype=np.float32)
-    with pytest.raises(DataError, match="row 1: a value times its idf is too large"):
+    with pytest.raises(DataError, match="row index 1: a value times its idf is too large"):
         Transform.fit(rows, tfidf=True, normalize=False).apply(rows)
 
 
@@ -264,14 +264,14 @@ def test_int64_numbers_become_int32(part):
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_array, sp.csc_array])
 def test_values_that_are_not_finite_name_row_and_feature(bad, form):
     dense = np.array([[1.0, 0.0], [0.0, 0.0], [2.0, bad]])
-    with pytest.raises(DataError, match=f"row 2, feature 1: {bad:g}".replace("+", r"\+")):
+    with pytest.raises(DataError, match=f"row index 2, feature 1: {bad:g}".replace("+", r"\+")):
         check_X(form(dense))
 
 
 def test_repeated_columns_whose_sum_overflows_are_refused():
     data = np.full(2, 3e38, dtype=np.float32)
     rows = sp.csr_array((data, np.array([1, 1]), np.array([0, 2])), shape=(1, 2))
-    with pytest.raises(DataError, match="row 0, feature 1: inf"):
+    with pytest.raises(DataError, match="row index 0, feature 1: inf"):
         check_X(rows)
 
 
@@ -350,7 +350,7 @@ def test_a_checked_matrix_cannot_be_written_to():
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("data", [1, math.nan, 1], "row 0, feature 2: nan is not a finite float32"),
+        ("data", [1, math.nan, 1], "row index 0, feature 2: nan is not a finite float32"),
         ("indices", [0, 2, 3], "X: column 3 is outside 3 features"),
         ("indptr", [0, 2, 2, 4], "X: indptr names 4 entries, 3 are there"),
     ],
@@ -399,7 +399,7 @@ def test_labels_become_an_indicator_without_zeros_in_memory_of_the_caller_if_it_
     [
         ([[2]], "Y is not an indicator: it holds values other than 0 and 1"),
         ([[math.nan]], "Y is not an indicator: it holds values other than 0 and 1"),
-        ([[1], [0]], "X has 1 rows, Y has shape (2, 1)"),
+        ([[1], [0]], "X has 1 row, Y has shape (2, 1)"),
         ([1], "Y is 1-d; expected rows × labels"),
     ],
 )

@@ -105,13 +105,13 @@ def test_what_is_wrong_is_refused_with_file_and_line(tmp_path):
 
 
 def test_pairs_of_python_are_refused_with_their_number():
-    with pytest.raises(DataError, match="pair 1: 'b' is its own parent"):
+    with pytest.raises(DataError, match="pair index 1: 'b' is its own parent"):
         Hierarchy([("a", "b"), ("b", "b")])
 
 
 def test_a_long_cycle_is_told_in_one_short_line():
     pairs = [(f"n{i}", f"n{(i + 1) % 5000}") for i in range(5000)]
-    with pytest.raises(DataError, match="pair 4999: a cycle") as caught:
+    with pytest.raises(DataError, match="pair index 4999: a cycle") as caught:
         Hierarchy(pairs)
     assert len(str(caught.value)) < 200
 
@@ -131,8 +131,8 @@ def test_levels_count_from_roots_and_a_child_is_below_all_its_parents():
     assert pickle.loads(pickle.dumps(found)).names == found.names
 
 
-def test_an_empty_file_is_a_hierarchy_of_labels_that_stand_alone(tmp_path):
-    tree = Hierarchy.load(written(tmp_path / "tree", "")).over(NAMES)
+def test_labels_stand_alone_in_a_hierarchy_without_pairs():
+    tree = Hierarchy([]).over(NAMES)
     assert tree.leaves.all()
     assert tree.levels.tolist() == [1] * 6
 
@@ -197,6 +197,25 @@ def test_metrics_by_level_are_those_of_sets_with_ancestors(seed):
         true, predicted, both = counts.sum(axis=1)
         assert result[f"hP@{k}"] == pytest.approx(100 * both / max(predicted, 1))
         assert result[f"hF1@{k}"] == pytest.approx(200 * both / max(predicted + true, 1))
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None, max_examples=20)
+def test_a_row_of_weight_2_is_the_row_twice_at_every_level(seed):
+    rng = np.random.default_rng(seed)
+    _, found = random_tree(rng, 12, 4)
+    Y = sp.csr_array((rng.random((9, found.n_labels)) < 0.2).astype(np.uint8))
+    top = np.array([rng.permutation(found.n_labels)[:3] for _ in range(9)])
+    weights = rng.integers(0, 3, 9)
+    rows = np.repeat(np.arange(9), weights)
+    result = by_level(Y, top, found, (1, 3), weights)
+    wanted = by_level(Y[rows], top[rows], found, (1, 3))
+    for entry, its in zip([result, *result["levels"]], [wanted, *wanted["levels"]], strict=True):
+        for key in entry.keys() - {"levels", "true pairs"}:
+            assert entry[key] == pytest.approx(its[key]), key
+    kept = np.flatnonzero(weights)
+    pairs = by_level(Y[kept], top[kept], found, (1,))["levels"]
+    assert [e["true pairs"] for e in result["levels"]] == [e["true pairs"] for e in pairs]
 
 
 def test_a_wrong_label_with_the_right_parent_is_right_one_level_up():
@@ -338,6 +357,23 @@ def test_evaluate_reports_levels(files):
     text = told("evaluate", *options)
     assert "By level of the hierarchy" in text
     assert "hP" in text
+
+
+def test_evaluate_weighs_rows_at_every_level(files, tmp_path):
+    options = files / "model", files / "test.xmc", "--hierarchy", files / "tree.tsv", "--json"
+    weights = np.random.default_rng(0).uniform(0, 2, 300)
+    np.save(tmp_path / "weights.npy", weights)
+    found = json.loads(told("evaluate", *options, "--weights", tmp_path / "weights.npy"))
+    X, Y = random_problem(seed=1)
+    top, _ = open_model(files / "model").predict_topk(X, 5)
+    hierarchy = Hierarchy.load(files / "tree.tsv").over(LABELS)
+    wanted = by_level(Y, top, hierarchy, (1, 3, 5), weights)
+    plain = json.loads(told("evaluate", *options))
+    for key in ("hP@1", "hR@5", "hF1@3"):
+        assert found[key] == round(wanted[key], 2)
+        assert found[key] != plain[key]
+    for entry, its in zip(found["levels"], wanted["levels"], strict=True):
+        assert entry == {key: round(value, 2) for key, value in its.items()}
 
 
 def test_inspect_shows_the_tree_with_counts_and_metrics(files, tmp_path):

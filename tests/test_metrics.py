@@ -166,11 +166,11 @@ def test_truth_with_stored_zeros_and_duplicates_is_read_right_and_left_alone():
 @pytest.mark.parametrize(
     ("top", "message"),
     [
-        ([[0, 1]], "top has 1 rows, Y_true has 2"),
-        ([[0], [1]], "top has 1 places per row; k = 2 needs as many"),
-        ([[0, 1], [1, 3]], "row 1: predicted label 3; expected −1 or a label below 3"),
-        ([[0, -2], [1, 0]], "row 0: predicted label -2; expected −1 or a label below 3"),
-        ([[0, 1], [2, 2]], "row 1: label 2 is predicted twice"),
+        ([[0, 1]], "top has 1 row, Y_true has 2"),
+        ([[0], [1]], "top has 1 place per row; k = 2 needs as many"),
+        ([[0, 1], [1, 3]], "row index 1: predicted label 3; expected −1 or a label below 3"),
+        ([[0, -2], [1, 0]], "row index 0: predicted label -2; expected −1 or a label below 3"),
+        ([[0, 1], [2, 2]], "row index 1: label 2 is predicted twice"),
         ([[0.5, 1], [2, 1]], "top is a 2-d array of float64; expected rows × places of integers"),
         ([0, 1], "top is a 1-d array of int64; expected rows × places of integers"),
     ],

@@ -380,7 +380,7 @@ def test_a_frame_with_sets_nan_and_single_names_is_read():
     fmt = TextFormat("body", "tags")
     assert all_rows(frame, fmt) == [("a", ["x", "y"]), ("b", []), ("c", ["z"])]
     frame.loc[1, "body"] = None
-    refused(frame, "row 2: the text is", fmt=fmt)
+    refused(frame, "row index 1: the text is", fmt=fmt)
 
 
 # Commands

@@ -237,7 +237,7 @@ def test_wrong_arguments_are_refused():
         predictor.topk([[1.0, 1.0]], 1, threads=0)
     with pytest.raises(DataError, match="X has 3 features, the model has 2"):
         predictor.topk([[1.0, 1.0, 1.0]])
-    with pytest.raises(DataError, match="row 300, feature 1: nan"):
+    with pytest.raises(DataError, match="row index 300, feature 1: nan"):
         predictor.topk(np.vstack([np.ones((300, 2)), [[1.0, np.nan]]]))
 
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/howto/cluster.md run: a workstation, SSH, SLURM, and the commands of Kubernetes."""
+"""The recipes of the page on clusters run: a workstation, SSH, SLURM, Kubernetes' commands."""
 
 from __future__ import annotations
 

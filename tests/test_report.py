@@ -427,7 +427,7 @@ def test_model_of_one_label_and_an_unfinished_one_have_pages(tmp_path):
     assert len(drawn(Page(make_page("one", facts)))) == 3
     train_unfinished(X, Y, tmp_path / "half")
     page = Page(make_page("half", describe_model(tmp_path / "half")))
-    assert "unfinished training, 1 of 1 labels; run the same command again" in page.text
+    assert "unfinished training, 1 of 1 label; run the same command again" in page.text
     weights = weight_files(tmp_path / "half")
     assert ok("inspect", tmp_path / "half")
     assert weight_files(tmp_path / "half") == weights

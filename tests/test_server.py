@@ -124,7 +124,10 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ("{}", 'either "features"'),
         ('{"features": [], "rows": []}', 'either "features"'),
         ('{"features": [], "features": []}', "same key twice"),
-        ('{"features": [], "K": 3}', "unknown key 'K'"),
+        (
+            '{"features": [], "K": 3}',
+            "unknown key 'K'; known: below, dense, exclude, features, k, ",
+        ),
         ('{"features": [[1, NaN]]}', "NaN is not JSON"),
         ('{"features": [[1, -Infinity]]}', "-Infinity is not JSON"),
         ('{"features": [[1, 1e999]]}', "not a finite float32"),
@@ -144,8 +147,11 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": {"1": 2}}', "not a list of pairs"),
         ('{"features": null}', "not a list of pairs"),
         ('{"rows": {}}', "not a list"),
-        ('{"rows": [{"features": []}, [[1, 2]]]}', "row 1 is not an object"),
-        ('{"rows": [{"features": [], "k": 1}]}', "row 0 has an unknown key 'k'"),
+        ('{"rows": [{"features": []}, [[1, 2]]]}', "row index 1 is not an object"),
+        (
+            '{"rows": [{"features": [], "k": 1}]}',
+            "row index 0 has an unknown key 'k'; known: dense, f",
+        ),
         ('{"rows": [' + ",".join(["{}"] * 401) + "]}", "at most 400"),
         ('{"features": [], "k": 0}', "expected 1 to 50"),
         ('{"features": [], "k": 51}', "expected 1 to 50"),
@@ -167,7 +173,7 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [], "exclude": [[1]]}', '"exclude" has [1]; expected ids or names'),
         ('{"features": [], "only": [' + "1," * 100_000 + "1]}", '100001 labels in "only"; at most'),
         ('{"features": [], "prefix": null}', '"prefix" is None; expected a string'),
-        ('{"rows": [{"features": [], "only": [1]}]}', "row 0 has an unknown key 'only'"),
+        ('{"rows": [{"features": [], "only": [1]}]}', "row index 0 has an unknown key 'only'"),
         ('{"features": [], "rank": ["score"]}', 'expected "score" or "probability"'),
     ],
 )
@@ -227,12 +233,18 @@ def test_rank_chooses_the_order_and_what_the_threshold_is_of(text_files, text_se
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ('{"text": null}', 'row 0: "text" is None; expected a string'),
+        ('{"text": null}', '"text" is None; expected a string'),
         ('{"text": ["apple"]}', "expected a string"),
-        ('{"rows": [{"text": "apple"}, {"text": 1}]}', "row 1"),
-        ('{"rows": [{"text": "apple"}, {"features": []}]}', 'row 1 is not an object with "text"'),
-        ('{"rows": [{"features": []}, {"text": ""}]}', 'row 1 is not an object with "features"'),
-        ('{"rows": [{"text": "", "features": []}]}', "row 0 has an unknown key 'features'"),
+        ('{"rows": [{"text": "apple"}, {"text": 1}]}', "row index 1"),
+        (
+            '{"rows": [{"text": "apple"}, {"features": []}]}',
+            'row index 1 is not an object with "t',
+        ),
+        (
+            '{"rows": [{"features": []}, {"text": ""}]}',
+            'row index 1 is not an object with "f',
+        ),
+        ('{"rows": [{"text": "", "features": []}]}', "row index 0 has an unknown key 'features'"),
         (r'{"text": "\ud83c"}', "0"),
     ],
 )
@@ -444,7 +456,7 @@ def test_malformed_searches_get_400_and_one_line(server, query, reason):
 
 
 def test_page_is_kept_to_itself(text_server, server):
-    for running, said in ((text_server, "<textarea"), (server, "named</h1>")):
+    for running, takes in ((text_server, "text"), (server, "features")):
         status, headers, page = running.ask("GET", "/")
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"
@@ -454,9 +466,9 @@ def test_page_is_kept_to_itself(text_server, server):
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; connect-src 'self'; ")
         assert "unsafe" not in policy
-        assert said in page
+        assert f'<body data-takes="{takes}">' in page
         assert "href=docs" in page or 'href="docs"' in page
-        assert len(page) < 80_000
+        assert len(page) < 90_000
         status, answered, body = running.ask("HEAD", "/")
         assert (status, body) == (200, "")
         assert answered["Content-Length"] == str(len(page.encode()))

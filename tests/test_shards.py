@@ -157,7 +157,7 @@ def test_blocks_that_cannot_be_packed_are_refused():
     with pytest.raises(DataError, match="precision is 'float64'"):
         list(pack([(labels, sp.csr_array(W))], 2, "float64"))
     W[1, 2] = np.nan
-    with pytest.raises(ModelError, match="a block's weights: row 1, feature 2: nan"):
+    with pytest.raises(ModelError, match="a block's weights: row index 1, feature 2: nan"):
         list(pack([(labels, sp.csr_array(W))], 2, "float16"))
 
 

@@ -409,9 +409,9 @@ def test_threads_and_chunks_do_not_change_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (["fine", "bad \ud800"], "row 1: half of a character"),
-        (["fine", None], "row 1: not a text"),
-        ([b"bytes"], "row 0: not a text"),
+        (["fine", "bad \ud800"], "row index 1: half of a character"),
+        (["fine", None], "row index 1: not a text"),
+        ([b"bytes"], "row index 0: not a text"),
         ("one text", "a single text where a list"),
     ],
 )

@@ -152,14 +152,14 @@ def test_lists_of_numbers_come_back_as_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        ([*LABELS[:-1], ["a", None]], "row 89: a label is None; leave it out"),
-        ([*LABELS[:-1], None], "row 89: a label is None; leave it out"),
-        (pd.Series([*ONE[:-1], np.nan], dtype=object), "row 89: a label is nan"),
-        (pd.Series([*ONE[:-1], pd.NA], dtype=object), "row 89: a label is <NA>"),
-        ([*LABELS[:-1], ["a", 1.5]], "row 89: a label is '1.5', a float; expected text"),
-        ([*LABELS[:-1], ["a", ["b"]]], "row 89: a label is .*, a list; expected text"),
-        ([*LABELS[:-1], {"a": 1}], "row 89: a label is .*, a dict; expected text"),
-        ([*LABELS[:-1], [" "]], "row 89: a label without a name"),
+        ([*LABELS[:-1], ["a", None]], "row index 89: a label is None; leave it out"),
+        ([*LABELS[:-1], None], "row index 89: a label is None; leave it out"),
+        (pd.Series([*ONE[:-1], np.nan], dtype=object), "row index 89: a label is nan"),
+        (pd.Series([*ONE[:-1], pd.NA], dtype=object), "row index 89: a label is <NA>"),
+        ([*LABELS[:-1], ["a", 1.5]], "row index 89: a label is '1.5', a float; expected text"),
+        ([*LABELS[:-1], ["a", ["b"]]], "row index 89: a label is .*, a list; expected text"),
+        ([*LABELS[:-1], {"a": 1}], "row index 89: a label is .*, a dict; expected text"),
+        ([*LABELS[:-1], [" "]], "row index 89: a label without a name"),
         ([*LABELS[:-1], [5]], "some labels are text and some are numbers"),
         (Y.tolist(), r"lists of 0 and 1: for an indicator pass numpy.array\(labels\)"),
         (2 * Y, "values other than 0 and 1"),
@@ -182,7 +182,7 @@ def test_texts_that_cannot_be_used_get_one_line():
     frame = pd.DataFrame({"id": range(90), "text": TEXTS})
     with pytest.raises(DataError, match=r"frame with columns 'id', 'text': pass one column"):
         DiSMECTextClassifier().fit(frame, LABELS)
-    with pytest.raises(DataError, match="row 3: the text is missing"):
+    with pytest.raises(DataError, match="row index 3: the text is missing"):
         DiSMECTextClassifier().fit([*TEXTS[:3], None, *TEXTS[4:]], LABELS)
     with pytest.raises(DataError, match="no texts to train on"):
         DiSMECTextClassifier().fit([], [])

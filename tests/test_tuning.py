@@ -219,8 +219,8 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     ("grid", "reason"),
     [
         ([], "0 values"),
-        ([1.0], "1 values"),
-        ([1, 1.0], "1 values"),
+        ([1.0], "1 value"),
+        ([1, 1.0], "1 value"),
         ([0, 1], "C is 0"),
         ([-1, 1], "C is -1"),
         ([1, float("nan")], "C is nan"),

@@ -281,9 +281,9 @@ def test_weights_of_one_are_no_weights(tmp_path, problem_data):
     ("weights", "message"),
     [
         ([1.0] * 299, "weights: 299 numbers for 300 rows"),
-        ([1.0] * 7 + [-2.0] + [1.0] * 292, "weights: row 7: the weight is -2; expected"),
-        ([1.0] * 299 + [float("nan")], "weights: row 299: the weight is nan"),
-        ([float("inf")] * 300, "weights: row 0: the weight is inf"),
+        ([1.0] * 7 + [-2.0] + [1.0] * 292, "weights: row index 7: the weight is -2; expected"),
+        ([1.0] * 299 + [float("nan")], "weights: row index 299: the weight is nan"),
+        ([float("inf")] * 300, "weights: row index 0: the weight is inf"),
         (np.zeros(300), "all weights are zero"),
         (np.ones((300, 1)), "weights is 2-d; expected one number per row"),
         (["a"] * 300, "weights must be numbers"),

@@ -11,6 +11,7 @@ import click
 
 from dismec.cli.console import spoken
 from dismec.cli.options import PATH, F
+from dismec.data.counts import counted
 from dismec.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,4 +77,4 @@ def say_left_out(allowed: Allowed, Y: Any) -> None:
     if left_out:
         without = int((kept.indptr[1:] == kept.indptr[:-1]).sum())
         of = f"{left_out:,} of {left_out + kept.nnz:,} true labels are not allowed and do not count"
-        spoken(f"{of}; {without:,} of {kept.shape[0]:,} rows have no true label left")
+        spoken(f"{of}; {without:,} of {counted(kept.shape[0], 'row')} have no true label left")

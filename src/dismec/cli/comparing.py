@@ -18,6 +18,7 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
+from dismec.data.counts import counted
 
 if TYPE_CHECKING:
     from dismec.compare.rows import Pair
@@ -164,11 +165,13 @@ def _print_comparison(found: dict[str, Any]) -> None:
 
     data = found["data"]
     heads, rows = accuracy_rows(found)
-    print_table(heads, rows, f"{data['test rows']:,} test rows, %", left=0)
+    print_table(heads, rows, f"{counted(data['test rows'], 'test row')}, %", left=0)
     if any(" ≈" in row[1] for row in rows):
         print_paragraphs(["≈ these rows cannot distinguish it from dismec (paired 95 % interval)"])
     heads, rows = cost_rows(found)
-    caption = f"{data['threads']} threads to train, 1 to predict; best of {data['seeds']}"
+    caption = (
+        f"{counted(data['threads'], 'thread')} to train, 1 to predict; best of {data['seeds']}"
+    )
     print_table(heads, rows, caption, left=0)
     remarks = notes(found) | failures(found)
     print_paragraphs(f"{name}: {what}" for name, what in remarks.items())

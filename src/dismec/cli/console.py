@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dismec.data.counts import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -72,11 +74,11 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
         if last is None:
             last = now
             if done:
-                spoken(f"{what}: going on after {done:,} of {total:,} labels")
+                spoken(f"{what}: going on after {done:,} of {counted(total, 'label')}")
         if now - last < every and done < total:
             return
         last = now
-        spoken(f"{what}: {done:,} of {total:,} labels, {pace.rate:,.0f}/s{pace.left}")
+        spoken(f"{what}: {done:,} of {counted(total, 'label')}, {pace.rate:,.0f}/s{pace.left}")
 
     return Pace(show)
 
@@ -110,7 +112,8 @@ def say_trained(model: Model, path: Path, seconds: float) -> None:
     """One line on a model that has been written."""
     facts = trained_facts(model, path, seconds)
     spoken(
-        f"{path}: {model.n_labels:,} labels, {model.nnz:,} weights in {model.precision}, "
+        f"{path}: {counted(model.n_labels, 'label')}, {counted(model.nnz, 'weight')} in "
+        f"{model.precision}, "
         f"{facts['bytes'] / 1e6:,.1f} MB; {seconds:.1f} s"
     )
 
@@ -120,7 +123,8 @@ def say_unsolved(model: Model) -> None:
     stats = model.manifest.stats
     if stats and stats.unsolved:
         spoken(
-            f"dismec: {stats.unsolved:,} of {model.n_labels:,} labels stopped before the tolerance "
+            f"dismec: {stats.unsolved:,} of {counted(model.n_labels, 'label')} stopped before the "
+            "tolerance "
             "was reached; their weights are the best found"
         )
 
@@ -145,7 +149,7 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
     """A table: a row for each metric, a column for each k."""
     names = dict.fromkeys(key.split("@")[0] for key in result if "@" in key)
     rows = [[name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks)] for name in names]
-    print_table(["%", *(f"@{k}" for k in ks)], rows, f"{int(result['rows']):,} rows")
+    print_table(["%", *(f"@{k}" for k in ks)], rows, counted(int(result["rows"]), "row"))
     others = [name for name in result if "@" not in name and name != "rows"]
     print_paragraphs(f"{name} {result[name]:.2f} %" for name in others)
 
@@ -257,7 +261,7 @@ def print_explanation(
     few = explanation.reasons[limit:]
     if few:
         total = f"{sum(reason.contribution for reason in few):+.3f}"
-        table.add_row(f"{len(few):,} more labels", "", "", total)
+        table.add_row(counted(len(few), "more label"), "", "", total)
     if explanation.embedding is not None:
         table.add_row("embedding", "", "", f"{explanation.embedding:+.3f}")
     table.add_row("bias", "", "", f"{explanation.bias:+.3f}")

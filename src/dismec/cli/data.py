@@ -22,7 +22,8 @@ from dismec.cli.console import (
 from dismec.cli.facts import print_facts
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
-from dismec.cli.trees import hierarchy_option, tree_of, tree_of_test
+from dismec.cli.trees import hierarchy_option, tree_of_test
+from dismec.data.counts import counted
 
 if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
@@ -124,10 +125,11 @@ def _facts_of_model(
     facts = describe_model(path)
     if test is None and hierarchy is None:
         return facts
+    from dismec.data.hierarchy import load_tree
     from dismec.model.opening import open_model
 
     model = open_model(path, check=False)  # it has just been
-    tree = tree_of(hierarchy, model.names, model.n_labels) if hierarchy else None
+    tree = load_tree(hierarchy, model.names, model.n_labels) if hierarchy else None
     if test is not None:
         from dismec.report.tested import describe_test
 
@@ -179,13 +181,22 @@ def convert(
     Only .xmc keeps the names of labels.
     """
     from dismec.data.dataset import load_data, save_data
+    from dismec.data.formats import detect
 
     check_new_files(target, labels_to, overwrite=overwrite)
-    dataset = load_data(source, labels=labels, threads=threads)
+    found = click.get_current_context().with_resource(detect(source))
+    if found.is_texts:
+        raise click.UsageError(
+            f"{source} is read as texts ({found.kind}), which train and predict take as they are; "
+            "convert is for numeric data: XMC text or svmlight, .npz, .xmc"
+        )
+    dataset = load_data(found, labels=labels, threads=threads)
     save_data(dataset, target, labels=labels_to)
     keeps_names = target.suffix.lower() == ".xmc"
     if dataset.names is not None and not keeps_names:
-        spoken(f"{target} does not hold the {len(dataset.names):,} label names; .xmc files do")
+        spoken(
+            f"{target} does not hold the {counted(len(dataset.names), 'label name')}; .xmc files do"
+        )
     n_rows, n_features = dataset.X.shape
     n_labels = dataset.Y.shape[1]
     if as_json:
@@ -199,7 +210,10 @@ def convert(
         }
         click.echo(json.dumps(facts, indent=1))
     else:
-        spoken(f"{target}: {n_rows:,} rows, {n_features:,} features, {n_labels:,} labels")
+        spoken(
+            f"{target}: {counted(n_rows, 'row')}, {counted(n_features, 'feature')}, "
+            f"{counted(n_labels, 'label')}"
+        )
 
 
 @click.command()
@@ -288,11 +302,11 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)
         path = directory / "model"
-        say(f"Generating {rows:,} rows with {labels:,} labels …")
+        say(f"Generating {counted(rows, 'row')} with {counted(labels, 'label')} …")
         write(directory, *make(rows=rows, features=2 * rows, labels=labels, seed=seed))
         data = load_data(directory / "train.txt", threads=threads)
         test = load_data(directory / "test.txt", threads=threads)
-        say(f"Training one classifier for each of {data.Y.shape[1]:,} labels …")
+        say(f"Training one classifier for each of {counted(data.Y.shape[1], 'label')} …")
         begin = time.perf_counter()
         with shown_progress(not sys.stderr.isatty(), "training") as progress:
             model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)

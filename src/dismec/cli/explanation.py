@@ -18,6 +18,7 @@ from dismec.cli.options import (
     json_option,
     no_features,
 )
+from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -121,10 +122,12 @@ def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | N
     if dense is None:
         return x
     if number is None and len(dense) != 1:
-        raise DismecError(f"{reading.dense} has {len(dense)} rows: say which (--row 1)")
+        raise DismecError(f"{reading.dense} has {counted(len(dense), 'row')}: say which (--row 1)")
     place = (number or 1) - 1
     if place >= len(dense):
-        raise DismecError(f"row {number} requested, but {reading.dense} has {len(dense)} rows")
+        raise DismecError(
+            f"row {number} requested, but {reading.dense} has {counted(len(dense), 'row')}"
+        )
     return [x, dense[place : place + 1]] if model.n_features else [dense[place : place + 1]]
 
 
@@ -149,7 +152,7 @@ def _row_in(
         seen = rows.shape[0]
         if number <= seen:
             return None, reading.terms(model, found, rows[[number - 1]])
-    raise DismecError(f"row {number} requested, but {data} has {seen} rows")
+    raise DismecError(f"row {number} requested, but {data} has {counted(seen, 'row')}")
 
 
 def _row_of(model: RankingModel, given: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dismec.cli.console import print_metrics, print_pairs, print_paragraphs, print_table
 from dismec.cli.trees import print_level_table
+from dismec.data.counts import counted
 
 __all__ = ["print_facts"]
 
@@ -174,7 +175,8 @@ def _print_test(test: Mapping[str, Any]) -> None:
                 ]
                 for entry in test[f"{which} labels"]
             ],
-            f"In the first {k} places, %, of {test['labels judged']:,} labels with at least 5 test "
+            f"In the first {k} places, %, of {counted(test['labels judged'], 'label')} with at "
+            "least 5 test "
             "rows",
         )
 

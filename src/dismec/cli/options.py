@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from dismec.cli.console import spoken
+from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -114,41 +115,66 @@ class Reading:
             fmt = self.fmt_for(model, data, trains=trains)
             dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
             weights = of_column if weights is None else weights
-        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data))
+        n_rows = dataset.X.shape[0]
+        (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows)
         return dataset._replace(X=rows.X), weights
 
     def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
-        """The rows of DATA, a batch at a time."""
-        return self.with_dense(model, self._batches(model, data, threads), str(data))
+        """The rows of DATA, a batch at a time; with dense features DATA is read twice."""
+        rows = self._batches(model, data, threads)
+        return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
     def with_dense(
-        self, model: TopkModel, batches: Iterable[DataBatch], data: str
+        self,
+        model: TopkModel,
+        batches: Iterable[DataBatch],
+        data: str,
+        n_rows: Callable[[], int],
     ) -> Iterator[DataBatch]:
-        """Rows with the dense features that go with them, for a model that takes such."""
+        """Rows with the dense features that go with them, for a model that takes such.
+
+        `n_rows` says how many there are in all: another number of dense ones is refused before the
+        first batch.
+        """
         dense = self.dense_for(model)
         if dense is None:
-            yield from batches
-            return
+            return iter(batches)
+        if (seen := n_rows()) != len(dense):
+            raise DismecError(
+                f"{self.dense} has {counted(len(dense), 'row')}, and {data} has {seen:,}"
+            )
+        return self._beside_dense(model, batches, dense)
+
+    def _beside_dense(
+        self, model: TopkModel, batches: Iterable[DataBatch], dense: Any
+    ) -> Iterator[DataBatch]:
         from dismec.data.mixed import mixed_rows
 
         seen = 0
         for batch in batches:
             first, seen = seen, seen + batch.X.shape[0]
-            if seen > len(dense):
-                raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has more")
             # A model of dense features alone leaves out all others.
             sparse = batch.X if model.n_features else None
             yield batch._replace(X=mixed_rows(sparse, dense[first:seen]))
-        if seen < len(dense):
-            raise DismecError(f"{self.dense} has {len(dense)} rows, and {data} has {seen}")
+
+    def _count_rows(self, model: TopkModel, data: DataFile) -> int:
+        data.read_twice()
+        if not data.is_texts:
+            from dismec.data.dataset import feature_batches
+
+            return sum(rows.shape[0] for rows in feature_batches(data))
+        from dismec.data.corpus import read_texts
+
+        read = read_texts(data, self.fmt_for(model, data), needs_labels=False)
+        return sum(len(batch.texts) for batch in read)
 
     def dense_for(self, model: TopkModel) -> Any:
         """The dense features of the rows, if the model takes such."""
         if self.dense is None:
             if model.n_dense:
                 raise DismecError(
-                    f"the model takes {model.n_dense} dense features per row: give their file "
-                    "(--dense FILE.npy)"
+                    f"the model takes {counted(model.n_dense, 'dense feature')} per row: give "
+                    "their file (--dense FILE.npy)"
                 )
             return None
         if not model.n_dense:
@@ -158,7 +184,7 @@ class Reading:
         dense = load_dense(self.dense)
         if dense.shape[1] != model.n_dense:
             raise DismecError(
-                f"{self.dense} has {dense.shape[1]} features per row; the model takes "
+                f"{self.dense} has {counted(dense.shape[1], 'feature')} per row; the model takes "
                 f"{model.n_dense}"
             )
         return dense

@@ -34,6 +34,7 @@ from dismec.cli.trees import (
     print_levels,
     rounded,
 )
+from dismec.data.counts import counted
 from dismec.errors import DismecError
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ def predict(
         allowed = branches.among(found, tree, choice.among(found))
         opened = _reranked(found, rerank, A, B)
         if names is not None and len(names) != opened.n_labels:
-            raise DismecError(f"{len(names)} names for a model of {opened.n_labels} labels")
+            raise DismecError(
+                f"{counted(len(names), 'name')} for a model of {counted(opened.n_labels, 'label')}"
+            )
         if rank is None and rerank is None:
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
@@ -176,7 +179,7 @@ def predict(
             rows = (
                 _rows_of_texts(opened, texts, threads) if texts else _no_other_rows(opened, reading)
             )
-            batches = reading.with_dense(opened, rows, "--text")
+            batches = reading.with_dense(opened, [rows], "--text", lambda: rows.X.shape[0])
         else:
             batches = reading.batches(opened, reading.look(data), threads)
         what = "probabilities" if probabilities else "scores"
@@ -205,22 +208,21 @@ def _ranking(
     return lambda X: view.predict_topk(X, places, **how, **by)
 
 
-def _rows_of_texts(
-    model: TopkModel, texts: tuple[str, ...], threads: int | None
-) -> Iterator[DataBatch]:
+def _rows_of_texts(model: TopkModel, texts: tuple[str, ...], threads: int | None) -> DataBatch:
     if model.vocabulary is None:
         raise click.UsageError("the model was trained on numeric features: give DATA, not --text")
-    yield DataBatch(model.vocabulary.rows(texts, threads=threads))
+    return DataBatch(model.vocabulary.rows(texts, threads=threads))
 
 
-def _no_other_rows(model: TopkModel, reading: Reading) -> Iterator[DataBatch]:
+def _no_other_rows(model: TopkModel, reading: Reading) -> DataBatch:
     """As many rows without sparse features as there are dense ones."""
     dense = reading.dense_for(model)
     if model.n_features:
         raise click.UsageError(
-            f"the model takes {model.n_features} features beside dense ones: give DATA or --text"
+            f"the model takes {counted(model.n_features, 'feature')} beside dense ones: "
+            "give DATA or --text"
         )
-    yield DataBatch(no_features(len(dense)))
+    return DataBatch(no_features(len(dense)))
 
 
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
@@ -297,10 +299,7 @@ def evaluate(
             how["rank"] = rank
         levels: dict[str, Any] = {}
         if hierarchy is not None:  # first, as the file may be wrong
-            if weights is not None:
-                raise click.UsageError("--hierarchy is not supported with weights of rows")
-            ranked = {key: value for key, value in how.items() if key != "weights"}
-            levels = measure_levels(hierarchy, opened, dataset, ks, threads, **ranked)
+            levels = measure_levels(hierarchy, opened, dataset, ks, threads, **how)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:
         click.echo(json.dumps(rounded(result | levels)))

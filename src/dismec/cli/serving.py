@@ -11,6 +11,7 @@ import click
 
 from dismec.cli.console import hush_dask
 from dismec.cli.options import MOST_PLACES, PATH, F, cluster_option, threads_option
+from dismec.cli.trees import hierarchy_option
 from dismec.errors import DismecError
 
 
@@ -30,12 +31,14 @@ def _number_option(
 @_number_option("--max-rows", default=1000, help="Most rows per request.")
 @_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
 @_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
+@hierarchy_option
 @cluster_option
 @threads_option
 def serve(
     model: Path,
     host: str,
     port: int,
+    hierarchy: Path | None,
     cluster: str | None,
     threads: int | None,
     max_body: int,
@@ -47,7 +50,8 @@ def serve(
 
     POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
     is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
-    finishes what was begun and ends.
+    finishes what was begun and ends. With --hierarchy the page at / shows the tree of labels, and
+    GET /tree gives its nodes.
     """
     import logging
 
@@ -71,5 +75,6 @@ def serve(
         limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
         cluster=cluster,
+        hierarchy=hierarchy,
         ready=lambda address: click.echo(f"serving {model} on {address}"),
     )

@@ -27,6 +27,7 @@ from dismec.cli.options import (
     threads_option,
 )
 from dismec.cli.training_options import Order, resumable, training_options
+from dismec.data.counts import counted
 
 if TYPE_CHECKING:
     from dismec.model.model import Model
@@ -204,7 +205,7 @@ def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
 
 
 def _say_changed(model: Model, done: str) -> None:
-    click.echo(f"{model.manifest.history[-1]['labels']:,} labels {done}", err=True)
+    click.echo(f"{counted(model.manifest.history[-1]['labels'], 'label')} {done}", err=True)
 
 
 def _warn_of_no_negatives(model: Model) -> None:

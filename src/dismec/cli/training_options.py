@@ -271,14 +271,19 @@ def _parse_lengths(
     """One length, or the least and the greatest."""
     if value is None:
         return None
+    from dismec.cpu import kernels
+
     try:
         lengths = [int(part) for part in value.split(",")]
     except ValueError:
         lengths = []
-    if len(lengths) not in (1, 2):
-        raise click.BadParameter(f"{value!r} is not a length or two of them, such as 1,2")
-    least = lengths[0] if len(lengths) == 2 else min(1, lengths[0])
-    return least, lengths[-1]
+    least, most = (min(1, *lengths), *lengths)[-2:] if len(lengths) in (1, 2) else (-1, -1)
+    if (least, most) != (0, 0) and not 1 <= least <= most <= kernels.longest_gram:
+        raise click.BadParameter(
+            f"{value!r} is not a range of lengths: give the greatest, or the least and the "
+            f"greatest, such as 1,2, from 1 to {kernels.longest_gram}; 0 for none"
+        )
+    return least, most
 
 
 _LENGTHS: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}

@@ -29,20 +29,14 @@ hierarchy_option = click.option(
 )
 
 
-def tree_of(path: Path, names: Sequence[str] | None, n_labels: int) -> LabelTree:
-    """The hierarchy in a file, of so many labels with these names; others have their numbers."""
-    from dismec.data.hierarchy import Hierarchy
-
-    named = list(names or ())[:n_labels]
-    return Hierarchy.load(path).over([*named, *map(str, range(len(named), n_labels))])
-
-
 def tree_of_test(path: Path, model: TopkModel, data: Dataset) -> LabelTree:
-    """The same, of the labels of a model and of data that it is measured on."""
+    """The hierarchy in a file, of the labels of a model and of data that it is measured on."""
+    from dismec.data.hierarchy import load_tree
+
     names = model.names
     if names is None or (data.names is not None and len(data.names) > len(names)):
         names = data.names
-    return tree_of(path, names, max(model.n_labels, data.Y.shape[1]))
+    return load_tree(path, names, max(model.n_labels, data.Y.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,9 @@ class Branches:
         """The hierarchy of a model's labels, if there is one."""
         if self.path is None:
             return None
-        return tree_of(self.path, names or model.names, model.n_labels)
+        from dismec.data.hierarchy import load_tree
+
+        return load_tree(self.path, names or model.names, model.n_labels)
 
     def among(
         self, model: TopkModel, tree: LabelTree | None, allowed: Allowed | None
@@ -110,6 +106,7 @@ def measure_levels(
     data: Dataset,
     ks: tuple[int, ...],
     threads: int | None,
+    weights: Any,
     **how: Any,
 ) -> dict[str, Any]:
     """How good a model is at each level of a hierarchy (`dismec.measure.levels`)."""
@@ -118,7 +115,7 @@ def measure_levels(
     tree = tree_of_test(path, model, data)
     depth = max(1, min(max(ks), model.n_labels))
     top, _ = model.predict_topk(data.X, depth, threads=threads, **how)
-    return by_level(data.Y, top, tree, ks)
+    return by_level(data.Y, top, tree, ks, weights)
 
 
 def rounded(metrics: dict[str, Any]) -> dict[str, Any]:

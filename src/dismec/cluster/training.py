@@ -27,6 +27,7 @@ from dismec.cluster.placed import PlacedData
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work
 from dismec.cluster.shipping import Sender, hand_over
 from dismec.cluster.task import Task
+from dismec.data.counts import counted
 from dismec.errors import ClusterError, WorkerLost
 from dismec.features.transform import Transform
 from dismec.model import weight_files
@@ -78,7 +79,8 @@ class Report:
     def __str__(self) -> str:
         sent, received = self.sent / 1e6, self.received / 1e6
         return (
-            f"{self.blocks} blocks on {self.workers} workers, idle {100 * self.idle:.1f} %; "
+            f"{counted(self.blocks, 'block')} on {counted(self.workers, 'worker')}, idle "
+            f"{100 * self.idle:.1f} %; "
             f"{sent:.1f} MB of data sent, {received:.1f} MB of blocks received"
         )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from dismec.data.container import ContainerError, Spooled, open_arrays, write_arrays
+from dismec.data.counts import counted
 from dismec.data.matrices import MAX_COLUMNS, Rows, checked_arrays, row_pointers
 from dismec.data.names import check_names, pack_names, unpack_names
 from dismec.data.row_weights import RowWeights, check_row_weights
@@ -104,7 +105,9 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
         except ContainerError as error:
             raise DataError(f"{path}: {error}") from error
         if len(names) != n_labels:
-            raise DataError(f"{path}: {len(names)} names for {n_labels} labels")
+            raise DataError(
+                f"{path}: {counted(len(names), 'name')} for {counted(n_labels, 'label')}"
+            )
     X = Rows(arrays["x.indptr"], arrays["x.indices"], arrays["x.data"])
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
 
@@ -117,7 +120,7 @@ def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] 
     arrays, _ = open_arrays(path)
     weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
     if weights is not None:
-        weights = check_row_weights(weights, n_rows, f"{path}: weights")
+        weights = check_row_weights(weights, n_rows, f"{path}: weights", of_file=True)
     return weights, arrays.get("dense")
 
 
@@ -181,7 +184,7 @@ class XmcWriter:
         """
         if self._n_features not in (None, X.shape[1]):
             raise DataError(
-                f"{self._path}: rows with {X.shape[1]} features, not {self._n_features}"
+                f"{self._path}: rows with {counted(X.shape[1], 'feature')}, not {self._n_features}"
             )
         Y: Any = self._indicator(labels) if isinstance(labels, Sequence) else labels
         x, (y_indptr, y_indices), _ = checked_arrays(self._path, X, Y, self._n_rows)
@@ -209,7 +212,8 @@ class XmcWriter:
             raise DataError(f"{self._path}: more than {MAX_COLUMNS} labels")
         if n_labels <= self._largest_label:
             raise DataError(
-                f"{self._path}: {n_labels} labels, but a row has label {self._largest_label}"
+                f"{self._path}: {counted(n_labels, 'label')}, but a row has label "
+                f"{self._largest_label}"
             )
         try:
             names = check_names(names, n_labels)
@@ -226,7 +230,7 @@ class XmcWriter:
         ids = np.fromiter(chain.from_iterable(labels), np.int64, indptr[-1])
         wrong = np.flatnonzero((ids < 0) | (ids >= MAX_COLUMNS))
         if len(wrong):
-            row = self._n_rows + int(np.searchsorted(indptr, wrong[0], side="right")) - 1
+            row = self._n_rows + int(np.searchsorted(indptr, wrong[0], side="right"))  # from 1
             raise DataError(f"{self._path}: row {row}: {ids[wrong[0]]} is not a label id")
         ones = np.ones(len(ids), np.uint8)
         return csr_array((ones, ids, indptr), shape=(len(labels), MAX_COLUMNS))

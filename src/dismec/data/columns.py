@@ -81,7 +81,9 @@ def text_column(texts: Any) -> list[str]:
     for row, value in enumerate(values):
         if not isinstance(value, str):
             shown = "missing" if is_missing(value) else f"of type {type(value).__name__}"
-            raise DataError(f"row {row}: the text is {shown}; expected text, which may be empty")
+            raise DataError(
+                f"row index {row}: the text is {shown}; expected text, which may be empty"
+            )
     return values
 
 

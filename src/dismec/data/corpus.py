@@ -72,7 +72,9 @@ def read_texts(
         than ``fmt`` says or, where it says nothing, a comma.
     """
     with detect(path) as data, data.open() as file:
-        cells = LabelCells(fmt.label_separator, None if data.kind.startswith("JSON") else ",")
+        default = None if data.kind.startswith("JSON") else ","
+        untyped = data.kind in ("CSV", "TSV")
+        cells = LabelCells(fmt.label_separator, default, untyped=untyped)
         rows = _rows_of(data, file, fmt, cells, needs_labels)
         yield from _batches(str(data), rows, cells, fmt, needs_labels, batch_chars)
 
@@ -98,7 +100,8 @@ def read_frame(
     name = f"the {type(frame).__name__}"
     try:
         values = [column_values(frame[c], f"column {c!r}", "value") for c in wanted if c in header]
-        rows = table_rows(name, header, zip(*values, strict=True), fmt, cells, needs_labels)
+        lines = zip(*values, strict=True)
+        rows = table_rows(name, header, lines, fmt, cells, needs_labels, of_file=False)
         yield from _batches(name, rows, cells, fmt, needs_labels, batch_chars)
     except RefusedError as error:
         raise DataError(f"{name}: {error}") from None

@@ -20,6 +20,7 @@ import scipy.sparse
 from scipy.sparse import csr_array
 
 from dismec.data.binary import read_xmc, write_xmc
+from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.formats import detect
 from dismec.data.matrices import (
@@ -273,7 +274,9 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, AttributeError) as error:
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
     if found.nnz < matrix.nnz:
-        raise DataError(f"{path}: {matrix.nnz - found.nnz} entries occur twice in their row")
+        raise DataError(
+            f"{path}: {counted(matrix.nnz - found.nnz, 'entry')} given twice in the same row"
+        )
     if found.dtype.kind not in "biuf":
         raise DataError(f"{path}: the values are not real numbers")
     return found

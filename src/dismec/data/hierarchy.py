@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dismec.data.files import StrPath
 from dismec.data.label_tree import LabelTree
 from dismec.errors import DataError
 
-__all__ = ["Hierarchy"]
+__all__ = ["Hierarchy", "load_tree"]
 
 Ints = npt.NDArray[np.int64]
 _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # and the order of the columns
@@ -27,7 +28,7 @@ class Hierarchy:
     Parameters
     ----------
     pairs
-        A child's name and a parent's name each.
+        A child's name and a parent's name each; of a dict, its ``items()``.
 
     Attributes
     ----------
@@ -37,12 +38,17 @@ class Hierarchy:
     Raises
     ------
     DataError
-        For a name that is empty or its own parent, and for a cycle.
+        For what is not a pair of names, a name that is empty or its own parent, and a cycle.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._path: StrPath | None = None
         self._lines: list[int] = []  # of the pairs, if they come from a file
+        if isinstance(pairs, Mapping | str) or not isinstance(pairs, Iterable):
+            raise DataError(
+                f"pairs is {reprlib.repr(pairs)}; expected a list of pairs (child, parent)"
+                + (": pass its items()" if isinstance(pairs, Mapping) else "")
+            )
         self._fill(pairs)
 
     @classmethod
@@ -50,7 +56,7 @@ class Hierarchy:
         """Read a file: a child and its parent per line, with a tab or, as in CSV, a comma between.
 
         The first line may be a header, "child" and "parent" in either order. Blank lines are
-        skipped. Errors name the line.
+        skipped. A file without pairs is refused. Errors name the line.
         """
         self = cls.__new__(cls)
         self._path, self._lines = path, []
@@ -61,16 +67,20 @@ class Hierarchy:
                 yield pair
 
         self._fill(pairs())
+        if not self.names:
+            raise DataError(f"{path}: no child and parent in it, only blank lines or a header")
         return self
 
     def _at(self, place: int) -> str:
         """Where a pair comes from."""
-        return f"pair {place}" if self._path is None else f"{self._path}:{self._lines[place]}"
+        return f"pair index {place}" if self._path is None else f"{self._path}:{self._lines[place]}"
 
     def _fill(self, pairs: Iterable[tuple[str, str]]) -> None:
         numbers: dict[str, int] = {}
         ends: list[int] = []  # a child and a parent in turns
         for place, pair in enumerate(pairs):
+            if not _is_pair(pair):
+                raise DataError(f"{self._at(place)}: {reprlib.repr(pair)} is not a pair of names")
             child, parent = map(str.strip, pair)
             if not child or not parent:
                 raise DataError(f"{self._at(place)}: a label without a name")
@@ -197,6 +207,21 @@ class Hierarchy:
         levels[node_of] = self._levels
         edges = node_of[self._child], node_of[self._parent]
         return LabelTree([*names, *groups], len(names), *edges, levels)
+
+
+def _is_pair(pair: Any) -> bool:
+    return (
+        isinstance(pair, Sequence)
+        and not isinstance(pair, str)
+        and len(pair) == 2
+        and all(isinstance(name, str) for name in pair)
+    )
+
+
+def load_tree(path: StrPath, names: Sequence[str] | None, n_labels: int) -> LabelTree:
+    """The hierarchy in a file, of so many labels with these names; others have their numbers."""
+    named = list(names or ())[:n_labels]
+    return Hierarchy.load(path).over([*named, *map(str, range(len(named), n_labels))])
 
 
 def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -24,6 +24,8 @@ _CANDIDATES = ("|", ";", "\t", ",", " ")
 _ENTRY = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++"""
 _LIST = re.compile(rf"\s*+(?:(?:{_ENTRY})(?:\s*+,\s*+|\s++|\s*+$))*+", re.DOTALL)
 _ENTRIES = re.compile(_ENTRY, re.DOTALL)
+_WHOLE = re.compile(r"\A([-+]?[0-9]+)\.0*\Z")  # a float of a list, as numpy writes it
+_WHOLE_OF_PANDAS = re.compile(r"\A(-?[0-9]+)\.0\Z")
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -31,10 +33,15 @@ class LabelCells:
     """Reads the cells of one column.
 
     `separator` is None if nobody has chosen one: then it is `default`, and if that is None, too, a
-    text is one name.
+    text is one name. A whole number is the name that its digits are, also where it comes as a
+    float: pandas makes floats of whole numbers if some are missing. `untyped` says that numbers,
+    too, are given as text, as in CSV files: then 1.0 is a number.
     """
 
-    def __init__(self, separator: str | None = None, default: str | None = ",") -> None:
+    def __init__(
+        self, separator: str | None = None, default: str | None = ",", *, untyped: bool = False
+    ) -> None:
+        self._untyped = untyped
         self._separator = separator or default
         self._watch = _Watch(default) if separator is None else None
 
@@ -50,17 +57,20 @@ class LabelCells:
                 self._watch.see(value)
             if self._separator is None:
                 return checked_names([value])
-            return list(dict.fromkeys(filter(None, map(str.strip, value.split(self._separator)))))
+            names = [name for part in value.split(self._separator) if (name := part.strip())]
+            if self._untyped:
+                names = [_WHOLE_OF_PANDAS.sub(r"\1", name) for name in names]
+            return list(dict.fromkeys(names))
         if isinstance(value, bool | dict | bytes):
             raise RefusedError(f"the labels are {quoted(value)}; expected names")
         if hasattr(value, "tolist"):  # of numpy
             value = value.tolist()
-        if isinstance(value, int):
-            return [str(value)]
+        if isinstance(value, int | float) and (name := _number_name(value)) is not value:
+            return [name]
         if not isinstance(value, Iterable):
             raise RefusedError(f"the labels are {quoted(value)}; expected names")
         entries = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-        return checked_names(str(v) if type(v) is int else v for v in entries)
+        return checked_names(map(_number_name, entries))
 
     def doubt(self) -> str | None:
         """Why the separator seems to be another one, or None."""
@@ -120,7 +130,7 @@ def _list_entries(cell: str, separator: str | None) -> list[Any] | None:
         return None
     if cell[0] == "[":
         try:
-            found = json.loads(cell, parse_int=str, parse_float=str)
+            found = json.loads(cell, parse_int=str, parse_float=_digits)
         except (ValueError, RecursionError):
             pass
         else:
@@ -134,13 +144,27 @@ def _list_entries(cell: str, separator: str | None) -> list[Any] | None:
     entries = _ENTRIES.findall(inner)
     if any(entry[0] not in "'\"" and not _is_number(entry) for entry in entries):
         raise _unreadable(cell)
-    return [ast.literal_eval(entry) if entry[0] in "'\"" else entry for entry in entries]
+    return [ast.literal_eval(entry) if entry[0] in "'\"" else _digits(entry) for entry in entries]
 
 
 def _numbers(cell: str, inner: str) -> list[str] | None:
     """Numbers as numpy writes them, ``[1 2]``; otherwise the cell is a name in brackets."""
     words = inner.split()
-    return words if cell[0] == "[" and words and all(map(_is_number, words)) else None
+    if cell[0] != "[" or not words or not all(map(_is_number, words)):
+        return None
+    return list(map(_digits, words))
+
+
+def _number_name(value: Any) -> Any:
+    """The name that a whole number is; anything else as it is."""
+    if type(value) is int or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return value
+
+
+def _digits(number: str) -> str:
+    """A number without a fraction that is 0."""
+    return _WHOLE.sub(r"\1", number)
 
 
 def _is_number(word: str) -> bool:

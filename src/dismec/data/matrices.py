@@ -19,6 +19,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
+from dismec.data.counts import counted
 from dismec.errors import DataError
 
 __all__ = [
@@ -116,11 +117,11 @@ def checked_arrays(
 ) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int]]:
     """X, (indptr, indices) of Y, and how many columns they have, with everything checked.
 
-    In errors they are the file `path`, whose rows are counted from `first_row`.
+    In errors they are the file `path`, after `first_row` other rows; its rows are counted from 1.
     """
     X, Y = canonical(X), indicator(Y)
     if X.shape[0] != Y.shape[0]:
-        raise DataError(f"{path}: X has {X.shape[0]} rows and Y has {Y.shape[0]}")
+        raise DataError(f"{path}: X has {counted(X.shape[0], 'row')} and Y has {Y.shape[0]}")
     if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
     with np.errstate(over="ignore"):  # an overflow is found as an infinity
@@ -138,9 +139,9 @@ def checked_arrays(
 def check_entries(
     what: str, path: Path, arrays: Sequence[npt.NDArray[Any]], n_columns: int, first_row: int = 0
 ) -> None:
-    """Refuse unsound rows of a file: (indptr, indices) or these and values."""
+    """Refuse unsound rows of a file, counted from 1: (indptr, indices) or these and values."""
     if fault := first_fault(n_columns, *arrays):
-        raise DataError(f"{path}: {what}, row {first_row + fault[0]}: {fault[1]}")
+        raise DataError(f"{path}: {what}, row {first_row + fault[0] + 1}: {fault[1]}")
 
 
 def first_fault(
@@ -177,9 +178,9 @@ def _converted(X: Any, n_features: int | None) -> sp.csr_array:
     n_rows, n_columns = result.shape
     wanted = n_columns if n_features is None else n_features
     if n_columns > wanted:
-        raise DataError(f"X has {n_columns} features, the model has {wanted}")
+        raise DataError(f"X has {counted(n_columns, 'feature')}, the model has {wanted}")
     if wanted >= MAX_COLUMNS:
-        raise DataError(f"X has {wanted} features; at most {MAX_COLUMNS - 1} fit")
+        raise DataError(f"X has {counted(wanted, 'feature')}; at most {MAX_COLUMNS - 1} fit")
     if not result.has_canonical_format:
         if result.dtype.kind != "f":
             result.data = result.data.astype(np.float64)  # a sum must not wrap around
@@ -193,7 +194,7 @@ def _converted(X: Any, n_features: int | None) -> sp.csr_array:
         entry = int(np.argmin(finite))
         row = int(np.searchsorted(result.indptr, entry, side="right")) - 1
         raise DataError(
-            f"row {row}, feature {result.indices[entry]}: {result.data[entry]:g} "
+            f"row index {row}, feature {result.indices[entry]}: {result.data[entry]:g} "
             "is not a finite float32"
         )
     columns = np.ascontiguousarray(result.indices, dtype=np.int32)
@@ -246,7 +247,7 @@ def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
     """Any label matrix of a caller, of `n_rows` rows, as canonical CSR without stored zeros."""
     Y = check_csr(Y, "Y", "labels")
     if n_rows is not None and Y.shape[0] != n_rows:
-        raise DataError(f"X has {n_rows} rows, Y has shape {Y.shape}")
+        raise DataError(f"X has {counted(n_rows, 'row')}, Y has shape {Y.shape}")
     if not np.isin(Y.data, (0, 1)).all():
         raise DataError("Y is not an indicator: it holds values other than 0 and 1")
     return indicator(Y)
@@ -302,11 +303,11 @@ def _entry_count(what: str, columns: str, rows: Any) -> int:
     """The number of entries, all of them within the shape."""
     indptr, indices, shape = rows.indptr, rows.indices, rows.shape
     if indptr.shape != (shape[0] + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
-        raise DataError(f"{what}: indptr does not describe {shape[0]} rows")
+        raise DataError(f"{what}: indptr does not describe {counted(shape[0], 'row')}")
     nnz = int(indptr[-1])
     stored = min(len(indices), len(rows.data))
     if nnz > stored:
-        raise DataError(f"{what}: indptr names {nnz} entries, {stored} are there")
+        raise DataError(f"{what}: indptr names {counted(nnz, 'entry')}, {stored} are there")
     if nnz:
         low, high = indices[:nnz].min(), indices[:nnz].max()
         if low < 0 or high >= shape[1]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
+from dismec.data.counts import counted
 from dismec.data.matrices import Rows, check_rows, check_X, refuse_mask
 from dismec.errors import DataError
 
@@ -119,7 +120,9 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
         sparse = sp.csr_array((len(dense), 0), dtype=np.float32)
     sparse = check_X(sparse)
     if sparse.shape[0] != len(dense):
-        raise DataError(f"X has {sparse.shape[0]} rows, and there are {len(dense)} dense ones")
+        raise DataError(
+            f"X has {counted(sparse.shape[0], 'row')}, and there are {len(dense)} dense ones"
+        )
     return MixedRows(sparse, dense)
 
 
@@ -145,7 +148,7 @@ def check_features(
         X = mixed_rows(X[0] if len(X) == 2 else None, X[-1])
     if width is not None and X.width != width:
         takes = f"the model takes {width}" if width else "the model takes none"
-        raise DataError(f"X has {X.width} dense features; {takes}")
+        raise DataError(f"X has {counted(X.width, 'dense feature')}; {takes}")
     if width and n_features and not X.n_features:
         raise DataError(
             f"X has no sparse features, and the model takes {n_features} beside {width} dense "
@@ -209,6 +212,7 @@ def _check_dense(dense: Any) -> Floats:
     if entry >= 0:
         row, column = divmod(entry, values.shape[1])
         raise DataError(
-            f"row {row}, dense feature {column}: {array[row, column]:g} is not a finite float32"
+            f"row index {row}, dense feature {column}: {array[row, column]:g} is not a finite "
+            "float32"
         )
     return values

@@ -11,12 +11,14 @@ from typing import Any, overload
 import numpy as np
 
 from dismec.data.container import ContainerError
+from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.errors import DataError
 
 __all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
 
 _NAMES_AT_ONCE = 1 << 12  # few enough that what is made of them stays in the cache
+_NAMES_SHOWN = 6  # by `repr`
 
 
 def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -49,6 +51,12 @@ class Names(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        shown = [repr(name) for name in self[:_NAMES_SHOWN]]
+        if len(self) > _NAMES_SHOWN:
+            shown.append(f"… {len(self):,} in all")
+        return f"Names([{', '.join(shown)}])"
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -187,7 +195,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
     if names is None:
         return None
     if len(names) != n_labels:
-        raise DataError(f"there are {len(names)} label names for {n_labels} labels")
+        raise DataError(f"{counted(len(names), 'label name')} for {counted(n_labels, 'label')}")
     found = list(names)
     if _is_sound(found):
         return list(map(str.strip, found))

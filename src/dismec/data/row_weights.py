@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.data.matrices import refuse_mask
 from dismec.errors import DataError
@@ -26,8 +27,12 @@ RowWeights: TypeAlias = npt.NDArray[np.float64]
 _NPY = b"\x93NUMPY"  # how such a file begins
 
 
-def check_row_weights(weights: Any, n_rows: int, name: str = "weights") -> RowWeights:
+def check_row_weights(
+    weights: Any, n_rows: int, name: str = "weights", *, of_file: bool = False
+) -> RowWeights:
     """A number of at least 0 per row, of a list, an array, a Series or a column.
+
+    Errors name the index of a row, or its number from 1 if the weights are those of a file.
 
     Raises
     ------
@@ -42,8 +47,9 @@ def check_row_weights(weights: Any, n_rows: int, name: str = "weights") -> RowWe
     if found.ndim != 1:
         raise DataError(f"{name} is {found.ndim}-d; expected one number per row")
     if len(found) != n_rows:
-        raise DataError(f"{name}: {len(found)} numbers for {n_rows} rows")
-    _check_numbers(found, lambda row: f"{name}: row {row}")
+        raise DataError(f"{name}: {counted(len(found), 'number')} for {counted(n_rows, 'row')}")
+    at = "row {}" if of_file else "row index {}"
+    _check_numbers(found, lambda row: f"{name}: {at.format(row + of_file)}")
     return found
 
 
@@ -81,7 +87,7 @@ def _loaded_array(path: Path, file: Any) -> RowWeights:
         array = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, MemoryError) as error:
         raise DataError(f"{path}: not an array that can be read: {error}") from None
-    return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path))
+    return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path), of_file=True)
 
 
 def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None, RowWeights | None]:

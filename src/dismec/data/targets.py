@@ -12,6 +12,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.columns import column_values, frame_columns, is_missing, label_names_of
+from dismec.data.counts import counted
 from dismec.data.matrices import check_Y
 from dismec.errors import DataError
 
@@ -83,7 +84,9 @@ class Target:
         if given is None or given == list(range(Y.shape[1])):
             return cls(Y, list(range(Y.shape[1])), kind, named=classes is not None)
         if len(given) != Y.shape[1]:
-            raise DataError(f"there are {len(given)} classes for {Y.shape[1]} columns of labels")
+            raise DataError(
+                f"{counted(len(given), 'class')} for {counted(Y.shape[1], 'column')} of labels"
+            )
         where = "the columns of labels" if classes is None else "classes"
         return cls(Y, _of_one_type([_checked_label(label, where) for label in given]), kind)
 
@@ -135,10 +138,10 @@ def named_matrix(Y: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str
 def matrix_of_labels(Y: Any, names: Sequence[str] | None) -> Any:
     """Labels as a matrix with a column for each of a model's labels, and further ones for others.
 
-    Lists of labels and the columns of a frame are put where the model has labels of these names;
-    any other matrix is returned as it is, and not checked.
+    Lists of labels, one label per row, and the columns of a frame are put where the model has
+    labels of these names; any other matrix is returned as it is, and not checked.
     """
-    if is_label_lists(Y):
+    if is_label_lists(Y) or _is_one_per_row(Y):
         return _by_name(Target.of(Y), names)
     if names is None or label_names_of(Y) is None:
         return Y
@@ -172,6 +175,15 @@ def is_label_lists(labels: Any) -> bool:
         or not all(isinstance(value, Real) for row in rows for value in row)
         or any(isinstance(row, set | frozenset) for row in rows)
     )
+
+
+def _is_one_per_row(labels: Any) -> bool:
+    """Whether labels are a column of them: a list, an array or a Series."""
+    if sp.issparse(labels) or isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
+        return False
+    if hasattr(labels, "ndim"):
+        return labels.ndim == 1
+    return len(labels) > 0 and not any(map(_is_several, labels))
 
 
 def columns_by_name(
@@ -208,7 +220,7 @@ def _listed_classes(classes: Iterable[Any]) -> list[Any]:
 
 
 def _label_row(number: int, value: Any) -> list[Any]:
-    where = f"row {number}"
+    where = f"row index {number}"
     if not _is_several(value):
         return [_checked_label(value, where)]
     if hasattr(value, "tolist"):

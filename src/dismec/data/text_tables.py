@@ -90,14 +90,20 @@ def table_rows(
     fmt: TextFormat,
     cells: LabelCells,
     needs_labels: bool,
+    *,
+    of_file: bool = True,
 ) -> Iterator[TextRow]:
-    """Rows of the values that `_Columns` of a header needs; errors count rows from 1."""
+    """Rows of the values that `_Columns` of a header needs.
+
+    Errors count the rows of a file from 1, and name the index of those of a frame.
+    """
     columns = _Columns(header, fmt, needs_labels)
     for number, row in enumerate(values, 1):
         try:
             found = columns.row(row, cells)
         except RefusedError as error:
-            raise DataError(f"{name}: row {number}: {error}") from None
+            where = f"row {number}" if of_file else f"row index {number - 1}"
+            raise DataError(f"{name}: {where}: {error}") from None
         yield found
 
 

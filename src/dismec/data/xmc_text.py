@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dismec.cpu import kernels, thread_count
+from dismec.data.counts import counted
 from dismec.data.formats import UnreadableError
 from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
 from dismec.errors import DataError
@@ -89,7 +90,10 @@ def _parsed_blocks(
 
     def refuse_row(row: int, reason: str) -> NoReturn:
         if header and row >= header[0]:
-            row, reason = header[0], f"the header says {header[0]} rows, and here is one more"
+            row, reason = (
+                header[0],
+                f"the header says {counted(header[0], 'row')}, and here is one more",
+            )
         refuse(row, reason)
 
     blocks = _whole_lines(iter(lambda: file.read1(_BLOCK), b""))
@@ -129,7 +133,9 @@ def _parsed_blocks(
                     refuse_row(n_rows, "")
                 yield arrays
         if header and n_rows < header[0]:
-            refuse(n_rows - 1, f"the file ends here, but the header says {header[0]} rows")
+            refuse(
+                n_rows - 1, f"the file ends here, but the header says {counted(header[0], 'row')}"
+            )
 
     return header, checked()
 

@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from dismec.data.columns import label_names_of
+from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.mixed import MixedRows, check_features, is_parts
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
@@ -204,8 +205,7 @@ class DiSMECClassifier(Estimator):
         """
         if self._is_binary():
             self._allowed(allowed)
-            if k < 1:
-                raise DataError(f"k is {k}; expected at least 1")
+            k = check_k(k)
             scores = self.decision_function(X)[:, None]
             both = np.hstack([-scores, scores])
             order = np.argsort(-both, axis=1, kind="stable").astype(np.int32)
@@ -365,4 +365,6 @@ def _refuse_missing(y: Any) -> None:
     if y.dtype == object and y.ndim == 1:
         for row, value in enumerate(y.tolist()):
             if value is None:
-                raise DataError(f"row {row}: the class is None; leave the row out, or give it one")
+                raise DataError(
+                    f"row index {row}: the class is None; leave the row out, or give it one"
+                )

@@ -65,7 +65,7 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
 def refuse_empty(best: npt.NDArray[np.int32]) -> None:
     """Refuse best classes some of which are missing, as none is allowed there."""
     if (best < 0).any():
-        raise DataError(f"row {np.argmax(best < 0)}: allowed leaves no class to choose from")
+        raise DataError(f"row index {np.argmax(best < 0)}: allowed leaves no class to choose from")
 
 
 class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.columns import text_column
+from dismec.data.counts import counted
 from dismec.data.mixed import is_parts, mixed_rows
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import Kind, Target
@@ -332,4 +333,4 @@ def _apart(texts: Any) -> tuple[Any, Any]:
 
 def _check_lengths(texts: list[str], target: Target) -> None:
     if len(texts) != target.Y.shape[0]:
-        raise DataError(f"there are {len(texts)} texts and labels for {target.Y.shape[0]}")
+        raise DataError(f"{counted(len(texts), 'text')} and labels for {target.Y.shape[0]}")

@@ -178,7 +178,7 @@ class Transform:
             entry = kernels.first_non_finite(result.data)
             if entry >= 0:
                 row = begin + int(np.searchsorted(result.indptr, entry, side="right")) - 1
-                raise DataError(f"row {row}: a value times its idf is too large for float32")
+                raise DataError(f"row index {row}: a value times its idf is too large for float32")
         return result
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.container import ContainerError
+from dismec.data.counts import counted
 from dismec.data.matrices import csr_on, row_pointers
 from dismec.data.names import Names, unpack_names
 from dismec.errors import DataError, ModelError
@@ -81,7 +82,7 @@ class TextParams:
         for name in ("word_ngrams", "char_ngrams"):
             object.__setattr__(self, name, _lengths(name, getattr(self, name)))
         if self.word_ngrams == self.char_ngrams == (0, 0):
-            raise ValueError("word_ngrams and char_ngrams are (0, 0): there would be no terms")
+            raise ValueError("word_ngrams and char_ngrams are both off: there would be no terms")
         for name in ("lowercase", "sublinear"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected True or False")
@@ -177,10 +178,11 @@ class VocabularyBuilder:
         arrays = self._counter.list(params.min_df, params.max_df * self.n_rows, params.max_features)
         if len(arrays[1]) == 1:
             raise DataError(
-                f"{self.n_rows} rows of text: every term was dropped; "
+                f"{counted(self.n_rows, 'row')} of text: every term was dropped; "
                 f"lower min_df (now {params.min_df}) or raise max_df (now {params.max_df:g})"
                 if params.min_df > 1 or params.max_df < 1
-                else f"{self.n_rows} rows of text: none has a word of two letters or more"
+                else f"{counted(self.n_rows, 'row')} of text: none has a word of two letters "
+                "or more"
             )
         return Vocabulary(params, *arrays)
 
@@ -299,7 +301,7 @@ def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.i
         native = kernels.Texts(list(texts))
     except ValueError as error:
         row, reason = error.args
-        raise DataError(f"row {row}: {reason}") from None
+        raise DataError(f"row index {row}: {reason}") from None
     return native, native.ends()
 
 

@@ -9,7 +9,8 @@ their ancestors, as sets of nodes T and S. Over all rows,
 
 At a level only the nodes of this level count, in both sets. This is the hierarchical precision and
 recall of Kiritchenko, Matwin & Famili (2005). A label that is wrong but has the right parent is
-right one level up. Where nothing is predicted, or nothing is true, the ratio is 0.
+right one level up. Where nothing is predicted, or nothing is true, the ratio is 0. With weights of
+rows, a row counts in every sum as often as its weight says: a weight of 2 is the row twice.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.label_tree import LabelTree
+from dismec.data.row_weights import RowWeights, check_row_weights
 
 __all__ = ["by_level", "by_node"]
 
-Counts = npt.NDArray[np.int64]
+Counts = npt.NDArray[Any]  # int64, or float64 with weights of rows
 
 
 def by_level(
-    Y_true: Any, top: npt.NDArray[Any], tree: LabelTree, ks: Sequence[int] = (1, 3, 5)
+    Y_true: Any,
+    top: npt.NDArray[Any],
+    tree: LabelTree,
+    ks: Sequence[int] = (1, 3, 5),
+    weights: Any = None,
 ) -> dict[str, Any]:
     """The metrics of all levels together and of each, in percent.
 
@@ -44,14 +50,21 @@ def by_level(
         What is above each label.
     ks
         How many predicted labels count.
+    weights
+        How much each row counts, one number of at least 0 per row; by default all the same.
 
     Returns
     -------
     dict
         ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
-        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row and a true node.
+        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row, whatever its weight above
+        0, and a true node.
     """
     truth: Any = tree.closed(Y_true)
+    if weights is not None:
+        weights = check_row_weights(weights, truth.shape[0])
+        if not (counted := weights > 0).all():
+            truth, top, weights = truth[counted], top[counted], weights[counted]
     levels: list[dict[str, Any]] = [
         {
             "level": level,
@@ -63,7 +76,7 @@ def by_level(
     ]
     result: dict[str, Any] = {}
     for k in ks:
-        counts = _node_counts(truth, top[:, :k], tree)
+        counts = _node_counts(truth, top[:, :k], tree, weights)
         result |= _ratios(counts, slice(None), k)
         for entry in levels:
             entry |= _ratios(counts, tree.levels == entry["level"], k)
@@ -76,8 +89,10 @@ def by_node(Y_true: Any, top: npt.NDArray[Any], tree: LabelTree) -> dict[str, Co
     return {"rows": rows, "predicted": predicted, "hits": both}
 
 
-def _node_counts(truth: Any, top: npt.NDArray[Any], tree: LabelTree) -> tuple[Counts, ...]:
-    """Rows in which each node is true, is predicted, is both."""
+def _node_counts(
+    truth: Any, top: npt.NDArray[Any], tree: LabelTree, weights: RowWeights | None = None
+) -> tuple[Counts, ...]:
+    """Rows in which each node is true, is predicted, is both; or their weights, added up."""
     there = top >= 0
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1))])
     shape = len(top), tree.n_labels
@@ -85,14 +100,19 @@ def _node_counts(truth: Any, top: npt.NDArray[Any], tree: LabelTree) -> tuple[Co
     predicted: Any = tree.closed(found)
     both = predicted.multiply(truth).tocsr()
     return tuple(
-        np.bincount(matrix.indices, minlength=tree.n_nodes) for matrix in (truth, predicted, both)
+        np.bincount(
+            matrix.indices,
+            None if weights is None else np.repeat(weights, np.diff(matrix.indptr)),
+            minlength=tree.n_nodes,
+        )
+        for matrix in (truth, predicted, both)
     )
 
 
 def _ratios(counts: tuple[Counts, ...], nodes: Any, k: int) -> dict[str, float]:
-    true, predicted, both = (int(count[nodes].sum()) for count in counts)
+    true, predicted, both = (float(count[nodes].sum()) for count in counts)
     return {
-        f"hP@{k}": 100.0 * both / max(predicted, 1),
-        f"hR@{k}": 100.0 * both / max(true, 1),
-        f"hF1@{k}": 200.0 * both / max(predicted + true, 1),
+        f"hP@{k}": 100.0 * both / (predicted or 1.0),
+        f"hR@{k}": 100.0 * both / (true or 1.0),
+        f"hF1@{k}": 200.0 * both / ((predicted + true) or 1.0),
     }

@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
 from dismec.data.row_weights import check_row_weights
@@ -87,10 +88,7 @@ def evaluate(
         When the shapes do not fit, there are no rows, or a row of `top` holds a label twice or one
         that `Y_true` has no column for.
     """
-    if len(ks) == 0:
-        raise DataError("ks is empty: name at least one depth")
-    for k in ks:
-        _check_k(k)
+    ks = check_ks(ks)
     judged = _judge(Y_true, top, max(ks), propensities, weights)
     metrics = {"P": _precision, "nDCG": _ndcg}
     if propensities is not None:
@@ -255,7 +253,7 @@ def _judge(
     propensities: npt.ArrayLike | None = None,
     weights: Any = None,
 ) -> _Judged:
-    _check_k(depth)
+    depth = check_k(depth)
     truth: Any = check_truth(Y_true)
     n_rows, n_labels = truth.shape
     depth = min(depth, n_labels)  # there is nothing to hit further down
@@ -322,20 +320,22 @@ def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> In
             f"top is a {places.ndim}-d array of {places.dtype}; expected rows × places of integers"
         )
     if places.shape[0] != n_rows:
-        raise DataError(f"top has {places.shape[0]} rows, Y_true has {n_rows}")
+        raise DataError(f"top has {counted(places.shape[0], 'row')}, Y_true has {n_rows}")
     if places.shape[1] < depth:
-        raise DataError(f"top has {places.shape[1]} places per row; k = {depth} needs as many")
+        raise DataError(
+            f"top has {counted(places.shape[1], 'place')} per row; k = {depth} needs as many"
+        )
     if places.size and (places.min() < -1 or places.max() >= n_labels):
         row, place = np.argwhere((places < -1) | (places >= n_labels))[0]
         raise DataError(
-            f"row {row}: predicted label {places[row, place]}; "
+            f"row index {row}: predicted label {places[row, place]}; "
             f"expected −1 or a label below {n_labels}"
         )
     ordered = np.sort(places, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if twice.any():
         row, place = np.argwhere(twice)[0]
-        raise DataError(f"row {row}: label {ordered[row, place]} is predicted twice")
+        raise DataError(f"row index {row}: label {ordered[row, place]} is predicted twice")
     return places[:, :depth].astype(np.int64)
 
 
@@ -347,8 +347,3 @@ def _check_propensities(propensities: npt.ArrayLike, n_labels: int) -> Floats:
     if wrong.size:
         raise DataError(f"label {wrong[0]}: propensity {p[wrong[0]]:g}; expected 0 < p ≤ 1")
     return p
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise DataError(f"k is {k}; expected at least 1")

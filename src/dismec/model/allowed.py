@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.counts import counted
 from dismec.data.matrices import check_csr, indicator
 from dismec.errors import DataError
 
@@ -45,14 +46,20 @@ class Allowed:
         rows: Any = indicator(check_csr(matrix, "allowed", "labels"))
         if rows.shape[1] != n_labels:
             raise DataError(
-                f"allowed has {rows.shape[1]} columns; expected {n_labels}: one for each label"
+                f"allowed has {counted(rows.shape[1], 'column')}; expected {n_labels}: one for "
+                "each label"
             )
         return cls(n_labels, None, rows)
 
     @cached_property
-    def labels(self) -> Ids | None:
-        """The labels that all rows may be given, ascending; None if each row has its own."""
-        return None if self.mask is None else np.flatnonzero(self.mask).astype(np.int32)
+    def anywhere(self) -> npt.NDArray[np.bool_]:
+        """(n_labels,): the labels that some row may be given."""
+        if self.mask is not None:
+            return self.mask
+        assert self._rows is not None
+        found = np.zeros(self.n_labels, np.bool_)
+        found[self._rows.indices] = True
+        return found
 
     @property
     def starts(self) -> npt.NDArray[np.int64] | None:
@@ -62,7 +69,7 @@ class Allowed:
     def check(self, n_rows: int) -> None:
         """Refuse sets that are not those of so many rows."""
         if self._rows is not None and self._rows.shape[0] != n_rows:
-            raise DataError(f"allowed has {self._rows.shape[0]} rows, X has {n_rows}")
+            raise DataError(f"allowed has {counted(self._rows.shape[0], 'row')}, X has {n_rows}")
 
     def take(self, rows: Any) -> Allowed:
         """The same for some of the rows, given by their numbers or as a slice."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dismec.data.container import ContainerError, open_arrays, write_arrays
+from dismec.data.counts import counted
 from dismec.data.files import whole_file
 from dismec.errors import ModelError
 from dismec.model.format import (
@@ -207,7 +208,7 @@ def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
     """What to say of a training that is not finished, and may not have a manifest yet."""
     done = "no label is done yet"
     if manifest:
-        done = f"{manifest.labels_done:,} of {manifest.n_labels:,} labels"
+        done = f"{manifest.labels_done:,} of {counted(manifest.n_labels, 'label')}"
         for folder in sorted(directory.glob(f"{STAGE}*/{MANIFEST}")):
             with suppress(ModelError):
                 stage = read_manifest(folder.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dismec.data.counts import counted
 from dismec.errors import DataError
 from dismec.model.explanation import Explanation, contributions
 from dismec.model.informed import Informed
@@ -23,7 +24,9 @@ def explain(
     """As `Model.explain`; the names are those of the labels."""
     transform = orders.transform
     if terms is not None and len(terms) != transform.n_features:
-        raise DataError(f"there are {len(terms)} terms for {transform.n_features} features")
+        raise DataError(
+            f"{counted(len(terms), 'term')} for {counted(transform.n_features, 'feature')}"
+        )
     row, weights, score = orders.by_score.explain(X, label)
     probability = None
     if orders.calibrated:

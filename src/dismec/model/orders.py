@@ -140,27 +140,29 @@ class ShardOrders(Orders):
         self._few_lock = Lock()
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
-        """As `Orders.among`.
+        """As `Orders.among`, with few labels from a copy of their weights once it is worth it.
 
-        They have just the labels that are allowed where these are few, and were asked for with many
-        rows by now; and else all of them.
+        The copy holds the labels that are allowed, for all rows or for some. It is made when these
+        labels were requested with many rows by now.
         """
-        if allowed is None or allowed.mask is None:
-            return self, allowed
-        labels = allowed.labels
-        if labels is None or len(labels) > _FEW * self._n_labels:
+        if allowed is None:
+            return self, None
+        labels = np.flatnonzero(allowed.anywhere)
+        if len(labels) > _FEW * self._n_labels:
             return self, allowed
         key = labels.tobytes()
         with self._few_lock:
             rows, orders = self._few.pop(key, (0, None))
             rows += n_rows
             if orders is None and rows >= _MANY_ROWS:
-                shards = cut_down(self._shards, allowed.mask)
+                shards = cut_down(self._shards, allowed.anywhere)
                 orders = ShardOrders(shards, self._n_labels, self.transform, self._calibration)
             self._few[key] = rows, orders
             while len(self._few) > _COPIES:
                 self._few.popitem(last=False)
-        return (self, allowed) if orders is None else (orders, None)
+        if orders is None:
+            return self, allowed
+        return orders, None if allowed.mask is not None else allowed
 
     def _by_score(self) -> Predictor:
         return Predictor(self._shards, self._n_labels, self.transform)

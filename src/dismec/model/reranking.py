@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dismec.errors import DataError
+from dismec.data.counts import check_k
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.scoring import Labels, Ranking, Scores, empty_topk
@@ -53,8 +53,7 @@ class Gains:
 
         Arguments and errors as for `Predictor.topk`; empty places hold label −1 and 0.
         """
-        if k < 1:
-            raise DataError(f"k is {k}; expected at least 1")
+        k = check_k(k)
         first = self._margins(_FIRST_LEVEL)
         rows = first.transform.take(X)
         labels, logs = empty_topk(rows.shape[0], k)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
+from dismec.data.counts import check_k, counted
 from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError, ModelError
@@ -141,8 +142,7 @@ class Predictor:
 
         X is raw, and transformed piece by piece.
         """
-        if k < 1:
-            raise DataError(f"k is {k}; expected at least 1")
+        k = check_k(k)
         rows = self.transform.arrays(X)
         if allowed is not None:
             allowed.check(rows.n_rows)
@@ -226,7 +226,7 @@ def best_labels(
 def check_explained(n_rows: int, label: int, n_labels: int) -> None:
     """Refuse what is not one row and a label of the model."""
     if n_rows != 1:
-        raise DataError(f"X has {n_rows} rows; one is explained at a time")
+        raise DataError(f"X has {counted(n_rows, 'row')}; one is explained at a time")
     if not 0 <= label < n_labels:
         raise DataError(f"label {label}; expected one of 0 to {n_labels - 1}")
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.columns import is_matrix, is_texts, text_column
+from dismec.data.counts import check_ks, counted
 from dismec.data.labels import propensities
 from dismec.data.mixed import MixedRows, is_parts, mixed_rows
 from dismec.data.names import Names
@@ -144,7 +145,8 @@ class TopkModel(ABC):
         if isinstance(allowed, Allowed):
             if allowed.n_labels != self.n_labels:
                 raise DataError(
-                    f"allowed is of a model of {allowed.n_labels} labels, not {self.n_labels}"
+                    f"allowed is of a model of {counted(allowed.n_labels, 'label')}, "
+                    f"not {self.n_labels}"
                 )
             return allowed
         if sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2:
@@ -198,13 +200,13 @@ class TopkModel(ABC):
 
     def __repr__(self) -> str:
         facts = [
-            _number_of(self.n_labels, "label"),
+            counted(self.n_labels, "label"),
             *(
                 []
                 if self.n_dense and not self.n_features
-                else [_number_of(self.n_features, "feature")]
+                else [counted(self.n_features, "feature")]
             ),
-            *([_number_of(self.n_dense, "dense feature")] if self.n_dense else []),
+            *([counted(self.n_dense, "dense feature")] if self.n_dense else []),
             f"{_rounded(self.nnz)} weights",
             *self._facts(),
         ]
@@ -326,8 +328,9 @@ class TopkModel(ABC):
         """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
 
         `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count. The columns of a frame, and lists of labels, are matched by
-        their names. `weights`, one number of at least 0 per row, say how much each row counts.
+        are never predicted, and count. The columns of a frame, lists of labels, and a list of one
+        label per row are matched by their names. `weights`, one number of at least 0 per row, say
+        how much each row counts.
 
         With `allowed`, as for `predict_topk`, the model is measured on these labels alone: true
         labels that are not allowed do not count as true, nor do those that the model does not have.
@@ -335,7 +338,8 @@ class TopkModel(ABC):
         """
         chosen = self.allowed_labels(allowed)
         truth = self.truth_of(Y, A, B, allowed=chosen)
-        depth = max(1, min(max(ks, default=1), self.n_labels))
+        ks = check_ks(ks)
+        depth = max(1, min(max(ks), self.n_labels))
         top, _ = self.predict_topk(X, depth, allowed=chosen, threads=threads)
         return truth.metrics(top, ks, weights)
 
@@ -350,10 +354,6 @@ class TopkModel(ABC):
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
         """How likely each label is to be seen where it holds, by its training frequency."""
         return propensities(self.label_counts, self.manifest.n_rows, A, B)
-
-
-def _number_of(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _rounded(n: int) -> str:

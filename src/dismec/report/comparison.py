@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.report.facts import frequency_range
 from dismec.report.figures import BLUE, COLORS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
@@ -85,9 +86,10 @@ def write_comparison(target: StrPath, title: str, found: Mapping[str, Any]) -> N
 def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     data = found["data"]
     yield (
-        f"<p>{data['rows']:,} training rows, {data['test rows']:,} test rows, "
-        f"{data['features']:,} features, {data['labels']:,} labels that have training rows. "
-        f"Trained with {data['threads']} threads, predicted with one; "
+        f"<p>{counted(data['rows'], 'training row')}, {counted(data['test rows'], 'test row')}, "
+        f"{counted(data['features'], 'feature')}, {counted(data['labels'], 'label')} that have "
+        "training rows. "
+        f"Trained with {counted(data['threads'], 'thread')}, predicted with one; "
         f"{escape(data['machine'])}.</p>"
     )
     yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))

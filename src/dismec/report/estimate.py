@@ -16,6 +16,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels, physical_memory, thread_count
+from dismec.data.counts import counted
 from dismec.features.transform import Transform
 from dismec.model.format import PRECISIONS
 from dismec.solve.blocks import effort
@@ -146,8 +147,9 @@ def tell_estimate(training: dict[str, Any]) -> list[str]:
     lines = []
     if "seconds" in training:
         lines.append(
-            f"Solving takes about {_duration(training['seconds'])} with {training['threads']} "
-            f"threads ({_duration(training['core-seconds'])} of one core) if nothing else runs, at "
+            f"Solving takes about {_duration(training['seconds'])} with "
+            f"{counted(training['threads'], 'thread')} ({_duration(training['core-seconds'])} of "
+            "one core) if nothing else runs, at "
             "the default parameters; reading the data and writing the model come on top."
         )
     there = f" of the {_size(memory)} that this machine has" if memory else ""
@@ -158,7 +160,8 @@ def tell_estimate(training: dict[str, Any]) -> list[str]:
         lines.append(f"The model will have about {_size(training['model bytes'])}.")
         lines.append(
             f"Time comes from {training['sampled labels']:,} of the "
-            f"{training['labels to solve']:,} labels to solve, evenly spread over the frequencies, "
+            f"{counted(training['labels to solve'], 'label')} to solve, evenly spread over the "
+            "frequencies, "
             f"which were solved just now in {training['sampled seconds']:.2g} core-seconds; memory "
             "from a formula for the arrays of the data, the threads and the weights of a block."
         )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.corpus import TextFormat, read_texts
+from dismec.data.counts import counted
 from dismec.data.dataset import load_data
 from dismec.measure.frequencies import describe_frequencies, histogram
 from dismec.model import weight_files
@@ -313,10 +314,14 @@ def _ambiguous(manifest: Manifest, made: int, before: Any, after: Any) -> dict[s
 
 def _history_lines(history: Sequence[dict[str, Any]]) -> list[str]:
     """What was done to labels later, one line per entry."""
+
+    def number(value: Any, what: str) -> str:
+        return counted(value, what) if isinstance(value, int) else f"{value} {what}s"
+
     return [
-        f"{entry.get('time')}: {entry.get('labels')} labels {entry.get('action')}"
+        f"{entry.get('time')}: {number(entry.get('labels'), 'label')} {entry.get('action')}"
         + (f" of {entry['of']}" if "of" in entry else "")
-        + (f" from {len(entry['models'])} models" if "models" in entry else "")
-        + (f" on {entry['rows']} rows" if "rows" in entry else "")
+        + (f" from {counted(len(entry['models']), 'model')}" if "models" in entry else "")
+        + (f" on {number(entry['rows'], 'row')}" if "rows" in entry else "")
         for entry in history
     ]

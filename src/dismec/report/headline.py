@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dismec.data.counts import counted
 from dismec.report.tested import KS
 
-__all__ = ["counted", "percent", "tell_data", "tell_oddities", "tell_test"]
+__all__ = ["percent", "tell_data", "tell_oddities", "tell_test"]
 
 
 def tell_test(test: Mapping[str, Any]) -> list[str]:
@@ -89,11 +90,6 @@ def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
                 line += f", {of_them}with different labels"
             lines.append(line)
     return lines
-
-
-def counted(n: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def percent(value: float) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dismec.data.counts import counted
 from dismec.data.files import whole_file
 from dismec.report import figures
 from dismec.report.estimate import tell_estimate
 from dismec.report.facts import frequency_range, plain_facts
-from dismec.report.headline import counted, percent, tell_data, tell_oddities, tell_test
+from dismec.report.headline import percent, tell_data, tell_oddities, tell_test
 from dismec.report.page import figure, folded, label_table, page_of, paragraphs, table
 from dismec.report.tested import KS
 from dismec.report.tree_page import hierarchy_sections
@@ -226,7 +227,7 @@ def _weights(facts: Mapping[str, Any]) -> str:
     else:
         text = (
             "Labels with the same rows share a classifier, which counts once. Before pruning there "
-            f"were {sum(counts['before']):,} weights, {sum(counts['after']):,} are stored."
+            f"were {counted(sum(counts['before']), 'weight')}, {sum(counts['after']):,} are stored."
         )
         if "share of ambiguous weights" in facts:
             text += (

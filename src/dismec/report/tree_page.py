@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dismec.report.headline import counted
+from dismec.data.counts import counted
 from dismec.report.page import MOST_LABELS, folded, paragraphs, table
 from dismec.report.tested import KS
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dismec.data.hierarchy import load_tree
 from dismec.errors import DismecError
 from dismec.features.text_rows import TextRows
 from dismec.model.allowed import Allowed
@@ -26,6 +27,7 @@ from dismec.serve.choices import Choices
 from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
+from dismec.serve.tree import ServedTree
 
 __all__ = ["Service"]
 
@@ -42,26 +44,49 @@ class Service:
     cluster that hold weights are missing.
     """
 
-    def __init__(self, path: Path, cluster: str | None, limits: Limits) -> None:
+    def __init__(
+        self, path: Path, cluster: str | None, limits: Limits, hierarchy: Path | None = None
+    ) -> None:
         self.name = path.absolute().name
         self.contract = Contract(limits)
         self.version = version("dismec")
-        self.model = _open_warm(path, cluster)
-        self._path, self._cluster = path, cluster
+        self._path, self._cluster, self._hierarchy = path, cluster, hierarchy
+        self._served = self._open()
         self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
         self._choices = Choices(self._search_of)
 
+    def _open(self) -> tuple[TopkModel, ServedTree | None]:
+        """The model and the hierarchy of its labels, which requests see change together."""
+        model = _open_warm(self._path, self._cluster)
+        if self._hierarchy is None:
+            return model, None
+        tree = load_tree(self._hierarchy, model.names, model.n_labels)
+        return model, ServedTree(tree, model.label_counts)
+
+    @property
+    def model(self) -> TopkModel:
+        """What is served now."""
+        return self._served[0]
+
+    @property
+    def has_hierarchy(self) -> bool:
+        """Whether there is a hierarchy of the labels."""
+        return self._hierarchy is not None
+
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """The best labels, with scores exactly as `predict_topk` has them; the number of rows."""
-        model = self.model  # one for the whole request, whatever is loaded meanwhile
+        model, tree = self._served  # one for the whole request, whatever is loaded meanwhile
         X, request = parse("/predict", body, model, self.contract)
-        rows = _best_labels(model, X, request, self._choices.find(model, request))
+        rows = _best_labels(model, X, request, self._choices.find(model, request, tree))
+        if tree is not None:
+            for row in rows:
+                row["paths"] = [tree.path(label) for label in row["labels"]]
         answer = {"rows": rows} if "rows" in request else rows[0]
         return _json_bytes(answer), X.shape[0]
 
     def explain(self, body: bytes) -> bytes:
         """What adds to the score of a label, and its rank."""
-        model = self.model
+        model, tree = self._served
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
@@ -70,6 +95,8 @@ class Service:
         explanation = model.explain(X, label, terms=terms)
         result = explanation.to_dict()
         result["rank"] = model.place(X, label)
+        if tree is not None:
+            result["path"] = tree.path(label)
         result["terms"] = result["terms"][: request["limit"]]
         text = request.get("text")
         if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
@@ -89,6 +116,12 @@ class Service:
             for label in found[:limit]
         ]
         return {"labels": rows, "more": len(found) > limit}
+
+    def tree(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Some nodes of the hierarchy, which there must be."""
+        tree = self._served[1]
+        assert tree is not None
+        return tree.answer(self.contract.check_query("/tree", query))
 
     def _search_of(self, model: TopkModel) -> LabelSearch:
         known = self._search
@@ -125,7 +158,7 @@ class Service:
 
     def describe(self) -> dict[str, Any]:
         """What is served: the answer of ``/model``."""
-        model, limits = self.model, self.contract.limits
+        (model, tree), limits = self._served, self.contract.limits
         manifest, able = model.manifest, model.capabilities
         return {
             "name": self.name,
@@ -133,6 +166,7 @@ class Service:
             "features": model.n_features,
             "dense": model.n_dense,
             "names": model.names is not None,
+            "hierarchy": None if tree is None else tree.describe(),
             "text": able.texts,
             "calibrated": able.probabilities,
             "explanations": True,  # every model does now; clients may ask
@@ -150,7 +184,7 @@ class Service:
     def reload(self) -> bool:
         """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
         try:
-            self.model = _open_warm(self._path, self._cluster)
+            self._served = self._open()
         except (DismecError, OSError, MemoryError) as error:
             reason = " ".join(str(error).split()) or "out of memory"
             _log.error("not reloaded, the old model stays: %s", reason)

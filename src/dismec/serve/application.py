@@ -57,6 +57,7 @@ def serve(
     limits: Limits | None = None,
     token: str | None = None,
     cluster: str | None = None,
+    hierarchy: str | os.PathLike[str] | None = None,
     ready: Callable[[str], None] = _log.info,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
@@ -65,7 +66,8 @@ def serve(
     many predictions are computed at a time, by default one per available CPU, and 32 on a cluster,
     where threads only wait. Requests must carry `token` as ``Authorization: Bearer``; None lets
     everybody in, and there is no ``/reload``. The workers of `cluster`, an address or a scheduler
-    file, hold the weights. `ready` is called with the address once requests are answered.
+    file, hold the weights. `hierarchy` is a file of the parents of labels. `ready` is called with
+    the address once requests are answered.
     """
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
@@ -73,7 +75,8 @@ def serve(
     with _bind(host, port) as listener:
         if threads is None and cluster is not None:
             threads = _CLUSTER_THREADS
-        service = Service(Path(path), cluster, limits or Limits())
+        tree = None if hierarchy is None else Path(hierarchy)
+        service = Service(Path(path), cluster, limits or Limits(), tree)
         endpoints = _Endpoints(service, thread_count(threads), token)
         config = uvicorn.Config(
             _application(endpoints),
@@ -162,6 +165,7 @@ class _Endpoints:
     def __init__(self, service: Service, threads: int, token: str | None) -> None:
         self.metrics = prometheus.Metrics()
         self.guarded = token is not None
+        self.has_hierarchy = service.has_hierarchy
         self._token = (token or "").encode(errors="surrogateescape")
         self._service = service
         self._limits = service.contract.limits
@@ -187,6 +191,10 @@ class _Endpoints:
     async def labels(self, request: Request) -> Response:
         query = dict(request.query_params)
         return JSONResponse(await self._work(request, lambda _: self._service.labels(query)))
+
+    async def tree(self, request: Request) -> Response:
+        query = dict(request.query_params)
+        return JSONResponse(await self._work(request, lambda _: self._service.tree(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
         """What `task` makes of the request's body, in a thread of the pool."""
@@ -240,7 +248,7 @@ class _Endpoints:
         return JSONResponse({"status": "ok"})
 
     async def page(self, _: Request) -> Response:
-        text, headers = page(self._service.model, self._service.name)
+        text, headers = page(self._service.model)
         return HTMLResponse(text, headers=headers)
 
     async def model(self, request: Request) -> Response:
@@ -261,7 +269,9 @@ class _Endpoints:
     def _description(self) -> dict[str, Any]:
         model, service = self._service.model, self._service
         takes = model.capabilities.texts, bool(model.n_features), model.n_dense
-        return openapi(service.contract, service.version, self.guarded, *takes)
+        return openapi(
+            service.contract, service.version, self.guarded, *takes, service.has_hierarchy
+        )
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
@@ -304,6 +314,8 @@ def _application(endpoints: _Endpoints) -> ASGIApp:
         Route("/openapi.json", endpoints.openapi),
         Route("/docs", endpoints.docs),
     ]
+    if endpoints.has_hierarchy:
+        routes.append(Route("/tree", endpoints.tree))
     if endpoints.guarded:
         routes.append(Route("/reload", endpoints.reload, methods=["POST"]))
     handlers = dict.fromkeys((HTTPException, *_STATUSES), _refuse) | {Exception: _fail}

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.topk_model import TopkModel
 from dismec.serve.label_search import LabelSearch
+from dismec.serve.tree import ServedTree
 
 __all__ = ["Choices"]
 
@@ -27,15 +29,23 @@ class Choices:
         self._lock = Lock()
         self._model: TopkModel | None = None
 
-    def find(self, model: TopkModel, request: dict[str, Any]) -> Allowed | None:
+    def find(
+        self, model: TopkModel, request: dict[str, Any], tree: ServedTree | None = None
+    ) -> Allowed | None:
         """The labels that a checked request allows, or None for all.
 
-        `DataError` if the model does not have one.
+        `DataError` if the model or the hierarchy does not have one.
         """
         only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
-        if only is None and not exclude and not prefix.strip():
+        below = request["below"]
+        if only is None and not exclude and not prefix.strip() and below is None:
             return None
-        key = None if only is None else tuple(only), tuple(exclude or ()), prefix
+        group = None
+        if below is not None:
+            if tree is None:
+                raise DataError('"below" is not supported: the server has no hierarchy of labels')
+            group = tree.find(below)
+        key = None if only is None else tuple(only), tuple(exclude or ()), prefix, group
         with self._lock:
             if self._model is not model:
                 self._found.clear()
@@ -45,6 +55,10 @@ class Choices:
                 self._found[key] = known
                 return known
         allowed = self._make(model, only, exclude, prefix)
+        if tree is not None and group is not None:
+            assert allowed.mask is not None
+            inside = tree.labels_in(group)
+            allowed = Allowed(model.n_labels, inside[allowed.mask[inside]])
         with self._lock:
             if self._model is model:
                 self._found[key] = allowed

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import DataError
+from dismec.serve.tree import BELOW, HIERARCHY, PATH, PATHS, TREE_QUERY, TREE_SCHEMAS
 
 __all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits"]
 
@@ -50,11 +51,12 @@ class Contract:
             "/explain": _either("RowAndLabel", "TextAndLabel", "DenseAndLabel")
             | {"title": 'either "features", "text" or "dense"'},
         }
-        self.queries = {"/labels": _SEARCH}  # what stands behind the "?", by path
+        self.queries = {"/labels": _SEARCH, "/tree": TREE_QUERY}  # behind the "?", by path
         self.answers = {  # by path
             "/predict": _either("Best", "BestOfRows"),
             "/explain": _ref("Explanation"),
             "/labels": _ref("Labels"),
+            "/tree": _ref("Nodes"),
             "/example": _ref("Example"),
             "/model": _ref("Model"),
             "/metrics": _STRING,
@@ -104,7 +106,7 @@ class Contract:
             for key, value in schema["properties"].items()
         }
 
-    def _checked(self, key: str, schema: _Schema, value: Any, row: int = 0) -> Any:
+    def _checked(self, key: str, schema: _Schema, value: Any, row: int | None = None) -> Any:
         if schema.get("type") != "array":
             if not _allows(schema, value):
                 wanted = _expected(schema)
@@ -133,7 +135,7 @@ class Contract:
         properties = kinds[kind]["properties"]
         for number, item in enumerate(value):
             if not isinstance(item, dict) or kind not in item:
-                raise DataError(f'row {number} is not an object with "{kind}"')
+                raise DataError(f'row index {number} is not an object with "{kind}"')
             _check_keys(item, properties, number)
             for key, given in item.items():
                 self._checked(key, properties[key], given, number)
@@ -143,12 +145,13 @@ class Contract:
 def _check_keys(given: Mapping[str, Any], known: Collection[str], row: int | None = None) -> None:
     for key in given:
         if key not in known:
-            where = "the request" if row is None else f"row {row}"
-            raise DataError(f"{where} has an unknown key {reprlib.repr(key)}")
+            where = "the request" if row is None else f"row index {row}"
+            keys = ", ".join(sorted(known))
+            raise DataError(f"{where} has an unknown key {reprlib.repr(key)}; known: {keys}")
 
 
-def _named(key: str, row: int) -> str:
-    return f'row {row}: "{key}"' if key in ("features", "text", "dense") else f'"{key}"'
+def _named(key: str, row: int | None) -> str:
+    return f'"{key}"' if row is None else f'row index {row}: "{key}"'
 
 
 def _allows(schema: _Schema, value: Any) -> bool:
@@ -251,6 +254,7 @@ _REASON = {
 _EXPLANATION = {
     "label": _INTEGER,
     "name": _of("string", "Only if the label has one."),
+    "path": PATH,
     "score": _of("number", "The bias and all contributions, added up."),
     "probability": _of("number", "Only if the model is calibrated."),
     "rank": _of("integer", "Its place among all labels for this row; that of the best is 1."),
@@ -276,6 +280,7 @@ _BEST = {
     "scores": _of("array", "Only if they rank.", items=_NUMBER),
     "probabilities": _of("array", "Only if the model is calibrated.", items=_NUMBER),
     "names": _of("array", "Only if the model has names.", items=_STRING),
+    "paths": PATHS,
 }
 _EXAMPLE = {
     "text": _STRING,
@@ -314,6 +319,7 @@ _MODEL = {
     "features": _of("integer", "Sparse ones, or terms."),
     "dense": _of("integer", "Dense features that a row must have; 0 for most models."),
     "names": _of("boolean", "Whether labels have names."),
+    "hierarchy": HIERARCHY,
     "text": _of("boolean", "Whether it takes texts."),
     "calibrated": _of("boolean", "Whether it gives probabilities."),
     "explanations": _of("boolean", "Whether it explains them: always, by now."),
@@ -364,6 +370,7 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
             "do, if the model has no names).",
             default="",
         ),
+        "below": BELOW,
     }
     kinds = _either("TextRow", "Row", "DenseRow")
     rows = _of("array", "All of one kind.", maxItems=limits.rows, items=kinds)
@@ -386,4 +393,5 @@ def _schemas(limits: Limits) -> dict[str, _Schema]:
         "Model": _object(_MODEL),
         "Health": _object({"status": _of("string", enum=["ok"])}, "status"),
         "Error": _object({"error": _of("string", "One line.")}, "error"),
+        **TREE_SCHEMAS,
     }

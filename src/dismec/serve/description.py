@@ -8,7 +8,7 @@ from dismec.serve.contract import Contract
 
 __all__ = ["openapi"]
 
-_QUERY = {"search": "a", "limit": 5}
+_QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}
 
 
 def openapi(
@@ -18,12 +18,13 @@ def openapi(
     texts: bool = True,
     sparse: bool = True,
     dense: int = 0,
+    hierarchy: bool = False,
 ) -> dict[str, Any]:
     """The OpenAPI description.
 
     `guarded` says that a token is requested, `texts` that the model takes texts, `sparse` that it
     takes texts or sparse features, and `dense` how many dense ones: the examples are such as it
-    answers.
+    answers. `hierarchy` says that the server has a hierarchy of the labels.
     """
     refused = {
         "400": "The request is malformed.",
@@ -57,6 +58,8 @@ def openapi(
         ("/metrics", "get", "Counters as Prometheus text.", locked),
         ("/health", "get", "Whether the server answers.", unready),
     ]
+    if hierarchy:
+        operations.append(("/tree", "get", "Nodes of the hierarchy of labels.", busy))
     components: dict[str, Any] = {"schemas": contract.schemas}
     if guarded:
         operations.append(("/reload", "post", "Open the model directory again.", failed))

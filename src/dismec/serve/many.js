@@ -138,8 +138,6 @@ async function takeTable(given) {
   forgetResults();
 }
 
-function count(number, what) { return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`; }
-
 function forgetResults() {
   at("batch-table").hidden = at("batch-save").hidden = true;
   at("batch-state").textContent = "";
@@ -268,6 +266,8 @@ document.addEventListener("drop", event => {
   document.body.classList.remove("dropping");
   if (!event.dataTransfer?.files.length) return;
   event.preventDefault();
-  takeFile(event.dataTransfer.files[0]);
+  const file = event.dataTransfer.files[0];
+  if (takes("dense")) takeVectors(file);
+  else if (takes("text")) takeFile(file);
 });
 begin();

@@ -1,6 +1,8 @@
 "use strict";
 
-/* Labels to choose from: those that begin with something, or a list. */
+/* Labels to choose from: those that begin with something, a list, or a group of the tree. */
+
+let group = null;            // {name, is_label}: the node of the tree that labels are chosen from
 
 function groupLines() {
   return [...new Set(at("group").value.split("\n").map(line => line.trim()).filter(Boolean))];
@@ -9,22 +11,24 @@ function groupLines() {
 /* What a request says of labels to choose from; nothing if all are. */
 function choice() {
   const prefix = at("prefix").value.trim(), only = groupLines();
-  return {...(prefix && {prefix}), ...(only.length && {only})};
+  return {...(prefix && {prefix}), ...(only.length && {only}), ...(group && {below: group.name})};
 }
 
 /* Says on the page that not all labels are chosen from, also while the fields are folded. */
 function showNarrowed() {
   const {prefix, only} = choice();
   const parts = [];
+  if (group) parts.push(group.is_label ? `“${group.name}” and the labels below it` : `labels below “${group.name}”`);
   if (prefix) parts.push(`labels that begin with “${prefix}”`);
-  if (only) parts.push(`${only.length.toLocaleString("en")} ${only.length === 1 ? "label" : "labels"} of your list`);
+  if (only) parts.push(`${count(only.length, "label")} of your list`);
+  at("widen").hidden = !group;
   at("narrowed").textContent = parts.length ? `Chosen among ${parts.join(" that are among the ")}.` : "";
 }
 
 function narrow() {
   showNarrowed();
   clearTimeout(pause);
-  if (field.value.trim()) pause = setTimeout(findLabels, PAUSE);
+  if (isGiven()) pause = setTimeout(findLabels, PAUSE);
 }
 
 at("prefix").addEventListener("input", narrow);
@@ -35,6 +39,6 @@ at("group").addEventListener("input", event => {  // while somebody types, the l
 at("prefix").addEventListener("keydown", event => {
   if (event.key !== "Enter") return;
   event.preventDefault();
-  if (field.value.trim()) findLabels();
+  if (isGiven()) findLabels();
 });
 showNarrowed();

@@ -14,7 +14,6 @@ const SHOWN = 10;            // of them that are not folded, at most
 const SMALL = 0.05;          // of the largest: smaller ones are folded
 const COMPARED = 3;          // labels that are explained beside each other, at most
 const PATIENCE = 150;        // ms before the page says that it is working
-const WAITING = "They appear here as you type.";
 
 const at = id => document.getElementById(id);
 const field = at("text"), list = at("list");
@@ -24,11 +23,11 @@ let model = null;            // the answer of /model, asked for once
 let running = null;          // AbortController of the request for labels
 let pause = 0;
 let long = null;             // a text that is too long for the field, which shows its beginning
-let found = [];              // [{label, name, amount, share, place, assigned}] of `foundText`, best first
+let found = [];              // [{label, name, path, amount, share, place, assigned}] of `foundRow`, best first
 let wanted = [];             // [{label, name}] that were searched for, and are shown below the best
 let asked = null;            // the request that `found` answers
-let foundText = "";
-let explanations = new Map();  // label → promise, for `foundText`
+let foundRow = {};           // what `found` are the labels of: {text} or {features}, {dense}
+let explanations = new Map();  // label → promise, for `foundRow`
 let chosen = null;           // label picked by click or keyboard
 let hovered = null;          // label under the mouse
 let mouse = {};              // where it was last
@@ -55,7 +54,7 @@ async function ask(path, body, signal) {
     answer = await response.json();
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Refusal(0, "The server does not answer. Your text is still here.");
+    throw new Refusal(0, "The server does not answer. What you entered is still here.");
   }
   if (!response.ok) throw new Refusal(response.status, answer.error);
   return answer;
@@ -66,11 +65,13 @@ async function meet() {
   model = await ask("model");
   document.title = `${model.name} · dismec`;
   at("model").textContent = model.name;
-  at("about").textContent = `${model.labels.toLocaleString("en")} labels`;
+  at("about").textContent = count(model.labels, "label");
+  showFields();
+  showTree();
   at("seek").hidden = at("narrow").hidden = !model.explanations;
-  at("example").hidden = !model.explanations && !model.examples;
-  const counts = [5, 10, 20, 50].filter(count => count <= model.limits.k);
-  const options = (counts.length ? counts : [model.limits.k]).map(count => new Option(`${count} labels`, count));
+  at("example").hidden = !takes("text") || (!model.explanations && !model.examples);
+  const counts = [5, 10, 20, 50].filter(number => number <= model.limits.k);
+  const options = (counts.length ? counts : [model.limits.k]).map(number => new Option(count(number, "label"), number));
   const before = at("count").value;
   at("count").replaceChildren(...options);
   if (counts.includes(Number(before))) at("count").value = before;
@@ -84,29 +85,29 @@ function setText(text, source = "") {
   field.readOnly = long !== null;
   at("long").hidden = long === null;
   at("long").textContent = `Only the beginning is shown: the text has ${text.length.toLocaleString("en")} characters.`;
-  at("clear").hidden = !text;
+  at("clear").hidden = !isGiven();
 }
 
 async function findLabels() {
   clearTimeout(pause);
   running?.abort();
-  const given = long ?? field.value;
-  const text = given.toWellFormed?.() ?? given;
-  if (!text.trim()) return showNothing("Type or paste a text first.");
+  if (!isGiven()) return showNothing(missing());
   const controller = running = new AbortController();
   const slow = setTimeout(() => { at("busy").hidden = false; }, PATIENCE);
   try {
     await meet();
+    if (controller.signal.aborted) return;
+    const row = givenRow();
     const rank = model.calibrated ? "probability" : "score";
-    const request = {text, k: Number(at("count").value), rank, ...choice()};
+    const request = {...row, k: Number(at("count").value), rank, ...choice()};
     const answer = await ask("predict", request, controller.signal);
     if (controller.signal.aborted) return;
     tell(null);
     asked = request;
-    showLabels(text, answer);
+    showLabels(row, answer);
   } catch (error) {
     if (controller.signal.aborted) return;
-    fail(error, findLabels);
+    if (error instanceof Unfit) { tell(null); showNothing(error.message); } else fail(error, findLabels);
   } finally {
     clearTimeout(slow);
     if (running === controller) at("busy").hidden = true;
@@ -114,9 +115,9 @@ async function findLabels() {
 }
 
 function fail(error, retry) {
-  showNothing(WAITING);
+  showNothing(waiting());
   if (error.status === 401) return askForToken();
-  if (error.status === 413) return tell(`The text is too long: this server takes ${model.limits.body / 1e6} MB at most.`);
+  if (error.status === 413) return tell(`The ${takes("text") ? "text" : "row"} is too long: this server takes ${model.limits.body / 1e6} MB at most.`);
   model = null;  // another one may be served by the time of the next request
   tell(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
 }
@@ -151,20 +152,23 @@ function showNothing(message) {
   at("status").textContent = message;
 }
 
-function showLabels(text, answer) {
+function showLabels(row, answer) {
   if (!answer.labels.length && !wanted.length) {
     const narrowed = Object.keys(choice()).length > 0;
     return showNothing(narrowed ? "No label is left to choose from." : "The model has no label for this.");
   }
-  foundText = text;
-  found = answer.labels.map((label, i) => described(label, answer.names?.[i], answer.probabilities?.[i] ?? answer.scores[i], i + 1));
+  foundRow = row;
+  found = answer.labels.map((label, i) => ({
+    ...described(label, answer.names?.[i], answer.probabilities?.[i] ?? answer.scores[i], i + 1),
+    path: answer.paths?.[i] ?? [],
+  }));
   explanations = new Map();
   hovered = null;
   at("nothing").hidden = true;
   at("list-tools").hidden = false;
   const assigned = found.filter(item => item.assigned).length;
-  showScale(`${assigned} of these ${found.length} labels ${assigned === 1 ? "reaches" : "reach"} it`);
-  at("status").textContent = `${found.length} labels. First: ${found[0]?.name}, ${found[0]?.amount}.`;
+  showScale(`${assigned} of these ${count(found.length, "label")} ${assigned === 1 ? "reaches" : "reach"} it`);
+  at("status").textContent = `${count(found.length, "label")}. First: ${found[0]?.name}, ${found[0]?.amount}.`;
   showList();
   wanted.forEach(showWanted);
 }
@@ -214,7 +218,7 @@ async function showWanted(item) {
   try {
     const why = await explained(item.label);
     if (known !== explanations) return;
-    Object.assign(item, described(item.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank));
+    Object.assign(item, described(item.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank), {path: why.path ?? []});
     const place = items().indexOf(item);
     if (place < 0) return;
     const before = list.children[place], after = option(item);
@@ -240,6 +244,8 @@ function signed(number, places = 2) {
   return Number(digits) === 0 ? digits : (number < 0 ? "−" : "+") + digits;
 }
 
+function count(number, what) { return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`; }
+
 function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
@@ -255,6 +261,7 @@ function option(item) {
     make("span", {className: "place", textContent: item.place ? `${item.place.toLocaleString("en")}.` : "…"}),
     make("span", {className: "name", dir: "auto", textContent: item.name}),
     make("span", {className: "amount", textContent: item.amount ?? ""}),
+    ...(item.path?.length ? [make("span", {className: "path", dir: "auto", textContent: item.path.join(" › ")})] : []),
     make("span", {className: "bar"}, length, line),
     make("span", {className: "unseen", textContent: item.assigned ? "assigned" : "not assigned"}));
   element.classList.toggle("assigned", Boolean(item.assigned));
@@ -291,7 +298,7 @@ function markChoice() {
 function explained(label) {
   const known = explanations;
   if (!known.has(label)) {
-    const answer = ask("explain", {text: foundText, label, limit: TERMS});
+    const answer = ask("explain", {...foundRow, label, limit: TERMS});
     known.set(label, answer);
     answer.catch(() => known.delete(label));
   }
@@ -324,28 +331,42 @@ function showWhy(answers) {
   const {name, amount, assigned, place} = described(why.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank);
   at("why-word").textContent = assigned ? "Why" : "Why not";
   at("why-title").textContent = name;
+  at("why-path").textContent = (why.path ?? []).join(" › ");
   const least = model.threshold.rank === "score" ? "a score of 0" : exact(model.threshold.value);
   at("verdict").textContent = `Rank ${place.toLocaleString("en")} of ${model.labels.toLocaleString("en")} · ${amount} · ${assigned ? "assigned: it reaches" : "not assigned: it is below"} the threshold of ${least}`;
   at("pin").textContent = pinned.includes(why.label) ? "Stop comparing" : "Compare with others";
   at("pin").hidden = !pinned.includes(why.label) && pinned.length + 1 >= COMPARED;
-  at("copy").replaceChildren(...passages(foundText, why.highlights ?? []));
+  at("copy").replaceChildren(...(foundRow.text ? passages(foundRow.text, why.highlights ?? []) : []));
   showStrongest(at("copy"));
   showTerms(answers);
-  const words = why.score - why.bias;
-  at("sum").textContent = why.terms.length
-    ? `The score is ${signed(why.score)}: every text starts at ${signed(why.bias)}, and its words${why.reasons?.length ? " and the labels they make likely" : ""} add ${signed(words)}.`
-    : `No word of this text counts for this label: its score is ${signed(why.score)}, where every text starts.`;
+  at("sum").textContent = summed(why);
   at("why").hidden = false;
 }
 
-/* What words, and labels that are likely, add to each score: {term, amounts}, largest first. */
+/* What a score is made of, in a sentence. */
+function summed(why) {
+  const [row, parts] = takes("text") ? ["text", "words"] : ["row", "features"];
+  const likely = why.reasons?.length ? " and the labels they make likely" : "";
+  const added = why.score - why.bias - (why.embedding ?? 0);
+  const begins = `The score is ${signed(why.score)}: every ${row} starts at ${signed(why.bias)}`;
+  if (why.embedding !== undefined) {
+    const sparse = why.terms.length ? `, its ${parts}${likely} add ${signed(added)}` : "";
+    return `${begins}${sparse}, and its embedding adds ${signed(why.embedding)}.`;
+  }
+  return why.terms.length
+    ? `${begins}, and its ${parts}${likely} add ${signed(added)}.`
+    : `No ${parts.slice(0, -1)} of this ${row} counts for this label: its score is ${signed(why.score)}, where every ${row} starts.`;
+}
+
+/* What words, labels that are likely, and an embedding as a whole add to each score: {term, amounts}, largest first. */
 function contributions(answers) {
   const rows = new Map();
   answers.forEach((answer, i) => {
     const likely = (answer.reasons ?? []).map(reason =>
       ({feature: `label ${reason.label}`, term: `likely: ${reason.name ?? `label ${reason.label}`}`, contribution: reason.contribution}));
-    for (const {feature, term, contribution} of [...answer.terms, ...likely]) {
-      if (!rows.has(feature)) rows.set(feature, {term, amounts: Array(answers.length).fill(0)});
+    const embedding = answer.embedding === undefined ? [] : [{feature: "embedding", term: `embedding (${count(model.dense, "dense feature")})`, contribution: answer.embedding}];
+    for (const {feature, term, contribution} of [...answer.terms, ...likely, ...embedding]) {
+      if (!rows.has(feature)) rows.set(feature, {term: term ?? `feature ${feature}`, amounts: Array(answers.length).fill(0)});
       rows.get(feature).amounts[i] = contribution;
     }
   });
@@ -377,7 +398,7 @@ function showTerms(answers) {
     fold.addEventListener("click", () => { unfolded = !unfolded; showFold(small.length); });
     foot.push(footRow(fold, rest));
   }
-  foot.push(footRow("Every text starts at", sums(answer => answer.bias)), footRow("Score", sums(answer => answer.score)));
+  foot.push(footRow(`Every ${takes("text") ? "text" : "row"} starts at`, sums(answer => answer.bias)), footRow("Score", sums(answer => answer.score)));
   table.tFoot.replaceChildren(...foot);
   showFold(small.length);
 }
@@ -483,27 +504,12 @@ function inUnits(text, highlights) {
 at("ask").addEventListener("submit", event => {
   event.preventDefault();
   findLabels();
-  if (!field.value.trim()) field.focus();
+  focusMissing();
 });
 field.addEventListener("input", () => {
-  clearTimeout(pause);
   if (field.value.length > LONG) setText(field.value);
-  at("clear").hidden = !field.value;
   at("source").hidden = true;
-  if (field.value.trim()) {
-    pause = setTimeout(findLabels, PAUSE);
-  } else {
-    running?.abort();
-    at("busy").hidden = true;
-    tell(null);
-    showNothing(WAITING);
-  }
-});
-field.addEventListener("keydown", event => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-    event.preventDefault();
-    findLabels();
-  }
+  changed();
 });
 field.addEventListener("paste", event => {
   const pasted = event.clipboardData.getData("text/plain").replaceAll("\r\n", "\n");
@@ -515,8 +521,9 @@ field.addEventListener("paste", event => {
 });
 at("clear").addEventListener("click", () => {
   setText("");
-  field.dispatchEvent(new Event("input"));
-  field.focus();
+  clearNumbers();
+  changed();
+  focusMissing();
 });
 at("example").addEventListener("click", async () => {
   try {
@@ -532,7 +539,7 @@ at("pin").addEventListener("click", () => pin(hovered ?? chosen));
 at("copy-labels").addEventListener("click", event => copy(event.target, items().map(item => item.name).join("\n") + "\n"));
 at("copy-curl").addEventListener("click", event => copy(event.target, curl()));
 at("unwant").addEventListener("click", () => { wanted = []; showList(); });
-at("count").addEventListener("change", () => { if (field.value.trim()) findLabels(); });
+at("count").addEventListener("change", () => { if (isGiven()) findLabels(); });
 at("retry").addEventListener("click", () => again?.());
 at("access").addEventListener("submit", async event => {
   event.preventDefault();
@@ -581,11 +588,11 @@ async function copy(button, text) {
 }
 
 async function begin() {
-  showNothing(WAITING);
+  showNothing(waiting());
   try {
     await meet();
     tell(null);
-    if (field.value.trim()) { at("clear").hidden = false; await findLabels(); }
+    if (isGiven()) { at("clear").hidden = false; await findLabels(); }
   } catch (error) {
     fail(error, begin);
   }

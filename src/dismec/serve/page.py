@@ -16,10 +16,12 @@ from dismec.model.topk_model import TopkModel
 __all__ = ["docs_page", "page"]
 
 
-def page(model: TopkModel, name: str) -> tuple[str, dict[str, str]]:
-    """The page and its headers: for texts if the model takes them, else what is served."""
-    has_form = model.vocabulary is not None and not model.n_dense
-    text = _assembled("page.html") if has_form else _plain_page(model, name)
+def page(model: TopkModel) -> tuple[str, dict[str, str]]:
+    """The page and its headers, with fields for what the model takes."""
+    sparse = "text" if model.vocabulary is not None else "features"
+    takes = [sparse] if model.n_features or not model.n_dense else []
+    takes += ["dense"] if model.n_dense else []
+    text = _assembled("page.html").replace("{takes}", " ".join(takes))
     return text, _headers(text)
 
 
@@ -52,26 +54,6 @@ def _assembled(name: str) -> str:
     return re.sub(
         r"\{(\w+\.(?:css|js))\}", lambda m: (folder / m[1]).read_text("utf-8").strip(), text
     )
-
-
-def _plain_page(model: TopkModel, name: str) -> str:
-    style = (files("dismec.serve") / "style.css").read_text("utf-8").strip()
-    return (
-        '<!doctype html><html lang=en><meta charset=utf-8><link rel=icon href="data:,">'
-        '<meta name=viewport content="width=device-width"><meta name=color-scheme '
-        f'content="light dark"><title>dismec</title><style>{style}</style>'
-        f"<h1>{html.escape(name)}</h1><p>A model with {model.n_labels:,} labels and "
-        f"{model.n_features + model.n_dense:,} features. It takes {_taken(model)}: "
-        "<a href=docs>how to ask it</a>.</p></html>"
-    )
-
-
-def _taken(model: TopkModel) -> str:
-    """What a page cannot be asked with."""
-    if model.n_dense:
-        beside = "texts with" if model.vocabulary is not None else "rows of numbers with"
-        return f"{beside if model.n_features else 'rows of'} {model.n_dense:,} dense features"
-    return "rows of numbers, not texts"
 
 
 def _headers(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
+from dismec.data.counts import counted
 from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
@@ -51,7 +52,8 @@ def parse(
     rows = request.get("rows", [request])
     has_texts = bool(rows) and "text" in rows[0]
     numeric = request.get("numeric", False)
-    dense = _read_dense(rows, model)
+    where = "row index {}" if "rows" in request else "the row"
+    dense = _read_dense(rows, model, where)
     if dense is not None and not model.n_features:
         return mixed_rows(None, dense), request
     if has_texts and numeric:
@@ -64,33 +66,40 @@ def parse(
     if has_texts:
         X = text_vocabulary(model).rows([row["text"] for row in rows], threads=1)
     else:
-        X = _read_rows(rows, model) if X is None else X
+        X = _read_rows(rows, model, where) if X is None else X
         X = X if model.vocabulary is None else TextRows(X)
     return (X if dense is None else mixed_rows(X, dense)), request
 
 
-def _read_dense(rows: list[dict[str, Any]], model: TopkModel) -> npt.NDArray[np.float32] | None:
-    """The dense features of rows, if the model takes such: each row must have them all."""
+def _read_dense(
+    rows: list[dict[str, Any]], model: TopkModel, called: str
+) -> npt.NDArray[np.float32] | None:
+    """The dense features of rows, if the model takes such: each row must have them all.
+
+    `called` is what errors call a row; its index is put in.
+    """
     width = model.n_dense
     values = np.empty((len(rows), width), np.float32)
     for number, row in enumerate(rows):
-        where, given = f"row {number}", row.get("dense")
+        where, given = called.format(number), row.get("dense")
         if not width:
             if given is not None:
-                raise DataError(f'{where}: {len(given)} dense features ("dense"); the model has 0')
+                raise DataError(
+                    f'{where}: {counted(len(given), "dense feature")} ("dense"); the model has 0'
+                )
             continue
         others = [key for key in ("text", "features") if row.get(key) is not None]
         if model.n_features and not others:
             beside = "features" if model.vocabulary is None else "text"
             raise DataError(
-                f'{where} has no "{beside}", and the model takes {model.n_features} features '
-                f"beside {width} dense ones"
+                f'{where} has no "{beside}", and the model takes '
+                f"{counted(model.n_features, 'feature')} beside {width} dense ones"
             )
         if others and not model.n_features:
             raise DataError(f'{where} has "{others[0]}", and the model takes dense features only')
         if given is None or len(given) != width:
-            found = 0 if given is None else len(given)
-            raise DataError(f'{where}: {found} dense features ("dense"); the model has {width}')
+            found = counted(0 if given is None else len(given), "dense feature")
+            raise DataError(f'{where}: {found} ("dense"); the model has {width}')
         for place, value in enumerate(given):
             if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:
                 shown = reprlib.repr(value)
@@ -149,9 +158,11 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
     return b"".join([*rest, body[end:]]), _stacked(rows, n_features) if rows else None
 
 
-def _read_rows(rows: list[dict[str, Any]], model: TopkModel) -> sp.csr_array:
+def _read_rows(rows: list[dict[str, Any]], model: TopkModel, called: str) -> sp.csr_array:
     """Checked rows of pairs as CSR."""
-    read = [_pairs(row["features"], model.n_features, f"row {n}") for n, row in enumerate(rows)]
+    read = [
+        _pairs(row["features"], model.n_features, called.format(n)) for n, row in enumerate(rows)
+    ]
     return _stacked(read, model.n_features)
 
 

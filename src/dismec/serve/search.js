@@ -37,7 +37,7 @@ function showMatches({labels, more}) {
   if (more) matches.append(make("p", {textContent: "There are more: type on."}));
   matches.hidden = false;
   search.setAttribute("aria-expanded", "true");
-  at("status").textContent = `${labels.length}${more ? " or more" : ""} labels found.`;
+  at("status").textContent = more ? `${labels.length} or more labels found.` : `${count(labels.length, "label")} found.`;
   activate(labels.length ? 0 : -1);
 }
 
@@ -45,7 +45,7 @@ function match({label, name, rows}, i) {
   const shown = name ?? `Label ${label}`;
   const element = make("li", {id: `match-${i}`},
     make("span", {dir: "auto", textContent: shown}),
-    make("small", {textContent: rows ? `${rows.toLocaleString("en")} training rows` : "never trained"}));
+    make("small", {textContent: rows ? count(rows, "training row") : "never trained"}));
   element.setAttribute("role", "option");
   element.addEventListener("mousedown", event => event.preventDefault());  // the field keeps the focus
   element.addEventListener("click", () => want(label, shown));
@@ -80,7 +80,7 @@ function want(label, name) {
   chosen = label;
   hovered = null;
   if (list.hidden) {
-    at("status").textContent = at("nothing").textContent = `Type a text to see the rank of ${name}.`;
+    at("status").textContent = at("nothing").textContent = `${takes("text") ? "Type a text" : "Enter a row"} to see the rank of ${name}.`;
     return;
   }
   showList();

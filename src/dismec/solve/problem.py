@@ -37,6 +37,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.cpu import kernels
+from dismec.data.counts import counted
 from dismec.data.matrices import csr_on
 from dismec.data.mixed import MixedRows
 from dismec.data.row_weights import RowWeights
@@ -168,7 +169,7 @@ class Problem:
         if isinstance(X, MixedRows):
             X = X.sparse
         if Y.shape[0] != X.shape[0]:
-            raise DataError(f"X has {X.shape[0]} rows, Y has {Y.shape[0]}")
+            raise DataError(f"X has {counted(X.shape[0], 'row')}, Y has {Y.shape[0]}")
         self.n_rows, self.n_features = X.shape
         self.n_columns = transform.n_columns  # with dense features
         self.n_labels: int = Y.shape[1]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.counts import counted
 from dismec.data.matrices import check_csr
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
@@ -85,7 +86,7 @@ def fit_calibration(
     n_labels = model.n_labels
     truth: Any = check_csr(Y, "Y", "labels").copy()
     if truth.shape[1] > n_labels:
-        raise DataError(f"Y has {truth.shape[1]} labels, the model has {n_labels}")
+        raise DataError(f"Y has {counted(truth.shape[1], 'label')}, the model has {n_labels}")
     truth.resize((truth.shape[0], n_labels))
     truth.sum_duplicates()
     truth.eliminate_zeros()

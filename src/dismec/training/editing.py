@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dismec.cpu import thread_count
 from dismec.data.columns import label_names_of
+from dismec.data.counts import counted
 from dismec.data.dataset import fingerprint
 from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
@@ -196,12 +197,15 @@ class _Edit:
         """
         n_columns = Y.shape[1]
         if names is not None and len(names) != n_columns:
-            raise DataError(f"there are {len(names)} label names for {n_columns} labels")
+            raise DataError(
+                f"{counted(len(names), 'label name')} for {counted(n_columns, 'label')}"
+            )
         if self.names is None or (names is None and n_columns <= self.model.n_labels):
             return np.arange(n_columns)
         if names is None:
             raise DataError(
-                f"the data have {n_columns} labels and the model {self.model.n_labels}, which it "
+                f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
+                "which it "
                 "knows by name: give the names of those of the data (names=…)"
             )
         if len(set(names)) < len(names):

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 
 from dismec.cluster.placed import PlacedData
 from dismec.cpu import physical_memory
+from dismec.data.counts import counted
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_Y
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full
@@ -245,6 +246,7 @@ def _check_memory(n_features: int, n_labels: int) -> None:
     present = physical_memory()
     if present is not None and needed > present:
         raise DataError(
-            f"{n_features} features and {n_labels} labels need at least {needed >> 30} GiB of "
+            f"{counted(n_features, 'feature')} and {counted(n_labels, 'label')} need at least "
+            f"{needed >> 30} GiB of "
             f"memory; this machine has {present >> 30}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read_texts
+from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.data.text_format import RefusedError, checked_names
@@ -54,6 +56,11 @@ class Texts:
         """Those of a file or a frame; `Texts` as they are."""
         if isinstance(source, Texts):
             return source
+        if not is_frame(source) and not isinstance(source, str | os.PathLike):
+            raise DataError(
+                f"the texts are a {type(source).__name__}; expected a file, or a frame with columns"
+                " of texts and labels (lists are for DiSMECTextClassifier)"
+            )
         of = cls.of_frame if is_frame(source) else cls.of_file
         return of(source, fmt, needs_labels=needs_labels)
 
@@ -61,7 +68,7 @@ class Texts:
     def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
         """Those that are in memory, with the names of the labels of each."""
         if len(texts) != len(labels):
-            raise DataError(f"there are {len(texts)} texts and labels for {len(labels)}")
+            raise DataError(f"{counted(len(texts), 'text')} and labels for {len(labels)}")
         names = []
         for number, row in enumerate(labels):
             try:
@@ -90,7 +97,9 @@ class Texts:
             if len(part) == len(batch.texts):
                 yield _counted_batch(batch._replace(weights=part))
         if n_rows != len(weights):
-            raise DataError(f"weights: {len(weights)} numbers for {n_rows} texts")
+            raise DataError(
+                f"weights: {counted(len(weights), 'number')} for {counted(n_rows, 'text')}"
+            )
 
 
 def _counted_batch(batch: TextBatch) -> TextBatch:

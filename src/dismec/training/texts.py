@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from dismec.data.binary import XmcWriter
 from dismec.data.corpus import TextBatch, TextFormat, is_frame
+from dismec.data.counts import counted
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.formats import detect
@@ -239,7 +240,10 @@ def learn(
     except DataError as error:
         raise DataError(f"{texts.name}: {error}") from None
     if log:
-        log(f"{n_rows:,} texts, {len(vocabulary.terms):,} features, {len(names):,} labels")
+        log(
+            f"{counted(n_rows, 'text')}, {counted(len(vocabulary.terms), 'feature')}, "
+            f"{counted(len(names), 'label')}"
+        )
     return vocabulary, sorted(names)
 
 
@@ -380,4 +384,4 @@ def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
         yield batch
         if log and time.monotonic() - last > _LOG_SECONDS:
             last = time.monotonic()
-            log(f"{batch.first_row + len(batch.texts):,} texts read, their {what}")
+            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, their {what}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dismec.data.corpus import TextFormat
+from dismec.data.counts import counted
 from dismec.data.files import StrPath
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary
@@ -242,7 +243,9 @@ def check_grid(grid: Sequence[float]) -> list[float]:
         except ValueError as error:
             raise DataError(f"the grid's {error}") from None
     if len(found) < 2:
-        raise DataError(f"the grid has {len(found)} values of C; expected two or more")
+        raise DataError(
+            f"the grid has {counted(len(found), 'value')} of C; expected two or more to choose from"
+        )
     return sorted(found)
 
 

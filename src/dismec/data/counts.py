@@ -1,0 +1,47 @@
+"""Numbers of things: checked, and in words."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from dismec.errors import DataError
+
+__all__ = ["check_k", "check_ks", "counted"]
+
+
+def check_k(k: Any) -> int:
+    """How many places a row has: a whole number of at least 1."""
+    try:
+        number = operator.index(k)
+    except TypeError:
+        raise DataError(f"k is {k!r}; expected a whole number of at least 1") from None
+    if number < 1:
+        raise DataError(f"k is {number}; expected at least 1")
+    return number
+
+
+def check_ks(ks: Any) -> tuple[int, ...]:
+    """The depths to report, of which there is at least one."""
+    if isinstance(ks, str) or not isinstance(ks, Iterable):
+        raise DataError(f"ks is {ks!r}; expected depths such as (1, 3, 5)")
+    found = tuple(map(check_k, ks))
+    if not found:
+        raise DataError("ks is empty: name at least one depth")
+    return found
+
+
+def counted(n: int, what: str) -> str:
+    """A number with its thing, which is in the plural unless there is one.
+
+    Examples
+    --------
+    >>> print(counted(1, "label"), counted(2000, "row"), counted(0, "class"), sep=", ")
+    1 label, 2,000 rows, 0 classes
+    """
+    if n == 1:
+        return f"1 {what}"
+    if what.endswith(("ss", "x", "ch")):
+        return f"{n:,} {what}es"
+    return f"{n:,} {what[:-1]}ies" if what.endswith("ry") else f"{n:,} {what}s"
