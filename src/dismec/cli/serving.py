@@ -24,8 +24,10 @@ def _number_option(
 @click.argument("model", type=PATH)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @_number_option("--port", least=0, most=65535, default=8000, help="0: any that is free.")
+@_number_option("--workers", default=1, help="Server processes that share the port.")
 @_number_option("--max-body", most=1000, default=10, help="MB per request.")
 @_number_option("--max-rows", default=1000, help="Rows per request.")
+@_number_option("--max-characters", default=1_000_000, help="Characters of texts per request.")
 @_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
 @_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
 @cluster_option
@@ -34,39 +36,41 @@ def serve(
     model: Path,
     host: str,
     port: int,
+    workers: int,
     cluster: str | None,
     threads: int | None,
     max_body: int,
     max_rows: int,
+    max_characters: int,
     max_k: int,
     queue: int,
 ) -> None:
     """Answer HTTP requests for predictions of MODEL.
 
     POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
-    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
-    finishes what was begun and ends.
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL again, in all
+    server processes; SIGTERM finishes the requests that have begun and ends.
     """
-    import logging
-
     try:
-        from dismec.serve.application import serve as serve_model
         from dismec.serve.contract import Limits
+        from dismec.serve.server import serve as serve_model
+        from dismec.serve.server import start_log
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dismec"):
             raise
         raise DismecError(
             f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
         ) from None
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    start_log()
     if cluster is not None:
         hush_dask()
     serve_model(
         model,
         host=host,
         port=port,
+        workers=workers,
         threads=threads,
-        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        limits=Limits(max_body * 1_000_000, max_rows, max_characters, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
         cluster=cluster,
         ready=lambda address: click.echo(f"serving {model} on {address}"),

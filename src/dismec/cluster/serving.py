@@ -17,12 +17,14 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from dismec.cluster.batches import Ranked, RowBatch, refuse_choice
 from dismec.cluster.connection import Cluster
 from dismec.cluster.prediction import ClusterPredictor
 from dismec.cluster.task import Task
 from dismec.data.matrices import Rows
+from dismec.data.mixed import mixed_rows
 from dismec.errors import DataError, DismecError, NotReady
 from dismec.model.allowed import Allowed
 from dismec.model.scoring import Labels, Scores, empty_topk
@@ -32,6 +34,7 @@ __all__ = ["ServedModel", "serve_on_cluster"]
 
 _BATCH_ROWS = 256  # that requests are brought together to
 _REQUEST_SECONDS = 30.0  # for an answer, whatever the reason
+_PROBE_SECONDS = 5.0  # for an answer to whether it is ready
 _SILENT_SECONDS = 3.0  # that the thread may be stuck, waiting for the scheduler
 _TURN_SECONDS = 0.5
 _STOP_SECONDS = 10.0
@@ -58,6 +61,19 @@ class ServedModel(TopkModel):
     @property
     def not_ready(self) -> str | None:  # noqa: D102
         return self._desk.not_ready
+
+    def ready(self) -> bool:  # noqa: D102
+        if self.not_ready is not None:
+            return False
+        sparse = sp.csr_array((1, self.n_features), dtype=np.float32)
+        dense = np.zeros((1, self.n_dense), np.float32)
+        blank = mixed_rows(sparse if self.n_features else None, dense) if self.n_dense else sparse
+        scored = self.transform.apply_between(self.transform.arrays(blank), 0, 1)
+        try:
+            self._desk.ask(scored, 1, _PROBE_SECONDS)
+        except DismecError:
+            return False
+        return True
 
     def close(self) -> None:  # noqa: D102
         self._desk.close()
@@ -129,10 +145,10 @@ class _Desk:
             return "the scheduler of the cluster does not answer"
         return self._reason
 
-    def ask(self, rows: Rows, places: int) -> Ranked:
+    def ask(self, rows: Rows, places: int, seconds: float = _REQUEST_SECONDS) -> Ranked:
         """The best labels of transformed rows; `NotReady` if that is not possible now."""
         request = _Request(rows, places)
-        end = time.monotonic() + _REQUEST_SECONDS
+        end = time.monotonic() + seconds
         if self.not_ready is None:
             self._waiting.append(request)
             self._ring()
@@ -141,7 +157,7 @@ class _Desk:
                 return request.result(timeout=min(1.0, max(end - time.monotonic(), 0)))
             except TimeoutError:
                 if time.monotonic() >= end:
-                    reason = f"the cluster has not answered within {_REQUEST_SECONDS:.0f} s"
+                    reason = f"the cluster has not answered within {seconds:.0f} s"
                     break
         request.answer(NotReady(reason))
         raise NotReady(reason)

@@ -23,11 +23,12 @@ from dismec.model.provenance import shown
 from dismec.model.thresholds import MICRO_F1
 from dismec.model.topk_model import TopkModel
 from dismec.serve.choices import Choices
-from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
+from dismec.serve.contract import Contract
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
+from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTS, Limits
 
-__all__ = ["NoExplanations", "Service"]
+__all__ = ["NoExplanations", "Service", "say_not_reloaded", "say_reloaded"]
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
@@ -44,13 +45,18 @@ class Service:
     `predict`, `explain` and `labels` raise `DataError` for a request that does not keep to the
     contract, and `example` if the model takes no texts; `explain` raises `NoExplanations` if the
     weights are on a cluster, and `example` does if the model keeps no texts either.
+
+    `path` may be a link to the model directory; `directory` is where it leads, if that has been
+    found out.
     """
 
-    def __init__(self, path: Path, cluster: str | None, limits: Limits) -> None:
+    def __init__(
+        self, path: Path, cluster: str | None, limits: Limits, directory: Path | None = None
+    ) -> None:
         self.name = path.absolute().name
         self.contract = Contract(limits)
         self.version = version("dismec")
-        self.model = _open_warm(path, cluster)
+        self.model = _open_warm(directory or path, cluster)
         self._path, self._cluster = path, cluster
         self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
         self._choices = Choices(self._search_of)
@@ -127,9 +133,9 @@ class Service:
             sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
         return {"text": " ".join(sentences), "training": False}
 
-    def describe(self) -> dict[str, Any]:
-        """What is served: the answer of ``/model``."""
-        model, limits = self.model, self.contract.limits
+    def describe(self, model: TopkModel | None = None) -> dict[str, Any]:
+        """What is served, or would be with another model: the answer of ``/model``."""
+        model, limits = model or self.model, self.contract.limits
         manifest, able = model.manifest, model.capabilities
         return {
             "name": self.name,
@@ -148,18 +154,32 @@ class Service:
             "training_data": manifest.data,
             "trained_by": manifest.dismec,
             "version": self.version,
-            "limits": {"body": limits.body, "rows": limits.rows, "k": limits.k},
+            "limits": {
+                "body": limits.body,
+                "rows": limits.rows,
+                "characters": limits.characters,
+                "k": limits.k,
+            },
         }
+
+    def open_again(self, directory: Path | None = None) -> TopkModel | str:
+        """The model that is on disk now, beside the one that is served; or why there is none.
+
+        `directory` is where it is now, if that has changed.
+        """
+        try:
+            return _open_warm(directory or self._path, self._cluster)
+        except (DismecError, OSError, MemoryError) as error:
+            return " ".join(str(error).split()) or "out of memory"
 
     def reload(self) -> bool:
         """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
-        try:
-            self.model = _open_warm(self._path, self._cluster)
-        except (DismecError, OSError, MemoryError) as error:
-            reason = " ".join(str(error).split()) or "out of memory"
-            _log.error("not reloaded, the old model stays: %s", reason)
+        opened = self.open_again()
+        if isinstance(opened, str):
+            say_not_reloaded(opened)
             return False
-        _log.info("reloaded %s: %d labels", self._path, self.model.n_labels)
+        self.model = opened
+        say_reloaded(self._path, opened.n_labels)
         return True
 
     def _explaining_model(self) -> Model:
@@ -167,6 +187,16 @@ class Service:
         if not model.capabilities.explanations:
             raise NoExplanations("explanations need the weights, and a cluster holds them")
         return cast(Model, model)
+
+
+def say_reloaded(path: Path, n_labels: int) -> None:
+    """A line in the log."""
+    _log.info("reloaded %s: %d labels", path, n_labels)
+
+
+def say_not_reloaded(reason: str) -> None:
+    """A line in the log."""
+    _log.error("not reloaded, the old model stays: %s", reason)
 
 
 def _open_warm(path: Path, cluster: str | None) -> TopkModel:
