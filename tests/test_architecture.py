@@ -56,7 +56,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "matplotlib": "report.figures",
     "pyarrow": "data.arrow",
     "starlette": "serve.application",
-    "uvicorn": ("serve.application", "serve.connections"),
+    "uvicorn": ("serve.server", "serve.connections"),
 }
 MOST_LINES = 400
 NATIVE = [p for p in (ROOT / "native").rglob("*") if p.suffix in (".hpp", ".cpp")]

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from dismec.cli import comparing, copies, data, explanation, prediction, serving, training, tuning
+from dismec.cli.streams import printable_streams
 from dismec.cli.wording import in_flags
 from dismec.errors import DismecError
 
@@ -34,7 +35,8 @@ class _Commands(click.Group):
             elif isinstance(stream, TextIOWrapper):
                 # Names of labels may have letters that the terminal's encoding lacks.
                 stream.reconfigure(errors="backslashreplace")
-        return super().main(*args, **kwargs)
+        with printable_streams():
+            return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _one_line_errors(ctx):

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dismec.cli.streams import unfiltered
 from dismec.data.counts import counted
+from dismec.data.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +53,7 @@ def _bar(what: str) -> Iterator[Progress]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("labels, {task.fields[rate]}/s{task.fields[left]}"),
-        console=console.Console(stderr=True),
+        console=console.Console(file=unfiltered(sys.stderr)),
         transient=True,
     ) as bar:
         task = bar.add_task(what, total=None, rate="0", left="")
@@ -85,7 +87,7 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
 
 def spoken(line: str) -> None:
     """A line of news, apart from what a command prints as its result."""
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)  # a progress bar takes the place of the stream
 
 
 def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
@@ -155,13 +157,14 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
 
 
 def _console(*, in_full: bool = False) -> Console:
-    """Prints what it is given, and takes nothing in it for markup.
+    """Prints what it is given, and takes nothing in it for markup. Text goes through `printable`.
 
     A log has no width to keep to: there it prints wide tables in full, if that is requested.
     """
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    file = unfiltered(sys.stdout)  # colours are control characters, too
+    console = Console(highlight=False, markup=False, emoji=False, file=file)
     if in_full and not console.is_terminal:
         console.width = _WIDE
     return console
@@ -184,7 +187,7 @@ def print_table(
 
     if not rows:
         return
-    table = Table(*heads, caption=caption)
+    table = Table(*heads, caption=None if caption is None else printable(caption))
     if left:
         table.columns[0].max_width = 30  # names may be of any length, and numbers are to be seen
     for place, column in enumerate(table.columns):
@@ -193,7 +196,8 @@ def print_table(
     for number, row in enumerate(rows):
         # Marked by more than its weight: a log has no bold letters.
         shown = [f"* {row[0]}", *row[1:]] if number == best else row
-        table.add_row(*map(Text, shown), style="bold" if number == best else None)
+        cells = [Text(printable(cell)) for cell in shown]
+        table.add_row(*cells, style="bold" if number == best else None)
     _console(in_full=not left).print(table, crop=bool(left))
 
 
@@ -202,7 +206,7 @@ def print_pairs(lines: Mapping[str, str]) -> None:
     console = _console()
     width = max(map(len, lines))
     for key, value in lines.items():
-        text = value.replace("\n", f"\n{'':{width}}  ")
+        text = printable(value).replace("\n", f"\n{'':{width}}  ")
         console.print(f"{key:{width}}  {text}", soft_wrap=True)
 
 
@@ -210,7 +214,7 @@ def print_paragraphs(lines: Iterable[str]) -> None:
     """Lines, wrapped at the width of the terminal."""
     console = _console()
     for line in lines:
-        console.print(line)
+        console.print(printable(line))
 
 
 def print_explanation(
@@ -224,20 +228,25 @@ def print_explanation(
     from rich.text import Text
 
     console = _console()
-    line = Text(explanation.name or f"label {explanation.label}", style="bold")
+    named = printable(explanation.name or f"label {explanation.label}", one_line=True)
+    line = Text(named, style="bold")
     line.append(f"  score {explanation.score:.3f}", style="default")
     if explanation.probability is not None:
         line.append(f", probability {100 * explanation.probability:.1f} %", style="default")
     console.print(line)
     if text is not None and words:
-        shown = Text(text)
+        shown, reached = Text(), 0
         most = max(abs(part) for _, _, part in words) or 1.0
         for begin, end, part in words:
+            style = ""
             if abs(part) >= most / 50:
                 strength = "bold " if abs(part) > most / 4 else ""
                 # Underlined and not: colors alone are not for everybody.
                 style = f"{strength}underline blue" if part > 0 else f"{strength}red"
-                shown.stylize(style, begin, end)
+            shown.append(printable(text[reached:begin]))
+            shown.append(printable(text[begin:end]), style)
+            reached = end
+        shown.append(printable(text[reached:]))
         console.print(shown, soft_wrap=True)
     table = Table("feature", "value", "weight", "adds")
     for column in table.columns[1:]:
@@ -245,7 +254,7 @@ def print_explanation(
 
     def add(name: str, part: Contribution | Reason) -> None:
         table.add_row(
-            Text(name),
+            Text(printable(name, one_line=True)),
             f"{part.value:.3f}",
             f"{part.weight:+.3f}",
             Text(f"{part.contribution:+.3f}", style="blue" if part.contribution > 0 else "red"),
@@ -270,7 +279,8 @@ def print_explanation(
         speaking = [term for term in reason.terms if term.contribution > 0]
         if reason.contribution > 0 and speaking:
             why = ", ".join(term.term or f"feature {term.feature}" for term in speaking)
-            console.print(Text(f"because {reason.name or reason.label} is likely: {why}"))
+            told = f"because {reason.name or reason.label} is likely: {why}"
+            console.print(Text(printable(told, one_line=True)))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import click
 
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, F
+from dismec.cli.streams import unfiltered
 from dismec.data.prediction_formats import BINARY_FORMATS, ENDINGS, FORMATS, format_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Output:
             return
         sys.stdout.flush()
         encoding = sys.stdout.encoding or "utf-8"
-        with prediction_writer(sys.stdout.buffer, self.form, columns, encoding) as writer:
+        file = unfiltered(sys.stdout).buffer  # each form has its own way to escape characters
+        with prediction_writer(file, self.form, columns, encoding) as writer:
             yield writer
         sys.stdout.flush()
 

@@ -27,8 +27,10 @@ def _number_option(
 @_number_option(
     "--port", least=0, most=65535, default=8000, help="Port to listen on; 0 picks a free one."
 )
+@_number_option("--workers", default=1, help="Server processes that share the port.")
 @_number_option("--max-body", most=1000, default=10, help="Largest request body, in MB.")
 @_number_option("--max-rows", default=1000, help="Most rows per request.")
+@_number_option("--max-characters", default=1_000_000, help="Most characters of text per request.")
 @_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
 @_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
 @hierarchy_option
@@ -39,40 +41,42 @@ def serve(
     host: str,
     port: int,
     hierarchy: Path | None,
+    workers: int,
     cluster: str | None,
     threads: int | None,
     max_body: int,
     max_rows: int,
+    max_characters: int,
     max_k: int,
     queue: int,
 ) -> None:
     """Serve predictions of MODEL over HTTP.
 
     POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
-    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL anew, SIGTERM
-    finishes what was begun and ends. With --hierarchy the page at / shows the tree of labels, and
-    GET /tree gives its nodes.
+    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL again, in all
+    server processes; SIGTERM finishes the requests that have begun and ends. With --hierarchy the
+    page at / shows the tree of labels, and GET /tree returns its nodes.
     """
-    import logging
-
     try:
-        from dismec.serve.application import serve as serve_model
         from dismec.serve.contract import Limits
+        from dismec.serve.server import serve as serve_model
+        from dismec.serve.server import start_log
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("dismec"):
             raise
         raise DismecError(
             f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
         ) from None
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    start_log()
     if cluster is not None:
         hush_dask()
     serve_model(
         model,
         host=host,
         port=port,
+        workers=workers,
         threads=threads,
-        limits=Limits(max_body * 1_000_000, max_rows, max_k, queue),
+        limits=Limits(max_body * 1_000_000, max_rows, max_characters, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
         cluster=cluster,
         hierarchy=hierarchy,

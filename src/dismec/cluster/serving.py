@@ -57,10 +57,6 @@ class ServedModel(RemoteModel):
     def not_ready(self) -> str | None:  # noqa: D102
         return self._desk.not_ready
 
-    def ready(self) -> bool:
-        """Whether all shards can be answered from now; it takes no time to ask."""
-        return self.not_ready is None
-
     def close(self) -> None:  # noqa: D102
         self._desk.close()
 

@@ -180,6 +180,10 @@ class TopkModel(ABC):
         """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
         return None
 
+    def ready(self) -> bool:
+        """Whether it predicts now; takes no time to find out."""
+        return self.not_ready is None
+
     @property
     def capabilities(self) -> Capabilities:
         """What it can do."""

@@ -11,10 +11,10 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from html import escape
 from importlib.resources import files
 from typing import Any
 
+from dismec.data.printable import html_text
 from dismec.report.facts import shown
 
 __all__ = ["MOST_LABELS", "figure", "folded", "label_table", "page_of", "paragraphs", "table"]
@@ -30,7 +30,7 @@ def _resource(name: str) -> str:
 
 def page_of(title: str, sections: Iterable[str]) -> str:
     """A whole page of sections, which are HTML; with the script if there is a table of labels."""
-    title, body = escape(title), "\n".join(sections)
+    title, body = html_text(title), "\n".join(sections)
     script = _resource("page.js") if 'class="labels"' in body or "<details" in body else ""
     source = b64encode(sha256(script.encode()).digest()).decode()
     policy = (
@@ -51,7 +51,7 @@ def page_of(title: str, sections: Iterable[str]) -> str:
 def paragraphs(lines: Iterable[str], kind: str = "") -> str:
     """Plain text, a paragraph per line, of the class `kind`."""
     start = f'<p class="{kind}">' if kind else "<p>"
-    return "\n".join(f"{start}{_unbroken(escape(line))}</p>" for line in lines)
+    return "\n".join(f"{start}{_unbroken(html_text(line))}</p>" for line in lines)
 
 
 def _unbroken(text: str) -> str:
@@ -61,9 +61,9 @@ def _unbroken(text: str) -> str:
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
     """A table of the class `kind`; cells are plain text."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    head = "".join(f"<th>{html_text(text)}</th>" for text in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(shown(cell))}</td>" for cell in row) + "</tr>\n"
+        "<tr>" + "".join(f"<td>{html_text(shown(cell))}</td>" for cell in row) + "</tr>\n"
         for row in rows
     )
     start = f'<table class="{kind}">' if kind else "<table>"
@@ -73,7 +73,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -
 def figure(svg: bytes, caption: str) -> str:
     """A drawing, as part of the page itself."""
     data = b64encode(svg).decode()
-    text = escape(caption)
+    text = html_text(caption)
     return (
         f'<figure><div class="wide"><img alt="{text}" src="data:image/svg+xml;base64,{data}"></div>'
         f"<figcaption>{text}</figcaption></figure>"
@@ -83,7 +83,7 @@ def figure(svg: bytes, caption: str) -> str:
 def folded(title: str, sections: Iterable[str], *, is_open: bool = False) -> str:
     """Sections that are seen when somebody asks for them, and on paper."""
     start = "<details open>" if is_open else "<details>"
-    return f"{start}<summary>{escape(title)}</summary>\n" + "\n".join(sections) + "\n</details>"
+    return f"{start}<summary>{html_text(title)}</summary>\n" + "\n".join(sections) + "\n</details>"
 
 
 def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
@@ -103,9 +103,9 @@ def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
         for key, values in columns.items()
     ]
     seen = [entry for entry in entries if entry["title"]]
-    heads = "".join(f'<th aria-sort="none">{escape(entry["title"])}</th>' for entry in seen)
+    heads = "".join(f'<th aria-sort="none">{html_text(entry["title"])}</th>' for entry in seen)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(entry, i))}</td>" for entry in seen) + "</tr>\n"
+        "<tr>" + "".join(f"<td>{html_text(_cell(entry, i))}</td>" for entry in seen) + "</tr>\n"
         for i in range(min(n_labels, _AT_ONCE))
     )
     # In a script element only "<" could end it.

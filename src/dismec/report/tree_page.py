@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from dismec.data.counts import counted
+from dismec.data.printable import html_text
 from dismec.report.page import MOST_LABELS, folded, paragraphs, table
 from dismec.report.tested import KS
 
@@ -87,5 +87,5 @@ def _line(nodes: Mapping[str, Sequence[Any]], node: int) -> str:
         facts.append(counted(nodes["test rows"][node], "test row"))
         shares = ((key, nodes[key][node]) for key in ("precision", "recall"))
         facts += [f"{key} {share:.1f}\u00a0%" for key, share in shares if share is not None]
-    said = escape(", ".join(facts))
-    return f'{escape(nodes["name"][node])} <span class="note">{said}</span>'
+    said = html_text(", ".join(facts))
+    return f'{html_text(nodes["name"][node])} <span class="note">{said}</span>'

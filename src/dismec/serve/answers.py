@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,24 @@ from dismec.model.provenance import shown
 from dismec.model.thresholds import MICRO_F1
 from dismec.model.topk_model import TopkModel
 from dismec.serve.choices import Choices
-from dismec.serve.contract import HIGHLIGHTED, HIGHLIGHTS, Contract, Limits
+from dismec.serve.contract import Contract
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
+from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTS, Limits
 from dismec.serve.tree import ServedTree
 
-__all__ = ["Service"]
+__all__ = ["Served", "Service", "say_not_reloaded", "say_reloaded"]
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 _log = logging.getLogger(__name__)
+
+
+class Served(NamedTuple):
+    """A model and the hierarchy of its labels, which requests see change together."""
+
+    model: RankingModel
+    tree: ServedTree | None
 
 
 class Service:
@@ -42,31 +50,38 @@ class Service:
     `predict`, `explain` and `labels` raise `DataError` for a request that does not keep to the
     contract, and `example` if the model takes no texts; all of them `NotReady` while workers of a
     cluster that hold weights are missing.
+
+    `path` may be a link to the model directory; `directory` is where it leads, if that is already
+    known. `hierarchy` is a file with the parents of labels.
     """
 
     def __init__(
-        self, path: Path, cluster: str | None, limits: Limits, hierarchy: Path | None = None
+        self,
+        path: Path,
+        cluster: str | None,
+        limits: Limits,
+        directory: Path | None = None,
+        hierarchy: Path | None = None,
     ) -> None:
         self.name = path.absolute().name
         self.contract = Contract(limits)
         self.version = version("dismec")
         self._path, self._cluster, self._hierarchy = path, cluster, hierarchy
-        self._served = self._open()
+        self.served = self._open(directory or path)
         self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
         self._choices = Choices(self._search_of)
 
-    def _open(self) -> tuple[TopkModel, ServedTree | None]:
-        """The model and the hierarchy of its labels, which requests see change together."""
-        model = _open_warm(self._path, self._cluster)
+    def _open(self, path: Path) -> Served:
+        model = _open_warm(path, self._cluster)
         if self._hierarchy is None:
-            return model, None
+            return Served(model, None)
         tree = load_tree(self._hierarchy, model.names, model.n_labels)
-        return model, ServedTree(tree, model.label_counts)
+        return Served(model, ServedTree(tree, model.label_counts))
 
     @property
-    def model(self) -> TopkModel:
-        """What is served now."""
-        return self._served[0]
+    def model(self) -> RankingModel:
+        """The model that is served now."""
+        return self.served.model
 
     @property
     def has_hierarchy(self) -> bool:
@@ -75,7 +90,7 @@ class Service:
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """The best labels, with scores exactly as `predict_topk` has them; the number of rows."""
-        model, tree = self._served  # one for the whole request, whatever is loaded meanwhile
+        model, tree = self.served  # one for the whole request, whatever is loaded meanwhile
         X, request = parse("/predict", body, model, self.contract)
         rows = _best_labels(model, X, request, self._choices.find(model, request, tree))
         if tree is not None:
@@ -86,7 +101,7 @@ class Service:
 
     def explain(self, body: bytes) -> bytes:
         """What adds to the score of a label, and its rank."""
-        model, tree = self._served
+        model, tree = self.served
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
@@ -119,7 +134,7 @@ class Service:
 
     def tree(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Some nodes of the hierarchy, which there must be."""
-        tree = self._served[1]
+        tree = self.served.tree
         assert tree is not None
         return tree.answer(self.contract.check_query("/tree", query))
 
@@ -156,9 +171,9 @@ class Service:
             sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
         return {"text": " ".join(sentences), "training": False}
 
-    def describe(self) -> dict[str, Any]:
-        """What is served: the answer of ``/model``."""
-        (model, tree), limits = self._served, self.contract.limits
+    def describe(self, served: Served | None = None) -> dict[str, Any]:
+        """What is served, or would be with another model: the answer of ``/model``."""
+        (model, tree), limits = served or self.served, self.contract.limits
         manifest, able = model.manifest, model.capabilities
         return {
             "name": self.name,
@@ -178,19 +193,43 @@ class Service:
             "training_data": manifest.data,
             "trained_by": manifest.dismec,
             "version": self.version,
-            "limits": {"body": limits.body, "rows": limits.rows, "k": limits.k},
+            "limits": {
+                "body": limits.body,
+                "rows": limits.rows,
+                "characters": limits.characters,
+                "k": limits.k,
+            },
         }
+
+    def open_again(self, directory: Path | None = None) -> Served | str:
+        """The model that is on disk now, beside the one that is served; or why there is none.
+
+        `directory` is where it is now, if that has changed.
+        """
+        try:
+            return self._open(directory or self._path)
+        except (DismecError, OSError, MemoryError) as error:
+            return " ".join(str(error).split()) or "out of memory"
 
     def reload(self) -> bool:
         """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
-        try:
-            self._served = self._open()
-        except (DismecError, OSError, MemoryError) as error:
-            reason = " ".join(str(error).split()) or "out of memory"
-            _log.error("not reloaded, the old model stays: %s", reason)
+        opened = self.open_again()
+        if isinstance(opened, str):
+            say_not_reloaded(opened)
             return False
-        _log.info("reloaded %s: %d labels", self._path, self.model.n_labels)
+        self.served = opened
+        say_reloaded(self._path, opened.model.n_labels)
         return True
+
+
+def say_reloaded(path: Path, n_labels: int) -> None:
+    """A line in the log."""
+    _log.info("reloaded %s: %d labels", path, n_labels)
+
+
+def say_not_reloaded(reason: str) -> None:
+    """A line in the log."""
+    _log.error("not reloaded, the old model stays: %s", reason)
 
 
 def _open_warm(path: Path, cluster: str | None) -> RankingModel:

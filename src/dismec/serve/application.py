@@ -4,175 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import json
-import logging
-import os
-import signal
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dismec.cpu import thread_count
+from dismec.data.printable import printable
 from dismec.errors import DataError, NotReady
 from dismec.serve import prometheus
 from dismec.serve.answers import Service
-from dismec.serve.connections import ConnectionLimits, connection_class
-from dismec.serve.contract import Limits
-from dismec.serve.description import openapi
+from dismec.serve.description import Interface, openapi
 from dismec.serve.page import docs_page, page
-from dismec.serve.queries import NumericRows
+from dismec.serve.peers import Peers
+from dismec.serve.queries import LongTexts, NumericRows
 
-__all__ = ["serve"]
+__all__ = ["application"]
 
 _BODY_SECONDS = 30  # for a body to arrive
 _BODIES_BYTES = 1 << 28  # of all bodies together, or four of the largest
-_IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
-_CLUSTER_THREADS = 32
-_SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
 # Of what a `Service` raises; the first that fits.
-_STATUSES = {NumericRows: 422, DataError: 400, NotReady: 503}
+_STATUSES = {
+    LongTexts: 413,
+    NumericRows: 422,
+    DataError: 400,
+    NotReady: 503,
+}
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
-
-
-def serve(
-    path: str | os.PathLike[str],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    threads: int | None = None,
-    limits: Limits | None = None,
-    token: str | None = None,
-    cluster: str | None = None,
-    hierarchy: str | os.PathLike[str] | None = None,
-    ready: Callable[[str], None] = _log.info,
-) -> None:
-    """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
-
-    Must be called from the main thread. SIGHUP opens the model directory again. `threads` is how
-    many predictions are computed at a time, by default one per available CPU, and 32 on a cluster,
-    where threads only wait. Requests must carry `token` as ``Authorization: Bearer``; None lets
-    everybody in, and there is no ``/reload``. The workers of `cluster`, an address or a scheduler
-    file, hold the weights. `hierarchy` is a file of the parents of labels. `ready` is called with
-    the address once requests are answered.
-    """
-    if token is not None and not token.strip():
-        raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
-    with _bind(host, port) as listener:
-        if threads is None and cluster is not None:
-            threads = _CLUSTER_THREADS
-        tree = None if hierarchy is None else Path(hierarchy)
-        service = Service(Path(path), cluster, limits or Limits(), tree)
-        endpoints = _Endpoints(service, thread_count(threads), token)
-        config = uvicorn.Config(
-            _application(endpoints),
-            http=connection_class(ConnectionLimits(), _trusted(listener, host, token)),
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        server = _Server(config, endpoints, ready)
-        # uvicorn raises the signal that ended it once more for whoever had its handler before.
-        signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
-        try:
-            server.run(sockets=[listener])
-        finally:
-            service.model.close()
-
-
-def _trusted(listener: socket.socket, host: str, token: str | None) -> Callable[[str], bool] | None:
-    """Which Host headers are answered; None for all.
-
-    A web page of somebody else can make its own name point to this machine, and a browser here
-    send requests under that name: without a token, a server that is for this machine alone answers
-    only to the names of this machine.
-    """
-    address = listener.getsockname()[0]
-    if token is not None or not ipaddress.ip_address(address).is_loopback:
-        return None
-    names = {"localhost", host.lower(), address}
-
-    def trusted(header: str) -> bool:
-        name = header.strip().lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-        try:
-            return name in names or ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
-
-    return trusted
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, which says when it is ready and listens to SIGHUP."""
-
-    def __init__(
-        self, config: uvicorn.Config, endpoints: _Endpoints, ready: Callable[[str], None]
-    ) -> None:
-        super().__init__(config)
-        self._endpoints = endpoints
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, self._endpoints.reload_in_background
-        )
-        await super().startup(sockets)
-        if not self.started or not sockets:
-            return
-        host, port = sockets[0].getsockname()[:2]
-        if not ipaddress.ip_address(host).is_loopback and not self._endpoints.guarded:
-            _log.warning("other machines can reach this server, and DISMEC_TOKEN is not set")
-        self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
 
 class _Endpoints:
     """What is done for each path, in the event loop's thread."""
 
-    def __init__(self, service: Service, threads: int, token: str | None) -> None:
-        self.metrics = prometheus.Metrics()
+    def __init__(
+        self,
+        service: Service,
+        metrics: prometheus.Metrics,
+        peers: Peers,
+        threads: int,
+        token: str | None,
+    ) -> None:
+        self.metrics = metrics
         self.guarded = token is not None
         self.has_hierarchy = service.has_hierarchy
         self._token = (token or "").encode(errors="surrogateescape")
         self._service = service
+        self._peers = peers
         self._limits = service.contract.limits
-        self._reloading = asyncio.Lock()
-        self._reloads: set[asyncio.Task[bool]] = set()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
+        self._probe: asyncio.Task[bool] | None = None  # whether the model is ready
         self._held = 0  # bytes of bodies
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
@@ -186,15 +75,15 @@ class _Endpoints:
         return Response(answer, media_type="application/json")
 
     async def example(self, request: Request) -> Response:
-        return JSONResponse(await self._work(request, lambda _: self._service.example()))
+        return _answered(await self._work(request, lambda _: self._service.example()))
 
     async def labels(self, request: Request) -> Response:
         query = dict(request.query_params)
-        return JSONResponse(await self._work(request, lambda _: self._service.labels(query)))
+        return _answered(await self._work(request, lambda _: self._service.labels(query)))
 
     async def tree(self, request: Request) -> Response:
         query = dict(request.query_params)
-        return JSONResponse(await self._work(request, lambda _: self._service.tree(query)))
+        return _answered(await self._work(request, lambda _: self._service.tree(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
         """What `task` makes of the request's body, in a thread of the pool."""
@@ -243,9 +132,19 @@ class _Endpoints:
         if (reason := self._service.model.not_ready) is not None:
             raise NotReady(reason)
 
-    async def health(self, _: Request) -> Response:
+    async def live(self, _: Request) -> Response:
+        """The process answers; whether it can predict is another question."""
+        return _answered({"status": "ok"})
+
+    async def ready(self, _: Request) -> Response:
+        """A prediction would be answered now."""
         self._check_ready()
-        return JSONResponse({"status": "ok"})
+        if self._probe is None or self._probe.done():  # one at a time, for all who ask
+            self._probe = asyncio.create_task(asyncio.to_thread(self._service.model.ready))
+        if not await asyncio.shield(self._probe):
+            self._check_ready()
+            raise NotReady("the cluster does not answer predictions at the moment")
+        return _answered({"status": "ok"})
 
     async def page(self, _: Request) -> Response:
         text, headers = page(self._service.model)
@@ -253,43 +152,30 @@ class _Endpoints:
 
     async def model(self, request: Request) -> Response:
         self._authorise(request)
-        return JSONResponse(self._service.describe())
+        return _answered(self._service.describe())
 
     async def show_metrics(self, request: Request) -> Response:
         self._authorise(request)
-        return Response(self.metrics.text(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+        totals = await self._peers.totals()
+        return Response(totals.text(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     async def openapi(self, _: Request) -> Response:
-        return JSONResponse(self._description())
+        return _answered(self._description())
 
     async def docs(self, _: Request) -> Response:
         text, headers = docs_page(self._description(), self._service.name)
         return HTMLResponse(text, headers=headers)
 
     def _description(self) -> dict[str, Any]:
-        model, service = self._service.model, self._service
-        takes = model.capabilities.texts, bool(model.n_features), model.n_dense
-        return openapi(
-            service.contract, service.version, self.guarded, *takes, service.has_hierarchy
-        )
+        service = self._service
+        served = Interface.of(service.model, hierarchy=service.has_hierarchy)
+        return openapi(service.contract, service.version, self.guarded, served)
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
-        if not await self._reload():
+        if not await self._peers.reload():
             raise HTTPException(500, "the model could not be opened; the old one stays")
-        return JSONResponse(self._service.describe())
-
-    def reload_in_background(self) -> None:
-        """Open the model again without waiting for it."""
-        task = asyncio.create_task(self._reload())
-        self._reloads.add(task)  # the loop itself keeps no reference
-        task.add_done_callback(self._reloads.discard)
-
-    async def _reload(self) -> bool:
-        async with self._reloading:
-            done = await asyncio.to_thread(self._service.reload)
-        self.metrics.reloads["ok" if done else "failed"] += 1
-        return done
+        return _answered(self._service.describe())
 
     def _authorise(self, request: Request) -> None:
         if not self.guarded:
@@ -301,14 +187,28 @@ class _Endpoints:
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
-def _application(endpoints: _Endpoints) -> ASGIApp:
+def application(
+    service: Service,
+    metrics: prometheus.Metrics,
+    peers: Peers,
+    threads: int,
+    token: str | None,
+) -> ASGIApp:
+    """What a web server asks.
+
+    `threads` predictions are computed at a time. `metrics` is what this process counts, and
+    `peers` are all processes of the server. Requests must carry `token`, if there is one.
+    """
+    endpoints = _Endpoints(service, metrics, peers, threads, token)
     routes = [
         Route("/", endpoints.page),
         Route("/predict", endpoints.predict, methods=["POST"]),
         Route("/explain", endpoints.explain, methods=["POST"]),
         Route("/labels", endpoints.labels),
         Route("/example", endpoints.example),
-        Route("/health", endpoints.health),
+        Route("/health", endpoints.ready),
+        Route("/health/live", endpoints.live),
+        Route("/health/ready", endpoints.ready),
         Route("/model", endpoints.model),
         Route("/metrics", endpoints.show_metrics),
         Route("/openapi.json", endpoints.openapi),
@@ -319,9 +219,15 @@ def _application(endpoints: _Endpoints) -> ASGIApp:
     if endpoints.guarded:
         routes.append(Route("/reload", endpoints.reload, methods=["POST"]))
     handlers = dict.fromkeys((HTTPException, *_STATUSES), _refuse) | {Exception: _fail}
-    application = Starlette(routes=routes, exception_handlers=handlers)
-    application.router.redirect_slashes = False
-    return _measured(application, {route.path for route in routes}, endpoints.metrics)
+    starlette = Starlette(routes=routes, exception_handlers=handlers)
+    starlette.router.redirect_slashes = False
+    return _measured(starlette, {route.path for route in routes}, endpoints.metrics)
+
+
+def _answered(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON in which every character that a terminal acts on is escaped."""
+    text = printable(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    return Response(text, status, headers=headers, media_type="application/json")
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
@@ -329,16 +235,16 @@ async def _refuse(_: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
         headers = {"Retry-After": "1"} if status == 503 else None
         error = HTTPException(status, str(error), headers)
-    reason = json.dumps({"error": " ".join(error.detail.split())}, ensure_ascii=False)
-    return Response(reason, error.status_code, headers=error.headers, media_type="application/json")
+    reason = {"error": " ".join(error.detail.split())}
+    return _answered(reason, error.status_code, error.headers)
 
 
 async def _fail(_: Request, __: Exception) -> Response:
-    return JSONResponse({"error": "internal error; the server's log has the details"}, 500)
+    return _answered({"error": "internal error; the server's log has the details"}, 500)
 
 
-def _measured(application: ASGIApp, paths: set[str], metrics: prometheus.Metrics) -> ASGIApp:
-    """The application, with its answers counted."""
+def _measured(answering: ASGIApp, paths: set[str], metrics: prometheus.Metrics) -> ASGIApp:
+    """An application, with its answers counted."""
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()
@@ -351,7 +257,7 @@ def _measured(application: ASGIApp, paths: set[str], metrics: prometheus.Metrics
             await send(message)
 
         try:
-            await application(scope, receive, noted)
+            await answering(scope, receive, noted)
         finally:
             path = scope["path"] if scope["path"] in paths else "other"
             metrics.count(path, status, time.perf_counter() - begin)

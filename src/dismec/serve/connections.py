@@ -54,6 +54,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     limits: ClassVar[ConnectionLimits]
     trusted_hosts: ClassVar[Callable[[str], bool] | None] = None  # None: any
+    closed: ClassVar[Callable[[], None] | None] = None  # told of each that ends
     _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
 
     _quiet_since: float  # when it last finished something
@@ -81,6 +82,8 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         super().connection_lost(exc)
+        if (closed := type(self).closed) is not None:
+            closed()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -217,8 +220,14 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
 
 def connection_class(
-    limits: ConnectionLimits, trusted_hosts: Callable[[str], bool] | None
+    limits: ConnectionLimits,
+    trusted_hosts: Callable[[str], bool] | None,
+    closed: Callable[[], None] | None = None,
 ) -> type[asyncio.Protocol]:
-    """Connections with these limits, which answer only requests for hosts that are trusted."""
-    trusted = None if trusted_hosts is None else staticmethod(trusted_hosts)
-    return type("Connection", (_Connection,), {"limits": limits, "trusted_hosts": trusted})
+    """Connections with these limits, which answer only requests for hosts that are trusted.
+
+    `closed` is called when one has ended.
+    """
+    told = {"trusted_hosts": trusted_hosts, "closed": closed}
+    callbacks = {name: None if one is None else staticmethod(one) for name, one in told.items()}
+    return type("Connection", (_Connection,), {"limits": limits, **callbacks})

@@ -10,33 +10,16 @@ import math
 import re
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dismec.errors import DataError
-from dismec.serve.tree import BELOW, HIERARCHY, PATH, PATHS, TREE_QUERY, TREE_SCHEMAS
+from dismec.serve.schemas import SEARCH, STRING, Limits, Schema, either, ref, schemas_of, typed
+from dismec.serve.tree import TREE_QUERY
 
-__all__ = ["HIGHLIGHTED", "HIGHLIGHTS", "LARGEST", "Contract", "Limits"]
+__all__ = ["Contract", "Limits"]
 
-HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
-HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
-LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
-_MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
-
-_Schema = dict[str, Any]
 _TYPES = {"integer": (int,), "number": (int, float), "string": (str,), "boolean": (bool,)}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request, and all of them together, may ask of the server."""
-
-    body: int = 10_000_000  # bytes of a body
-    rows: int = 1000  # rows per request
-    k: int = 100  # labels per row
-    queue: int = 100  # requests that may wait while every worker is busy
+_DENSE = "dense"
 
 
 class Contract:
@@ -44,24 +27,26 @@ class Contract:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.schemas = _schemas(limits)  # of all requests and answers, by name
+        self.schemas = schemas_of(limits)  # of all requests and answers, by name
         self.bodies = {  # what a request holds, by path
-            "/predict": _either("OneRow", "OneText", "ManyRows", "OneDense")
+            "/predict": either("OneRow", "OneText", "ManyRows", "OneDense")
             | {"title": 'either "features", "text" or "dense" (a row), or "rows" (many)'},
-            "/explain": _either("RowAndLabel", "TextAndLabel", "DenseAndLabel")
+            "/explain": either("RowAndLabel", "TextAndLabel", "DenseAndLabel")
             | {"title": 'either "features", "text" or "dense"'},
         }
-        self.queries = {"/labels": _SEARCH, "/tree": TREE_QUERY}  # behind the "?", by path
+        self.queries = {"/labels": SEARCH, "/tree": TREE_QUERY}  # behind the "?", by path
         self.answers = {  # by path
-            "/predict": _either("Best", "BestOfRows"),
-            "/explain": _ref("Explanation"),
-            "/labels": _ref("Labels"),
-            "/tree": _ref("Nodes"),
-            "/example": _ref("Example"),
-            "/model": _ref("Model"),
-            "/metrics": _STRING,
-            "/health": _ref("Health"),
-            "/reload": _ref("Model"),
+            "/predict": either("Best", "BestOfRows"),
+            "/explain": ref("Explanation"),
+            "/labels": ref("Labels"),
+            "/tree": ref("Nodes"),
+            "/example": ref("Example"),
+            "/model": ref("Model"),
+            "/metrics": STRING,
+            "/health": ref("Health"),
+            "/health/live": ref("Health"),
+            "/health/ready": ref("Health"),
+            "/reload": ref("Model"),
         }
         self._kinds = {path: self._alternatives(body) for path, body in self.bodies.items()}
 
@@ -76,7 +61,7 @@ class Contract:
         _check_keys(request, {key for kind in kinds.values() for key in kind["properties"]})
         given = [key for key in kinds if key in request]
         if len(given) > 1:  # dense features are a row of their own only where there is nothing else
-            given = [key for key in given if key not in _DENSE]
+            given = [key for key in given if key != _DENSE]
         if len(given) != 1:
             raise DataError(f"the request needs {self.bodies[path]['title']}")
         return self._checked_object(kinds[given[0]], request)
@@ -89,14 +74,14 @@ class Contract:
         for key, value in given.items():
             if known[key]["type"] == "integer" and re.fullmatch(r"\d{1,9}", value):
                 read[key] = int(value)
-        return self._checked_object(_of("object", properties=known, required=[]), read)
+        return self._checked_object(typed("object", properties=known, required=[]), read)
 
-    def _alternatives(self, schema: _Schema) -> dict[str, _Schema]:
+    def _alternatives(self, schema: Schema) -> dict[str, Schema]:
         """The objects that a schema leaves the choice of, by the key that only one of them has."""
         kinds = [self.schemas[kind["$ref"].rpartition("/")[2]] for kind in schema["oneOf"]]
         return {kind["required"][0]: kind for kind in kinds}
 
-    def _checked_object(self, schema: _Schema, given: dict[str, Any]) -> dict[str, Any]:
+    def _checked_object(self, schema: Schema, given: dict[str, Any]) -> dict[str, Any]:
         _check_keys(given, schema["properties"])
         required = schema["required"]  # none is nullable: what is missing is refused as null is
         return {
@@ -106,7 +91,7 @@ class Contract:
             for key, value in schema["properties"].items()
         }
 
-    def _checked(self, key: str, schema: _Schema, value: Any, row: int | None = None) -> Any:
+    def _checked(self, key: str, schema: Schema, value: Any, row: int | None = None) -> Any:
         if schema.get("type") != "array":
             if not _allows(schema, value):
                 wanted = _expected(schema)
@@ -154,7 +139,7 @@ def _named(key: str, row: int | None) -> str:
     return f'"{key}"' if row is None else f'row index {row}: "{key}"'
 
 
-def _allows(schema: _Schema, value: Any) -> bool:
+def _allows(schema: Schema, value: Any) -> bool:
     if "oneOf" in schema:
         return any(_allows(one, value) for one in schema["oneOf"])
     if type(value) not in _TYPES[schema["type"]]:
@@ -164,234 +149,9 @@ def _allows(schema: _Schema, value: Any) -> bool:
     return bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
 
 
-def _expected(schema: _Schema) -> str:
+def _expected(schema: Schema) -> str:
     if "enum" in schema:
         return " or ".join(f'"{value}"' for value in schema["enum"])
     if schema.get("type") == "integer":
         return f"{schema['minimum']} to {schema['maximum']}"
     return str(schema.get("title") or f"a {schema['type']}")
-
-
-def _of(kind: str, description: str | None = None, **more: Any) -> _Schema:
-    """The schema of a JSON type; its `title` is what an error calls it."""
-    return {"type": kind, **more} | ({} if description is None else {"description": description})
-
-
-def _count(description: str, most: int, default: int) -> _Schema:
-    return _of("integer", description, minimum=1, maximum=most, default=default)
-
-
-def _object(properties: dict[str, _Schema], *required: str) -> _Schema:
-    closed: _Schema = (
-        {"required": list(required), "additionalProperties": False} if required else {}
-    )
-    return _of("object", properties=properties, **closed)
-
-
-def _ref(name: str) -> _Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _either(*names: str) -> _Schema:
-    return {"oneOf": [_ref(name) for name in names]}
-
-
-_NUMERIC = {
-    "numeric": _of(
-        "boolean",
-        "A model of texts takes features only if this is true: their ids are then the numbers of "
-        "its terms, and their values how often these occur.",
-        default=False,
-    )
-}
-_INTEGER, _NUMBER, _STRING = _of("integer"), _of("number"), _of("string")
-_FLOAT32 = _of("number", minimum=-LARGEST, maximum=LARGEST)
-_ROW = {
-    "features": _of(
-        "array",
-        "Pairs [feature id, value]; ids from 0, each once, in any order.",
-        title="a list of pairs [id, value]",
-        format="pairs",
-        items=_of("array", items=_FLOAT32, minItems=2, maxItems=2),
-        example=[[3, 0.5], [17, 1.0]],
-    )
-}
-_TEXT_ROW = {"text": _of("string", "Only if the model takes texts.")}
-_DENSE = {
-    "dense": _of(
-        "array",
-        "Only if the model takes dense features, such as an embedding: all of them, in order; "
-        '/model says how many ("dense").',
-        title="a list of numbers",
-        format="numbers",
-        items=_FLOAT32,
-    )
-}
-_QUESTION = {
-    "label": {
-        "title": "the id or name of a label",
-        "oneOf": [_INTEGER, _STRING],
-        "description": "Its id, or its name (of equal names, the first), or its id as a string; "
-        "white space around a name does not count.",
-    },
-    "limit": _count("Terms that are named: those that weigh most.", most=1000, default=20),
-}
-_TERM = {
-    "feature": _INTEGER,
-    "term": _of("string", "Only if the model takes texts."),
-    "value": _of("number", "After the model's transform."),
-    "weight": _NUMBER,
-    "contribution": _of("number", "value × weight"),
-}
-_REASON = {
-    "label": _INTEGER,
-    "name": _of("string", "Only if the label has one."),
-    "value": _of("number", "How likely the first stage finds it."),
-    "weight": _NUMBER,
-    "contribution": _of("number", "value × weight"),
-    "terms": _of("array", "What speaks most for it, or against.", items=_object(_TERM)),
-}
-_EXPLANATION = {
-    "label": _INTEGER,
-    "name": _of("string", "Only if the label has one."),
-    "path": PATH,
-    "score": _of("number", "The bias and all contributions, added up."),
-    "probability": _of("number", "Only if the model is calibrated."),
-    "rank": _of("integer", "Its place among all labels for this row; that of the best is 1."),
-    "bias": _of("number", "The score of a row without features."),
-    "embedding": _of("number", "What the dense features add together; only if there are any."),
-    "terms": _of("array", "Those that weigh most first, for or against.", items=_object(_TERM)),
-    "reasons": _of(
-        "array",
-        "Of a refined model: labels that are likely for the row and speak for this one or "
-        "against it.",
-        items=_object(_REASON),
-    ),
-    "highlights": _of(
-        "array",
-        "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
-        f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
-        f"text has {HIGHLIGHTED} characters or fewer.",
-        items=_of("array", items=_NUMBER, minItems=3, maxItems=3),
-    ),
-}
-_BEST = {
-    "labels": _of("array", "Best first.", items=_INTEGER),
-    "scores": _of("array", "Only if they rank.", items=_NUMBER),
-    "probabilities": _of("array", "Only if the model is calibrated.", items=_NUMBER),
-    "names": _of("array", "Only if the model has names.", items=_STRING),
-    "paths": PATHS,
-}
-_EXAMPLE = {
-    "text": _STRING,
-    "training": _of("boolean", "Whether it is the beginning of a training text."),
-}
-_SEARCH = {
-    "search": _of("string", "Part of a name, whatever its case; all labels if empty.", default=""),
-    "limit": _count("Labels that are named at most.", most=100, default=10),
-}
-_FOUND_LABEL = {
-    "label": _INTEGER,
-    "name": _of("string", "Only if the label has one."),
-    "rows": _of("integer", "Training rows that have it; without any it is never predicted."),
-}
-_LABELS = {
-    "labels": _of(
-        "array",
-        "Names that are equal first, then those that begin with it, then others that contain it.",
-        items=_object(_FOUND_LABEL),
-    ),
-    "more": _of("boolean", "Whether there are more."),
-}
-_THRESHOLD = {
-    "rank": _of("string", "What it is of.", enum=["score", "probability"]),
-    "value": _NUMBER,
-    "chosen": _of(
-        "string",
-        "Of a calibrated model the probability with the highest micro-F1 on rows held out, "
-        "otherwise a score of 0.",
-        enum=["micro-f1", "zero"],
-    ),
-}
-_MODEL = {
-    "name": _of("string", "Name of its directory."),
-    "labels": _INTEGER,
-    "features": _of("integer", "Sparse ones, or terms."),
-    "dense": _of("integer", "Dense features that a row must have; 0 for most models."),
-    "names": _of("boolean", "Whether labels have names."),
-    "hierarchy": HIERARCHY,
-    "text": _of("boolean", "Whether it takes texts."),
-    "calibrated": _of("boolean", "Whether it gives probabilities."),
-    "explanations": _of("boolean", "Whether it explains them: always, by now."),
-    "threshold": {**_object(_THRESHOLD), "description": "From which labels are assigned."},
-    "examples": _of("integer", "Training texts that it keeps as examples."),
-    "weights": _INTEGER,
-    "params": _of("object", "Parameters of the training."),
-    "training_rows": _INTEGER,
-    "training_data": _of("string", "SHA-256.", nullable=True),
-    "trained_by": _of("string", "Version of dismec."),
-    "version": _of("string", "Version of the server."),
-    "limits": _of("object", "Most bytes, rows and k of a request."),
-}
-
-
-def _label_list(description: str) -> _Schema:
-    return _of(
-        "array",
-        description,
-        title="a list of labels",
-        format="labels",
-        maxItems=_MOST_LABELS_NAMED,
-        items={"oneOf": [_INTEGER, _STRING]},
-        nullable=True,
-    )
-
-
-def _schemas(limits: Limits) -> dict[str, _Schema]:
-    options = {
-        "k": _count("Labels per row.", most=limits.k, default=5),
-        "threshold": {
-            **_FLOAT32,
-            "nullable": True,
-            "description": "Leave out labels that rank below this score, or probability, which is "
-            "from 0 to 1.",
-        },
-        "rank": _of(
-            "string",
-            "What orders the labels; by default probability if the model is calibrated, as it "
-            "must be for that, otherwise score.",
-            enum=["score", "probability"],
-        ),
-        "only": _label_list("Choose only from these labels, given by their ids or names."),
-        "exclude": _label_list("Never choose these labels."),
-        "prefix": _of(
-            "string",
-            "Choose only from labels whose names begin with this, whatever the case (whose numbers "
-            "do, if the model has no names).",
-            default="",
-        ),
-        "below": BELOW,
-    }
-    kinds = _either("TextRow", "Row", "DenseRow")
-    rows = _of("array", "All of one kind.", maxItems=limits.rows, items=kinds)
-    return {
-        "Row": _object(_ROW | _DENSE, "features"),
-        "TextRow": _object(_TEXT_ROW | _DENSE, "text"),
-        "DenseRow": _object(_DENSE, "dense"),
-        "OneRow": _object(_ROW | _DENSE | options | _NUMERIC, "features"),
-        "OneText": _object(_TEXT_ROW | _DENSE | options, "text"),
-        "OneDense": _object(_DENSE | options, "dense"),
-        "ManyRows": _object(options | _NUMERIC | {"rows": rows}, "rows"),
-        "Best": _object(_BEST, "labels"),
-        "BestOfRows": _object({"rows": _of("array", items=_ref("Best"))}, "rows"),
-        "RowAndLabel": _object(_QUESTION | _ROW | _DENSE | _NUMERIC, "features", "label"),
-        "TextAndLabel": _object(_QUESTION | _TEXT_ROW | _DENSE, "text", "label"),
-        "DenseAndLabel": _object(_QUESTION | _DENSE, "dense", "label"),
-        "Explanation": _object(_EXPLANATION, "label", "score", "rank", "bias", "terms"),
-        "Labels": _object(_LABELS, "labels", "more"),
-        "Example": _object(_EXAMPLE, "text", "training"),
-        "Model": _object(_MODEL),
-        "Health": _object({"status": _of("string", enum=["ok"])}, "status"),
-        "Error": _object({"error": _of("string", "One line.")}, "error"),
-        **TREE_SCHEMAS,
-    }

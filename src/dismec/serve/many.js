@@ -147,27 +147,31 @@ function forgetResults() {
   at("batch-first").textContent = `First text: ${typeof first === "string" ? first.slice(0, 300) : "–"}`;
 }
 
-/* The requests for all texts: few enough rows and bytes each. */
+/* The requests for all texts: few enough rows, bytes and characters each. */
 function requests() {
   const column = Number(at("text-column").value);
   const options = {k: Number(at("count").value), rank: model.threshold.rank, ...choice()};
   if (at("batch-kind").value === "assigned") Object.assign(options, {k: model.limits.k, threshold: model.threshold.value});
   const most = Math.min(AT_ONCE, model.limits.rows), overhead = 200 + new Blob([JSON.stringify(choice())]).size;
   const parts = [];
-  let rows = [], bytes = 0;
+  let rows = [], bytes = 0, characters = 0;
   for (const {line, values} of table.rows) {
     const given = values[column];
     if (typeof given !== "string") throw new Error(`${table.name}:${line}: "${table.columns[column]}" is not a text`);
     const text = given.toWellFormed?.() ?? given;
     const size = new Blob([JSON.stringify({text})]).size + 1;
     if (size + overhead > model.limits.body) throw new Error(`${table.name}:${line}: the text is too long: this server takes ${model.limits.body / 1e6} MB per request`);
-    if (rows.length === most || (rows.length && bytes + size + overhead > Math.min(BYTES, model.limits.body))) {
+    const length = [...text].length;
+    if (length > model.limits.characters) throw new Error(`${table.name}:${line}: the text is too long: this server takes ${model.limits.characters.toLocaleString("en")} characters per request`);
+    const full = bytes + size + overhead > Math.min(BYTES, model.limits.body) || characters + length > model.limits.characters;
+    if (rows.length === most || (rows.length && full)) {
       parts.push({...options, rows});
       rows = [];
-      bytes = 0;
+      bytes = characters = 0;
     }
     rows.push({text});
     bytes += size;
+    characters += length;
   }
   return [...parts, {...options, rows}];
 }

@@ -117,7 +117,7 @@ async function findLabels() {
 function fail(error, retry) {
   showNothing(waiting());
   if (error.status === 401) return askForToken();
-  if (error.status === 413) return tell(`The ${takes("text") ? "text" : "row"} is too long: this server takes ${model.limits.body / 1e6} MB at most.`);
+  if (error.status === 413) return tell("The text is too long: " + error.message + ".");
   model = null;  // another one may be served by the time of the next request
   tell(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
 }

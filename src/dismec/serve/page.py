@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from dismec.data.printable import html_text
 from dismec.model.topk_model import TopkModel
 
 __all__ = ["docs_page", "page"]
@@ -31,9 +31,9 @@ def docs_page(description: dict[str, Any], name: str) -> tuple[str, dict[str, st
     operations = [(path, *one) for path, methods in paths.items() for one in methods.items()]
     guarded = any("security" in operation for _, _, operation in operations)
     parts = {
-        "name": html.escape(name),
-        "version": html.escape(info["version"]),
-        "description": html.escape(info["description"]),
+        "name": html_text(name),
+        "version": html_text(info["version"]),
+        "description": html_text(info["description"]),
         "access": _ACCESS if guarded else "",
         "contents": " ".join(f'<a href="#{path[1:]}">{path}</a>' for path in paths),
         "operations": "".join(_article(*operation) for operation in operations),
@@ -93,12 +93,12 @@ def _article(path: str, method: str, operation: dict[str, Any]) -> str:
     """One request: what it is for, an example to send, and what may come back."""
     lock = '<small class="lock">needs the token</small>' if "security" in operation else ""
     answers = "".join(
-        f"<tr><th scope=row>{status}</th><td>{html.escape(response['description'])}</td></tr>"
+        f"<tr><th scope=row>{status}</th><td>{html_text(response['description'])}</td></tr>"
         for status, response in operation["responses"].items()
     )
     return (
         f'<article id="{path[1:]}"><h2><small>{method.upper()}</small>{path}{lock}</h2>'
-        f"<p>{html.escape(operation['summary'])}</p>"
+        f"<p>{html_text(operation['summary'])}</p>"
         f'<form data-path="{path[1:]}" data-method="{method.upper()}">'
         f"{_query_fields(operation)}{_body_field(path, operation)}"
         '<div class="row"><button class="main">Send</button><span class="state" role="status">'
@@ -110,7 +110,7 @@ def _article(path: str, method: str, operation: dict[str, Any]) -> str:
 def _query_fields(operation: dict[str, Any]) -> str:
     fields = "".join(
         f'<label>{one["name"]}<input name="{one["name"]}" value="{one["example"]}">'
-        f"<small>{html.escape(one['schema']['description'])}</small></label>"
+        f"<small>{html_text(one['schema']['description'])}</small></label>"
         for one in operation.get("parameters", ())
     )
     return f'<div class="query">{fields}</div>' if fields else ""
@@ -122,7 +122,7 @@ def _body_field(path: str, operation: dict[str, Any]) -> str:
     examples = operation["requestBody"]["content"]["application/json"]["examples"]
     bodies = {name: json.dumps(one["value"], ensure_ascii=False) for name, one in examples.items()}
     options = "".join(
-        f'<option value="{html.escape(body)}">{html.escape(name)}</option>'
+        f'<option value="{html_text(body)}">{html_text(name)}</option>'
         for name, body in bodies.items()
     )
     identity = f"body-{path[1:]}"
@@ -130,9 +130,9 @@ def _body_field(path: str, operation: dict[str, Any]) -> str:
         f'<label for="{identity}">Body</label>'
         f'<select aria-label="Example of a body">{options}</select>'
         f'<textarea id="{identity}" class="body" spellcheck=false>'
-        f"{html.escape(next(iter(bodies.values())))}</textarea>"
+        f"{html_text(next(iter(bodies.values())))}</textarea>"
     )
 
 
 def _listing(value: Any) -> str:
-    return f"<pre>{html.escape(json.dumps(value, indent=1, ensure_ascii=False))}</pre>"
+    return f"<pre>{html_text(json.dumps(value, indent=1, ensure_ascii=False))}</pre>"

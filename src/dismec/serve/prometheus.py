@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -19,6 +21,8 @@ class Metrics:
         self.rows = 0  # predicted
         self.arriving = 0  # requests whose bodies are being read
         self.pending = 0  # prediction requests that wait or run
+        self.processes = 1  # that answer
+        self.restarts = 0  # of processes that ended by themselves
         self.reloads = Counter({"ok": 0, "failed": 0})
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}
@@ -31,15 +35,45 @@ class Metrics:
         buckets = self._buckets.setdefault(path, [0] * (len(_BOUNDS) + 1))
         buckets[bisect_left(_BOUNDS, seconds)] += 1
 
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold; `add` takes it."""
+        return {
+            "numbers": [self.rows, self.arriving, self.pending, self.processes, self.restarts],
+            "reloads": dict(self.reloads),
+            "requests": [[*key, n] for key, n in self._requests.items()],
+            "seconds": self._seconds,
+            "buckets": self._buckets,
+        }
+
+    def add(self, counts: dict[str, Any], *, ended: bool = False) -> None:
+        """Add what another process has counted; of one that has ended, what it had answered."""
+        rows, arriving, pending, processes, restarts = counts["numbers"]
+        self.rows += rows
+        self.restarts += restarts
+        if not ended:
+            self.arriving += arriving
+            self.pending += pending
+            self.processes += processes
+        self.reloads.update(counts["reloads"])
+        for path, status, n in counts["requests"]:
+            self._requests[path, status] += n
+        for path, seconds in counts["seconds"].items():
+            self._seconds[path] = self._seconds.get(path, 0.0) + seconds
+        for path, buckets in counts["buckets"].items():
+            known = self._buckets.setdefault(path, [0] * len(buckets))
+            known[:] = map(sum, zip(known, buckets, strict=True))
+
     def text(self) -> str:
         """All of it in the text format 0.0.4."""
-        lines = _head("dismec_requests_total", "counter", "Requests answered.")
-        lines += [
-            f'dismec_requests_total{{path="{path}",status="{status}"}} {n}'
-            for (path, status), n in sorted(self._requests.items())
-        ]
         name = "dismec_request_seconds"
-        lines += _head(name, "histogram", "From the request's head to the answer's last byte.")
+        lines = [
+            *_head("dismec_requests_total", "counter", "Requests answered."),
+            *(
+                f'dismec_requests_total{{path="{path}",status="{status}"}} {n}'
+                for (path, status), n in sorted(self._requests.items())
+            ),
+            *_head(name, "histogram", "From the request's head to the answer's last byte."),
+        ]
         for path, buckets in sorted(self._buckets.items()):
             below = 0
             for bound, n in zip((*_BOUNDS, "+Inf"), buckets, strict=True):
@@ -47,19 +81,26 @@ class Metrics:
                 lines.append(f'{name}_bucket{{path="{path}",le="{bound}"}} {below}')
             lines.append(f'{name}_sum{{path="{path}"}} {self._seconds[path]:.6f}')
             lines.append(f'{name}_count{{path="{path}"}} {below}')
-        lines += _head("dismec_rows_predicted_total", "counter", "Rows predicted.")
-        lines.append(f"dismec_rows_predicted_total {self.rows}")
-        lines += _head("dismec_pending_requests", "gauge", "Predictions waiting or being computed.")
-        lines.append(f"dismec_pending_requests {self.pending}")
-        lines += _head("dismec_arriving_requests", "gauge", "Requests whose bodies are being read.")
-        lines.append(f"dismec_arriving_requests {self.arriving}")
         lines += _head("dismec_reloads_total", "counter", "Reloads of the model.")
         lines += [
             f'dismec_reloads_total{{result="{result}"}} {n}'
             for result, n in sorted(self.reloads.items())
         ]
+        lines += _lines(
+            ("rows_predicted_total", "counter", "Rows predicted.", self.rows),
+            ("pending_requests", "gauge", "Predictions waiting or being computed.", self.pending),
+            ("arriving_requests", "gauge", "Requests whose bodies are being read.", self.arriving),
+            ("processes", "gauge", "Server processes that answer.", self.processes),
+            ("restarts_total", "counter", "Server processes that were restarted.", self.restarts),
+        )
         return "\n".join(lines) + "\n"
 
 
 def _head(name: str, kind: str, meaning: str) -> list[str]:
     return [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+
+
+def _lines(*values: tuple[str, str, str, int]) -> Iterable[str]:
+    for name, kind, meaning, value in values:
+        yield from _head(f"dismec_{name}", kind, meaning)
+        yield f"dismec_{name} {value}"

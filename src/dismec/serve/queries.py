@@ -19,9 +19,10 @@ from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
 from dismec.model.topk_model import TopkModel
-from dismec.serve.contract import LARGEST, Contract
+from dismec.serve.contract import Contract
+from dismec.serve.schemas import LARGEST
 
-__all__ = ["NumericRows", "parse", "text_vocabulary"]
+__all__ = ["LongTexts", "NumericRows", "parse", "text_vocabulary"]
 
 _FEATURES_KEY = re.compile(rb'"features"\s*:\s*')
 _Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values of a row
@@ -31,6 +32,10 @@ class NumericRows(DataError):  # noqa: N818  it says what came
     """Rows of numbers came, and the model takes texts."""
 
 
+class LongTexts(DataError):  # noqa: N818  it says what came
+    """The texts of a request are longer than is answered in a reasonable time."""
+
+
 def parse(
     path: str, body: bytes, model: TopkModel, contract: Contract
 ) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
@@ -38,10 +43,13 @@ def parse(
 
     Its "features" may be empty lists there: they are in the rows. "rank" is always there.
     `DataError` has a reason of one line, for what `path` does not take or the model does not do;
-    it is a `NumericRows` if features are sent to a model of texts without "numeric".
+    it is a `NumericRows` if features are sent to a model of texts without "numeric", and
+    `LongTexts` if there are more characters than the contract allows.
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
-    request = contract.check(path, _read_json(body))
+    read = _read_json(body)
+    _check_length(read, contract.limits.characters)
+    request = contract.check(path, read)
     calibrated = model.capabilities.probabilities
     request["rank"] = request.get("rank") or ("probability" if calibrated else "score")
     by_probability, least = request["rank"] == "probability", request.get("threshold")
@@ -69,6 +77,15 @@ def parse(
         X = _read_rows(rows, model, where) if X is None else X
         X = X if model.vocabulary is None else TextRows(X)
     return (X if dense is None else mixed_rows(X, dense)), request
+
+
+def _check_length(request: Any, most: int) -> None:
+    """Refuse texts that are too long together: the time that they take grows with their length."""
+    rows = request.get("rows", [request]) if isinstance(request, dict) else []
+    given = [row.get("text") for row in rows if isinstance(row, dict)] if type(rows) is list else []
+    length = sum(len(text) for text in given if isinstance(text, str))
+    if length > most:
+        raise LongTexts(f"the texts have {length} characters; at most {most} per request")
 
 
 def _read_dense(

@@ -1,0 +1,48 @@
+"""The processes of a server as one of them sees them: what is counted and reloaded together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from dismec.serve.answers import Service
+from dismec.serve.prometheus import Metrics
+
+__all__ = ["Alone", "Peers"]
+
+
+class Peers(Protocol):
+    """All processes that answer on a port."""
+
+    async def totals(self) -> Metrics:
+        """What all of them have counted."""
+
+    async def reload(self) -> bool:
+        """Have all of them switch to the model that is on disk; False if none did."""
+
+
+class Alone:
+    """The only process."""
+
+    def __init__(self, service: Service, metrics: Metrics) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[bool]] = set()
+
+    async def totals(self) -> Metrics:
+        """What it has counted itself."""
+        return self._metrics
+
+    async def reload(self) -> bool:
+        """Switch to the model that is on disk."""
+        async with self._reloading:
+            done = await asyncio.to_thread(self._service.reload)
+        self._metrics.reloads["ok" if done else "failed"] += 1
+        return done
+
+    def reload_in_background(self) -> None:
+        """The same without waiting for it."""
+        task = asyncio.create_task(self.reload())
+        self._reloads.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._reloads.discard)

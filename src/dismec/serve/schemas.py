@@ -1,0 +1,276 @@
+"""What requests and answers of the HTTP interface hold, for any model, in the words of OpenAPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dismec.serve.tree import BELOW, HIERARCHY, PATH, PATHS, TREE_SCHEMAS
+
+__all__ = [
+    "HIGHLIGHTED",
+    "HIGHLIGHTS",
+    "LARGEST",
+    "SEARCH",
+    "STRING",
+    "Limits",
+    "Schema",
+    "either",
+    "object_of",
+    "ref",
+    "schemas_of",
+    "typed",
+]
+
+HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
+HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
+LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
+_MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all of them together, may ask of the server."""
+
+    body: int = 10_000_000  # bytes of a body
+    rows: int = 1000  # rows per request
+    characters: int = 1_000_000  # of all texts of a request
+    k: int = 100  # labels per row
+    queue: int = 100  # requests that may wait while every worker is busy
+
+
+def typed(kind: str, description: str | None = None, **more: Any) -> Schema:
+    """The schema of a JSON type; its `title` is what an error calls it."""
+    return {"type": kind, **more} | ({} if description is None else {"description": description})
+
+
+def count_of(description: str, most: int, default: int) -> Schema:
+    """The schema of a number from 1."""
+    return typed("integer", description, minimum=1, maximum=most, default=default)
+
+
+def object_of(properties: dict[str, Schema], *required: str) -> Schema:
+    """The schema of an object; nothing else may be in it if something is required."""
+    closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
+    return typed("object", properties=properties, **closed)
+
+
+def _number(description: str | None = None) -> Schema:
+    """A number of an answer; one that is not finite is null."""
+    return typed("number", description, nullable=True)
+
+
+def ref(name: str) -> Schema:
+    """A schema by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def either(*names: str) -> Schema:
+    """One of several schemas, by their names."""
+    return {"oneOf": [ref(name) for name in names]}
+
+
+_NUMERIC = {
+    "numeric": typed(
+        "boolean",
+        "A model of texts takes features only if this is true: their ids are then the numbers of "
+        "its terms, and their values how often these occur.",
+        default=False,
+    )
+}
+INTEGER, STRING = typed("integer"), typed("string")
+_FLOAT32 = typed("number", minimum=-LARGEST, maximum=LARGEST)
+_ROW = {
+    "features": typed(
+        "array",
+        "Pairs [feature id, value]; ids from 0, each once, in any order.",
+        title="a list of pairs [id, value]",
+        format="pairs",
+        items=typed("array", items=_FLOAT32, minItems=2, maxItems=2),
+        example=[[3, 0.5], [17, 1.0]],
+    )
+}
+_DENSE = {
+    "dense": typed(
+        "array",
+        "Only if the model takes dense features, such as an embedding: all of them, in order; "
+        '/model says how many ("dense").',
+        title="a list of numbers",
+        format="numbers",
+        items=_FLOAT32,
+    )
+}
+_QUESTION = {
+    "label": {
+        "title": "the id or name of a label",
+        "oneOf": [INTEGER, STRING],
+        "description": "Its id, or its name (of equal names, the first), or its id as a string; "
+        "white space around a name does not count.",
+    },
+    "limit": count_of("Terms that are named: those that weigh most.", most=1000, default=20),
+}
+_TERM = {
+    "feature": INTEGER,
+    "term": typed("string", "Only if the model takes texts."),
+    "value": _number("After the model's transform."),
+    "weight": _number(),
+    "contribution": _number("value × weight"),
+}
+_REASON = {
+    "label": INTEGER,
+    "name": typed("string", "Only if the label has one."),
+    "value": _number("How likely the first stage finds it."),
+    "weight": _number(),
+    "contribution": _number("value × weight"),
+    "terms": typed("array", "What speaks most for it, or against.", items=object_of(_TERM)),
+}
+_EXPLANATION = {
+    "label": INTEGER,
+    "name": typed("string", "Only if the label has one."),
+    "path": PATH,
+    "score": _number("The bias and all contributions, added up."),
+    "probability": _number("Only if the model is calibrated."),
+    "rank": typed("integer", "Its place among all labels for this row; that of the best is 1."),
+    "bias": _number("The score of a row without features."),
+    "embedding": _number("What the dense features add together; only if there are any."),
+    "terms": typed("array", "Those that weigh most first, for or against.", items=object_of(_TERM)),
+    "reasons": typed(
+        "array",
+        "Of a refined model: labels that are likely for the row and speak for this one or "
+        "against it.",
+        items=object_of(_REASON),
+    ),
+    "highlights": typed(
+        "array",
+        "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
+        f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
+        f"text has {HIGHLIGHTED} characters or fewer.",
+        items=typed("array", items=_number(), minItems=3, maxItems=3),
+    ),
+}
+_BEST = {
+    "labels": typed("array", "Best first.", items=INTEGER),
+    "scores": typed("array", "Only if they rank.", items=_number()),
+    "probabilities": typed("array", "Only if the model is calibrated.", items=_number()),
+    "names": typed("array", "Only if the model has names.", items=STRING),
+    "paths": PATHS,
+}
+_EXAMPLE = {
+    "text": STRING,
+    "training": typed("boolean", "Whether it is the beginning of a training text."),
+}
+SEARCH = {
+    "search": typed("string", "Part of a name, in any case; all labels if empty.", default=""),
+    "limit": count_of("Labels that are named at most.", most=100, default=10),
+}
+_FOUND_LABEL = {
+    "label": INTEGER,
+    "name": typed("string", "Only if the label has one."),
+    "rows": typed("integer", "Training rows that have it; without any it is never predicted."),
+}
+_LABELS = {
+    "labels": typed(
+        "array",
+        "Names that are equal first, then those that begin with it, then others that contain it.",
+        items=object_of(_FOUND_LABEL),
+    ),
+    "more": typed("boolean", "Whether there are more."),
+}
+_THRESHOLD = {
+    "rank": typed("string", "What it is of.", enum=["score", "probability"]),
+    "value": _number(),
+    "chosen": typed(
+        "string",
+        "Of a calibrated model the probability with the highest micro-F1 on rows held out, "
+        "otherwise a score of 0.",
+        enum=["micro-f1", "zero"],
+    ),
+}
+_MODEL = {
+    "name": typed("string", "Name of its directory."),
+    "labels": INTEGER,
+    "features": typed("integer", "Sparse ones, or terms."),
+    "dense": typed("integer", "Dense features that a row must have; 0 for most models."),
+    "names": typed("boolean", "Whether labels have names."),
+    "hierarchy": HIERARCHY,
+    "text": typed("boolean", "Whether it takes texts."),
+    "calibrated": typed("boolean", "Whether it gives probabilities."),
+    "explanations": typed("boolean", "Whether it explains them: always, by now."),
+    "threshold": {**object_of(_THRESHOLD), "description": "From which labels are assigned."},
+    "examples": typed("integer", "Training texts that it keeps as examples."),
+    "weights": INTEGER,
+    "params": typed("object", "Parameters of the training."),
+    "training_rows": INTEGER,
+    "training_data": typed("string", "SHA-256.", nullable=True),
+    "trained_by": typed("string", "Version of dismec."),
+    "version": typed("string", "Version of the server."),
+    "limits": typed("object", "Most bytes, rows, characters and k of a request."),
+}
+
+
+def _label_list(description: str) -> Schema:
+    return typed(
+        "array",
+        description,
+        title="a list of labels",
+        format="labels",
+        maxItems=_MOST_LABELS_NAMED,
+        items={"oneOf": [INTEGER, STRING]},
+        nullable=True,
+    )
+
+
+def schemas_of(limits: Limits) -> dict[str, Schema]:
+    """The schemas of all requests and answers, by name."""
+    text = {"text": typed("string", "Only if the model takes texts.", maxLength=limits.characters)}
+    options = {
+        "k": count_of("Labels per row.", most=limits.k, default=5),
+        "threshold": {
+            **_FLOAT32,
+            "nullable": True,
+            "description": "Leave out labels that rank below this score, or probability, which is "
+            "from 0 to 1.",
+        },
+        "rank": typed(
+            "string",
+            "What orders the labels; by default probability if the model is calibrated, as it "
+            "must be for that, otherwise score.",
+            enum=["score", "probability"],
+        ),
+        "only": _label_list("Choose only from these labels, given by their ids or names."),
+        "exclude": _label_list("Never choose these labels."),
+        "prefix": typed(
+            "string",
+            "Choose only from labels whose names begin with this, whatever the case (whose numbers "
+            "do, if the model has no names).",
+            default="",
+        ),
+        "below": BELOW,
+    }
+    kinds = either("TextRow", "Row", "DenseRow")
+    rows = typed("array", "All of one kind.", maxItems=limits.rows, items=kinds)
+    return {
+        "Row": object_of(_ROW | _DENSE, "features"),
+        "TextRow": object_of(text | _DENSE, "text"),
+        "DenseRow": object_of(_DENSE, "dense"),
+        "OneRow": object_of(_ROW | _DENSE | options | _NUMERIC, "features"),
+        "OneText": object_of(text | _DENSE | options, "text"),
+        "OneDense": object_of(_DENSE | options, "dense"),
+        "ManyRows": object_of(options | _NUMERIC | {"rows": rows}, "rows"),
+        "Best": object_of(_BEST, "labels"),
+        "BestOfRows": object_of({"rows": typed("array", items=ref("Best"))}, "rows"),
+        "RowAndLabel": object_of(_QUESTION | _ROW | _DENSE | _NUMERIC, "features", "label"),
+        "TextAndLabel": object_of(_QUESTION | text | _DENSE, "text", "label"),
+        "DenseAndLabel": object_of(_QUESTION | _DENSE, "dense", "label"),
+        "Explanation": object_of(_EXPLANATION, "label", "score", "rank", "bias", "terms"),
+        "Labels": object_of(_LABELS, "labels", "more"),
+        "Example": object_of(_EXAMPLE, "text", "training"),
+        "Model": object_of(_MODEL),
+        "Health": object_of({"status": typed("string", enum=["ok"])}, "status"),
+        "Error": object_of({"error": typed("string", "One line.")}, "error"),
+        **TREE_SCHEMAS,
+    }
