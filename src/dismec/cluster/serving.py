@@ -6,6 +6,7 @@ wait. While a shard has no worker everybody is refused: an answer is that of all
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -57,7 +58,7 @@ class ServedModel(TopkModel):
 
     @property
     def not_ready(self) -> str | None:  # noqa: D102
-        return self._desk.not_ready
+        return self._desk.not_ready or self.damage
 
     def close(self) -> None:  # noqa: D102
         self._desk.close()
@@ -117,7 +118,10 @@ class _Desk:
         self._closing = False
         self._reason: str | None = None
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="dismec-cluster", daemon=True)
+        run = contextvars.copy_context().run  # files that it maps are watched with the caller's
+        self._thread = threading.Thread(
+            target=run, args=(self._run,), name="dismec-cluster", daemon=True
+        )
         self._thread.start()
 
     @property

@@ -44,6 +44,8 @@ _SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
 # Of what a `Service` raises; the first that fits.
 _STATUSES = {NumericRows: 422, DataError: 400, NoExplanations: 501, NotReady: 503}
 
+_MEND_SECONDS = 1.0
+
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -156,6 +158,10 @@ class _Server(uvicorn.Server):
         self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
 
+class _DamagedModel(NotReady):
+    """A file of the model was cut off or written to while it was in use."""
+
+
 class _Endpoints:
     """What is done for each path, in the event loop's thread."""
 
@@ -167,6 +173,7 @@ class _Endpoints:
         self._limits = service.contract.limits
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[bool]] = set()
+        self._next_mend = 0.0  # by the monotonic clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
         self._held = 0  # bytes of bodies
@@ -203,7 +210,10 @@ class _Endpoints:
             self.metrics.pending += 1
             try:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._pool, task, bytes(body))
+                return await loop.run_in_executor(self._pool, self._sound, task, bytes(body))
+            except _DamagedModel as error:
+                self._mend(error)
+                raise
             finally:
                 self.metrics.pending -= 1
         finally:
@@ -231,9 +241,32 @@ class _Endpoints:
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
+    def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
+        """What a task returns, unless a file of the model was damaged meanwhile."""
+        model = self._service.model
+        try:
+            return task(body)
+        finally:  # what came of damage may be an error as well
+            for used in (model, self._service.model):
+                if (reason := used.damage) is not None:
+                    raise _DamagedModel(reason)
+
     def _check_ready(self) -> None:
-        if (reason := self._service.model.not_ready) is not None:
+        model = self._service.model
+        if (reason := model.damage) is not None:
+            error = _DamagedModel(reason)
+            self._mend(error)
+            raise error
+        if (reason := model.not_ready) is not None:
             raise NotReady(reason)
+
+    def _mend(self, error: Exception) -> None:
+        """Open the model again after damage to its files, from time to time until there is one."""
+        if self._reloads or time.monotonic() < self._next_mend:
+            return
+        self._next_mend = time.monotonic() + _MEND_SECONDS
+        _log.error("%s; opening the model again", error)
+        self.reload_in_background()
 
     async def health(self, _: Request) -> Response:
         self._check_ready()
