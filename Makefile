@@ -7,7 +7,7 @@ NATIVE := $(wildcard native/*.?pp native/*/*.?pp native/c/*.[ch])
 SANITIZED := .venv-sanitize/bin
 STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
-.PHONY: demo test quick lint format docs sanitize aarch64 clean FORCE
+.PHONY: demo test quick lint format docs sanitize fuzz aarch64 clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -19,8 +19,9 @@ test: .venv/tools
 
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation outputs page \
-  pruning refining report resuming server shards synthetic tail text_training tuning unfinished
+UNHURRIED := calibration cli contract corpus docs editing estimator explanation fuzz mapped_files \
+  outputs page power_loss pruning refining report resuming server shards synthetic tail \
+  text_training tuning unfinished
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
 	  -m "not slow and not unhurried and not cluster" \
@@ -52,7 +53,16 @@ sanitize: .venv-sanitize/tools
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
-	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py
+	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py tests/test_mapped_files.py
+
+# Mutated models, data files and requests under the same sanitizers; faults are kept in build/fuzz.
+SECONDS ?= 600
+SEED ?= 0
+fuzz: .venv-sanitize/tools
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=16:allocator_may_return_null=1:max_allocation_size_mb=4096 \
+	UBSAN_OPTIONS=print_stacktrace=1 \
+	$(SANITIZED)/python tests/fuzz/run.py --seconds $(SECONDS) --seed $(SEED)
 
 # The native code cross-compiled for 64-bit ARM, and its tests under emulation.
 aarch64: .venv/bin/python

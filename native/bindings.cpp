@@ -36,6 +36,7 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
+  dismec::bind::mapped_memory(m);
   dismec::bind::packing(m);
   dismec::bind::rows(m);
   dismec::bind::shards(m);

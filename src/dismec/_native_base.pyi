@@ -11,6 +11,12 @@ shard_rows: int
 split_rows: int
 features_per_non_zero: int
 
+class Watch:
+    def __init__(self, memory: NDArray[np.uint8]) -> None: ...
+    @property
+    def lost(self) -> bool: ...
+    def stop(self) -> None: ...
+
 class Shard:
     def __init__(
         self,

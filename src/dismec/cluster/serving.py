@@ -7,6 +7,7 @@ answer is that of all labels.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -55,7 +56,7 @@ class ServedModel(RemoteModel):
 
     @property
     def not_ready(self) -> str | None:  # noqa: D102
-        return self._desk.not_ready
+        return self._desk.not_ready or self.damage
 
     def close(self) -> None:  # noqa: D102
         self._desk.close()
@@ -103,7 +104,10 @@ class _Desk:
         self._closing = False
         self._reason: str | None = None
         self._beat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="dismec-cluster", daemon=True)
+        run = contextvars.copy_context().run  # files that it maps are watched with the caller's
+        self._thread = threading.Thread(
+            target=run, args=(self._run,), name="dismec-cluster", daemon=True
+        )
         self._thread.start()
 
     @property

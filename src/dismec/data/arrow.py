@@ -17,6 +17,7 @@ __all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
 ARROW_ERRORS = (pa.ArrowException, OSError)
 _ROWS = 4096  # read at a time
+_ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100  # that a Parquet file may have: equal ones take no room
 
 
 def zstd_stream(file: Any) -> Any:
@@ -33,7 +34,7 @@ class ArrowTable:
         self._parquet: Any = None
         self._arrow: Any = None
         if parquet:
-            self._parquet = pq.ParquetFile(source)
+            self._parquet = _parquet_file(source)
             self.names: list[str] = self._parquet.schema_arrow.names
         else:
             try:
@@ -46,9 +47,8 @@ class ArrowTable:
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """The values of these columns, row by row, as Python objects."""
         for batch in self._batches(columns):
-            for begin in range(0, batch.num_rows, _ROWS):
-                part = batch.slice(begin, _ROWS)
-                yield from zip(*(part.column(name).to_pylist() for name in columns), strict=True)
+            values = ((value.as_py() for value in batch.column(name)) for name in columns)
+            yield from zip(*values, strict=True)
 
     def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
         if self._parquet is not None:
@@ -59,6 +59,18 @@ class ArrowTable:
         else:
             for batch in self._arrow:
                 yield batch.select(list(columns))
+
+
+def _parquet_file(source: Any) -> Any:
+    """A Parquet file, open so that a text that many rows have is in memory once."""
+    found = pq.ParquetFile(source)
+    n_rows, size = found.metadata.num_rows, source.size()
+    if n_rows > max(_ALWAYS_ROWS, _ROWS_PER_BYTE * size):
+        raise pa.ArrowInvalid(f"it says that it has {n_rows:,} rows in {size:,} bytes")
+    kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    texts = [field.name for field in found.schema_arrow if field.type in kinds]
+    source.seek(0)
+    return pq.ParquetFile(source, read_dictionary=texts)
 
 
 class ParquetLists:

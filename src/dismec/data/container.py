@@ -21,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from dismec.data.files import whole_file
+from dismec.data.mapped_files import map_file
 
 __all__ = ["ContainerError", "Spooled", "forget", "open_arrays", "write_arrays"]
 
@@ -133,7 +134,7 @@ def open_arrays(
         size = os.fstat(file.fileno()).st_size
         if size < 8:
             raise ContainerError("the file is empty" if size == 0 else "the file is cut off")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = map_file(file.fileno(), Path(path).name)
     length = int.from_bytes(mapped[:8], "little")
     if length > _MAX_HEADER:
         raise ContainerError("not a safetensors file (the header would be too long)")

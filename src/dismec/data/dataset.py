@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 _BATCH_ROWS = 1 << 14
+# Rows, and bytes of arrays, that a .npz file may speak of whatever it holds.
+_ALWAYS_ROWS, _ALWAYS_UNPACKED = 1 << 24, 1 << 26
 
 
 class Dataset(NamedTuple):
@@ -261,9 +263,15 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
 def _read_npz(path: Path, file: BinaryIO) -> Any:
     """A scipy matrix whose indices may be trusted: scipy does not check them by itself."""
     try:
+        _check_packed_size(path, file)
         matrix: Any = scipy.sparse.load_npz(cast(Any, file))
         if matrix.format not in ("csr", "csc", "coo"):
             raise DataError(f"{path}: a matrix in {matrix.format} format; save it as csr")
+        if matrix.format != "csr" and matrix.shape[0] > max(_ALWAYS_ROWS, 100 * matrix.nnz):
+            raise DataError(
+                f"{path}: {matrix.shape[0]:,} rows and {matrix.nnz:,} entries in "
+                f"{matrix.format} format; save it as csr"
+            )
         if matrix.format != "coo":
             matrix.check_format(full_check=True)
         found: Any = canonical(matrix)
@@ -280,6 +288,17 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
     if found.dtype.kind not in "biuf":
         raise DataError(f"{path}: the values are not real numbers")
     return found
+
+
+def _check_packed_size(path: Path, file: BinaryIO) -> None:
+    """Refuse an archive that would unpack to far more than matrices do."""
+    with zipfile.ZipFile(file) as packed:
+        entries = packed.infolist()
+    held = sum(entry.file_size for entry in entries)
+    stored = sum(entry.compress_size for entry in entries)
+    if held > max(_ALWAYS_UNPACKED, 100 * stored):
+        raise DataError(f"{path}: {stored:,} bytes that unpack to {held:,}: not a matrix of data")
+    file.seek(0)
 
 
 def _one_line(error: BaseException) -> str:

@@ -39,6 +39,8 @@ __all__ = [
     "refuse_mask",
     "row_pointers",
     "sealed",
+    "small_row_pointers",
+    "without_unused",
 ]
 
 Floats = npt.NDArray[np.float32]
@@ -291,11 +293,45 @@ def csr_on(
     return result
 
 
+def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
+    """A matrix without the columns that have no entries, and the numbers of those that it keeps.
+
+    Memory and time depend on its entries: a header may speak of any number of columns.
+    """
+    indices, n_columns = matrix.indices, matrix.shape[1]
+    if n_columns <= 4 * len(indices):
+        used = np.zeros(n_columns, np.bool_)
+        used[indices] = True
+        kept = np.flatnonzero(used)
+        places = (np.cumsum(used) - 1).astype(np.int32)[indices]
+    else:
+        kept, inverse = np.unique(indices, return_inverse=True)
+        places = inverse.astype(np.int32)
+    shape = (matrix.shape[0], len(kept))
+    same_order = bool(matrix.has_canonical_format)
+    found = csr_on(matrix.data, places, matrix.indptr, shape, canonical=same_order)
+    return found, kept.astype(np.int64)
+
+
 def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
     """Where rows begin, and the last one ends, from their lengths in pieces."""
-    indptr = np.zeros(sum(map(len, lengths)) + 1, np.int64)
-    if lengths:
-        np.cumsum(np.concatenate(lengths), out=indptr[1:])
+    return _pointers(lengths, np.int64)
+
+
+def small_row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints | Ids:
+    """The same in 32 bits if they hold it: of rows with next to nothing in them it is most."""
+    n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
+    return _pointers(lengths, np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64)
+
+
+def _pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    indptr = np.zeros(sum(map(len, lengths)) + 1, dtype)
+    place = 0
+    for piece in lengths:
+        part = indptr[place + 1 : place + 1 + len(piece)]
+        np.cumsum(piece, out=part)
+        part += indptr[place]
+        place += len(piece)
     return indptr
 
 

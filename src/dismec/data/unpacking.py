@@ -18,6 +18,8 @@ STDIN = Path("-")  # stands for standard input
 _BUFFER = 1 << 20
 _PACKED = 1 << 18  # bytes of a compressed file that are read at a time
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# What a compressed file may hold: text is packed to a third or to a tenth, not to a thousandth.
+_MOST_TIMES, _ALWAYS = 100, 1 << 24
 
 
 class UnreadableError(Exception):
@@ -25,26 +27,28 @@ class UnreadableError(Exception):
 
 
 class _File(io.FileIO):
-    """Fills a buffer even from a pipe, so that one look shows the first line."""
+    """Fills a buffer even from a pipe, so that one look shows the first line; counts its bytes."""
+
+    n_read = 0
 
     def readinto(self, buffer: Any) -> int:
         view, size = memoryview(buffer).cast("B"), 0
         while size < len(view) and (n := super().readinto(view[size:])):
             size += n
+        self.n_read += size
         return size
 
 
-class _Gunzip(io.RawIOBase):
-    """The text of an open gzip file, of one member or several; closes the file with itself.
+class _Unpacked(io.RawIOBase):
+    """The text of an open compressed file; closes the file with itself.
 
-    Where the data are damaged or cut off it raises `UnreadableError`, after everything before that
-    place has been read.
+    Where the data are damaged, cut off or a bomb it raises `UnreadableError`, after everything
+    before that place has been read.
     """
 
     def __init__(self, file: io.BufferedReader[Any]) -> None:
         self._file = file
-        self._packed = b""
-        self._member = zlib.decompressobj(wbits=31)
+        self._n_made = 0
 
     def readable(self) -> bool:
         return True
@@ -52,12 +56,30 @@ class _Gunzip(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """As many bytes as are at hand, at least one before the end."""
         text = self._next(len(buffer))
+        self._n_made += len(text)
+        if self._n_made > max(_ALWAYS, _MOST_TIMES * self._file.raw.n_read):
+            raise UnreadableError(
+                f"the file holds more than {_MOST_TIMES} times its size from here on; "
+                "if it is meant to, unpack it first"
+            )
         buffer[: len(text)] = text
         return len(text)
 
     def close(self) -> None:
         self._file.close()
         super().close()
+
+    def _next(self, most: int) -> bytes:
+        raise NotImplementedError
+
+
+class _Gunzip(_Unpacked):
+    """The text of a gzip file, of one member or several."""
+
+    def __init__(self, file: io.BufferedReader[Any]) -> None:
+        super().__init__(file)
+        self._packed = b""
+        self._member = zlib.decompressobj(wbits=31)
 
     def _next(self, most: int) -> bytes:
         while True:
@@ -97,11 +119,11 @@ class _Gunzip(io.RawIOBase):
                 return text
 
 
-class _Unzstd(io.RawIOBase):
-    """The text of an open Zstandard file; closes the file with itself."""
+class _Unzstd(_Unpacked):
+    """The text of a Zstandard file."""
 
     def __init__(self, file: io.BufferedReader[Any], path: Path) -> None:
-        self._file = file
+        super().__init__(file)
         try:
             from dismec.data.arrow import zstd_stream
 
@@ -112,20 +134,12 @@ class _Unzstd(io.RawIOBase):
                 f"{path}: Zstandard files are read with pyarrow: pip install 'dismec[arrow]'"
             ) from None
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
+    def _next(self, most: int) -> bytes:
         try:
-            text: bytes = self._text.read(len(buffer))
+            text: bytes = self._text.read(most)
         except OSError as error:
             raise UnreadableError("the Zstandard data is damaged or cut off here") from error
-        buffer[: len(text)] = text
-        return len(text)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+        return text
 
 
 def open_unpacked(path: Path, copy: int | None = None) -> Any:

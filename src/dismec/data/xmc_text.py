@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dismec.cpu import kernels, thread_count
 from dismec.data.counts import counted
 from dismec.data.formats import UnreadableError
-from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers
+from dismec.data.matrices import MAX_COLUMNS, Rows, row_pointers, small_row_pointers
 from dismec.errors import DataError
 
 __all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
@@ -29,6 +29,9 @@ __all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
 _BLOCK = 1 << 20  # bytes of text that one thread parses at a time
 _LONGEST_LINE = 1 << 28
 _LONGEST_HEADER = 1000
+# A row takes more memory than a blank line takes of a file: more of them, and a larger share of all
+# rows, are refused.
+_MOST_BLANK, _BLANK_SHARE = 1 << 20, 0.9
 _HEADER = re.compile(rb"[ \t]*([0-9]+)[ \t]+([0-9]+)[ \t]+([0-9]+)[ \t]*\r?")
 
 _Wanted: TypeAlias = tuple[int | None, int | None]
@@ -39,21 +42,21 @@ _Parsed: TypeAlias = tuple[
 
 def read_xmc_text(
     path: Path, file: BufferedReader, wanted: _Wanted, threads: int | None
-) -> tuple[Rows, tuple[NDArray[np.int64], NDArray[np.int32]], tuple[int, int]]:
+) -> tuple[Rows, tuple[NDArray[Any], NDArray[np.int32]], tuple[int, int]]:
     """X, (indptr, indices) of Y, and how many columns they have, from text with a header or not.
 
     `file` holds the bytes, gunzipped (`dismec.data.formats.DataFile.open`); `path` is its name in
     errors. There must be as many features and labels as are `wanted`, where the caller knows. Ids
     are sorted and unique within a row; values are finite. The first line that is wrong is a
-    `DataError`, whatever the number of threads.
+    `DataError`, whatever the number of threads. Row pointers are in 32 bits where these hold them.
     """
     header, blocks = _parsed_blocks(path, file, wanted, threads)
     parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
     for arrays in blocks:
         for part, array in zip(parts, arrays, strict=True):
             part.append(array)
-    y_indptr, labels = row_pointers(parts[0]), _join(parts[1])
-    x_indptr, features, values = row_pointers(parts[2]), _join(parts[3]), _join(parts[4])
+    y_indptr, x_indptr = (_pointers_of(parts[place]) for place in (0, 2))
+    labels, features, values = (_join(parts[place]) for place in (1, 3, 4))
     if header:
         n_features, n_labels = header[1:]
     else:
@@ -115,7 +118,7 @@ def _parsed_blocks(
         return kernels.parse_rows(np.frombuffer(block, np.uint8), *limits)
 
     def checked() -> Iterator[_Parsed]:
-        n_rows, n_threads = 0, thread_count(threads)
+        n_rows, n_blank, n_threads = 0, 0, thread_count(threads)
         with ThreadPoolExecutor(n_threads) as pool:
             parsed = _parsed_in_order(pool, parse, first, blocks, ahead=n_threads)
             while True:
@@ -131,6 +134,13 @@ def _parsed_blocks(
                 n_rows += len(arrays[0])
                 if header and n_rows > header[0]:
                     refuse_row(n_rows, "")
+                n_blank += int(np.count_nonzero((arrays[0] == 0) & (arrays[2] == 0)))
+                if n_blank > max(_MOST_BLANK, _BLANK_SHARE * n_rows):
+                    refuse(
+                        n_rows - 1,
+                        f"{n_blank:,} of the {n_rows:,} rows so far have neither labels nor "
+                        "features: this is not a data file",
+                    )
                 yield arrays
         if header and n_rows < header[0]:
             refuse(
@@ -211,6 +221,12 @@ def _parsed_in_order(
         yield pending.popleft().result()
     if broken:
         raise broken
+
+
+def _pointers_of(lengths: list[NDArray[Any]]) -> Any:
+    pointers = small_row_pointers(lengths)
+    lengths.clear()
+    return pointers
 
 
 def _join(arrays: list[NDArray[Any]]) -> NDArray[Any]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.counts import counted
-from dismec.data.files import whole_file
+from dismec.data.files import sync_directory, whole_file
 from dismec.errors import ModelError
 from dismec.model.format import (
     DATA,
@@ -65,7 +65,10 @@ _MOST_MANIFEST_BYTES = 1 << 30
 def make_directory(directory: Path) -> None:
     """Make a directory for a model, unless something else is in it."""
     with _as_model_errors(directory):
+        new = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            sync_directory(path.parent)
     check_place(directory)
 
 

@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.counts import check_ks, counted
 from dismec.data.labels import propensities
+from dismec.data.mapped_files import WatchedFiles
 from dismec.data.mixed import MixedRows, is_parts, mixed_rows
 from dismec.data.names import Names
 from dismec.data.targets import matrix_of_labels
@@ -63,6 +64,7 @@ class TopkModel(ABC):
         self.names = parts.labels.names
         self.vocabulary = parts.vocabulary
         self._parts = parts
+        self.files = WatchedFiles()  # none, but for a server's
 
     @property
     def n_labels(self) -> int:
@@ -176,9 +178,17 @@ class TopkModel(ABC):
         return {name: number for number, name in reversed(list(enumerate(self.names or ())))}
 
     @property
+    def damage(self) -> str | None:
+        """What has happened to a file of the model since it was opened, or None.
+
+        Only a server has it found out (`dismec.data.mapped_files.watching`).
+        """
+        return self.files.damage
+
+    @property
     def not_ready(self) -> str | None:
-        """Why it cannot predict just now, or None; only one on a cluster ever has a reason."""
-        return None
+        """Why it cannot predict just now, or None."""
+        return self.damage
 
     def ready(self) -> bool:
         """Whether it predicts now; takes no time to find out."""

@@ -17,6 +17,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels, physical_memory, thread_count
 from dismec.data.counts import counted
+from dismec.data.matrices import without_unused
 from dismec.features.transform import Transform
 from dismec.model.format import PRECISIONS
 from dismec.solve.blocks import effort
@@ -40,6 +41,7 @@ _WEIGHT = 8 * 3
 # orders as well, and a thread's vectors are shorter (docs/explanation/solver.md).
 _TIER_NON_ZERO = 6
 _TIER_ROW_OR_FEATURE = 20
+_COLUMNS_TRIED = 4  # per entry: of more, those without entries are left out of what is tried
 
 
 def estimate_training(
@@ -69,6 +71,9 @@ def estimate_training(
     if memory and least > memory:
         return {"peak bytes": least, "memory bytes": memory}
     begin = time.perf_counter()
+    whole = X, Y
+    if max(X.shape[1], Y.shape[1]) > _COLUMNS_TRIED * (X.nnz + Y.nnz):
+        (X, _), (Y, _) = without_unused(X), without_unused(Y)
     transform = Transform.fit(X, tfidf=params.tfidf, normalize=params.normalize, bias=params.bias)
     problem = Problem(X, Y, transform)
     work = effort(problem.equal_labels, problem.label_counts)
@@ -87,7 +92,7 @@ def estimate_training(
     return {
         "seconds": core_seconds / threads,
         "core-seconds": core_seconds,
-        "peak bytes": _peak(X, Y, params, threads, float(share.sum())),
+        "peak bytes": _peak(*whole, params, threads, float(share.sum())),
         "model bytes": _model_bytes(share, len(ranked), params.precision),
         "sampled labels": len(sample),
         "sampled seconds": spent,

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from dismec.data.corpus import TextFormat, read_texts
 from dismec.data.counts import counted
 from dismec.data.dataset import load_data
+from dismec.data.matrices import without_unused
 from dismec.measure.frequencies import describe_frequencies, histogram
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished
@@ -89,8 +90,8 @@ def describe_data(
     n_labels = None if names is None else len(names)
     X, Y, of_file = load_data(path, labels=labels, n_labels=n_labels, threads=threads)
     names = of_file if names is None else names
-    counts = np.bincount(Y.indices, minlength=Y.shape[1])
-    used = int(np.count_nonzero(counts))
+    counts = np.bincount(without_unused(Y)[0].indices)  # of labels that have rows
+    used = len(counts)
     n_rows = X.shape[0]
     of_row = np.diff(X.indptr)
     return {

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.matrices import without_unused
 from dismec.report.near_names import one_edit_apart, same_words, words_of
 
 __all__ = ["LISTED", "describe_labels"]
@@ -28,7 +29,10 @@ _Ints = npt.NDArray[np.int64]
 
 
 def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """What there is to know of the labels of rows, by name (without names, by number).
+    """What there is to know of the labels of rows, by name.
+
+    Without names it is by number, and of the labels that some row has: there may be any number of
+    others, which nothing but a header speaks for.
 
     Parameters
     ----------
@@ -46,10 +50,13 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
         falling Jaccard index, and labels that "always" come with another one, among "of labels", so
         many of the most frequent; and "all labels", a list per column, the most frequent first.
     """
+    labels = np.arange(Y.shape[1])
+    if names is None:
+        Y, labels = without_unused(Y)
     counts = np.bincount(Y.indices, minlength=Y.shape[1])
     ranked = np.argsort(-counts, kind="stable")
     once = np.flatnonzero(counts == 1)
-    named = _Named(names, counts)
+    named = _Named(names, labels, counts)
     return {
         "most frequent labels": [
             named.entry(label) for label in ranked[: min(LISTED, np.count_nonzero(counts))]
@@ -62,7 +69,7 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
         "labels with the same rows": _same_rows(Y, named),
         "labels that come together": _together(Y, named, ranked),
         "all labels": {
-            "label": ranked.tolist(),
+            "label": labels[ranked].tolist(),
             "name": [named.name(label) for label in ranked],
             "rows": counts[ranked].tolist(),
         },
@@ -72,11 +79,12 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
 class _Named:
     """Labels as they are told: by name, or by number where there are no names."""
 
-    def __init__(self, names: Sequence[str] | None, counts: _Ints) -> None:
-        self.names, self.counts = names, counts
+    def __init__(self, names: Sequence[str] | None, labels: _Ints, counts: _Ints) -> None:
+        self.names, self.labels, self.counts = names, labels, counts
 
-    def name(self, label: int) -> str:
-        return str(label) if self.names is None else self.names[int(label)]
+    def name(self, place: int) -> str:
+        label = int(self.labels[place])
+        return str(label) if self.names is None else self.names[label]
 
     def entry(self, label: int) -> dict[str, Any]:
         return {"name": self.name(label), "rows": int(self.counts[label])}

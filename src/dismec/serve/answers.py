@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dismec.data.hierarchy import load_tree
-from dismec.errors import DismecError
+from dismec.data.mapped_files import watching
+from dismec.errors import DismecError, ModelError
 from dismec.features.text_rows import TextRows
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
@@ -236,17 +237,21 @@ def _open_warm(path: Path, cluster: str | None) -> RankingModel:
     """The model, ready to predict: nobody waits for its weights to be laid out."""
     directory = path.resolve()  # one throughout, if a link is moved meanwhile
     model: RankingModel
-    if cluster is None:
-        model = open_model(directory, check=True)
-    else:
-        from dismec.cluster.serving import serve_on_cluster
+    with watching() as files:
+        if cluster is None:
+            model = open_model(directory, check=True)
+        else:
+            from dismec.cluster.serving import serve_on_cluster
 
-        model = serve_on_cluster(cluster, directory)
+            model = serve_on_cluster(cluster, directory)
+    model.files = files
     row: Any = TextRows((1, model.n_features))
     if model.n_dense:
         dense = np.zeros((1, model.n_dense), np.float32)
         row = [row, dense] if model.n_features else [dense]
     model.predict_topk(row, 1, threads=1)
+    if model.damage is not None:
+        raise ModelError(model.damage)
     return model
 
 

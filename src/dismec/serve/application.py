@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,14 @@ _STATUSES = {
     NotReady: 503,
 }
 
+_MEND_SECONDS = 1.0
+
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class _DamagedModel(NotReady):
+    """A file of the model was cut off or written to while it was in use."""
 
 
 class _Endpoints:
@@ -61,7 +69,8 @@ class _Endpoints:
         self._limits = service.contract.limits
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
-        self._probe: asyncio.Task[bool] | None = None  # whether the model is ready
+        self._mending: asyncio.Task[bool] | None = None
+        self._next_mend = 0.0  # by the monotonic clock
         self._held = 0  # bytes of bodies
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
@@ -100,7 +109,10 @@ class _Endpoints:
             self.metrics.pending += 1
             try:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._pool, task, bytes(body))
+                return await loop.run_in_executor(self._pool, self._sound, task, bytes(body))
+            except _DamagedModel as error:
+                self._mend(error)
+                raise
             finally:
                 self.metrics.pending -= 1
         finally:
@@ -128,9 +140,33 @@ class _Endpoints:
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
+    def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
+        """What a task returns, unless a file of the model was damaged meanwhile."""
+        model = self._service.model
+        try:
+            return task(body)
+        finally:  # what came of damage may be an error as well
+            for used in (model, self._service.model):
+                if (reason := used.damage) is not None:
+                    raise _DamagedModel(reason)
+
     def _check_ready(self) -> None:
-        if (reason := self._service.model.not_ready) is not None:
+        model = self._service.model
+        if (reason := model.damage) is not None:
+            error = _DamagedModel(reason)
+            self._mend(error)
+            raise error
+        if (reason := model.not_ready) is not None:
             raise NotReady(reason)
+
+    def _mend(self, error: Exception) -> None:
+        """Open the model again after damage to its files, from time to time until there is one."""
+        busy = self._mending is not None and not self._mending.done()
+        if busy or time.monotonic() < self._next_mend:
+            return
+        self._next_mend = time.monotonic() + _MEND_SECONDS
+        _log.error("%s; opening the model again", error)
+        self._mending = asyncio.create_task(self._peers.reload())
 
     async def live(self, _: Request) -> Response:
         """The process answers; whether it can predict is another question."""
@@ -139,11 +175,6 @@ class _Endpoints:
     async def ready(self, _: Request) -> Response:
         """A prediction would be answered now."""
         self._check_ready()
-        if self._probe is None or self._probe.done():  # one at a time, for all who ask
-            self._probe = asyncio.create_task(asyncio.to_thread(self._service.model.ready))
-        if not await asyncio.shield(self._probe):
-            self._check_ready()
-            raise NotReady("the cluster does not answer predictions at the moment")
         return _answered({"status": "ok"})
 
     async def page(self, _: Request) -> Response:

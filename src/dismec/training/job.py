@@ -39,6 +39,9 @@ __all__ = ["Blocks", "Job", "Mask"]
 Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
 Mask: TypeAlias = npt.NDArray[np.bool_]  # of labels
 
+# Features and labels that a training takes memory for, though none of the rows may have them.
+_ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY = 1 << 24, 100
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -81,7 +84,9 @@ class Job:
         X, Y, named, weights = _counted_rows(X, request)
         names = check_names(named, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
+        _check_columns("labels", Y.shape[1], Y.nnz + len(names or ()))
         if transform is None:
+            _check_columns("features", X.shape[1], X.nnz)
             transform = Transform.fit(
                 X,
                 tfidf=params.tfidf,
@@ -237,6 +242,16 @@ def _check_dense_allowed(request: Request) -> None:
         raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
     if request.params.refine:
         raise DataError("refine is not supported with dense features")
+
+
+def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
+    """Refuse numbers of features or labels that nothing but a header speaks for."""
+    if n_columns > max(_ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY * n_entries):
+        raise DataError(
+            f"{n_columns:,} {what}, but the data have only {n_entries:,} entries: more than "
+            f"{_ALWAYS_COLUMNS:,} {what} need an entry for every {_COLUMNS_PER_ENTRY}; "
+            "is the header right?"
+        )
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
-from dismec.data.files import whole_file
+from dismec.data.files import sync_directory, whole_file
 from dismec.data.matrices import check_rows, csr_on
 from dismec.data.row_weights import weights_at
 from dismec.errors import DataError
@@ -343,4 +343,5 @@ def _adopted(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardRe
             with whole_file(target) as file:
                 file.write((folder / receipt.file).read_bytes())
         receipts.append(replace(receipt, file=target.name))
+    sync_directory(directory)  # before a manifest names them
     return tuple(receipts)

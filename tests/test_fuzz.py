@@ -1,0 +1,150 @@
+"""A short run of what ``make fuzz`` does for as long as one likes, always with the same inputs.
+
+Also that the harness notices what it is there for, and each thing that it has found.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from dismec import DataError, load_data, train
+from dismec.data.corpus import read_texts
+from dismec.errors import DismecError
+from dismec.report.facts import describe_data
+from fuzz import run
+from fuzz.bombs import gzip_of
+from fuzz.mutations import mutate_bytes, mutate_json, mutate_model
+from fuzz.run import Faults, Meter
+from fuzz.targets import Workshop
+
+SCRIPT = Path(__file__).parent / "fuzz" / "run.py"
+
+
+@pytest.mark.unhurried
+def test_no_bomb_and_none_of_many_mutated_inputs_shows_a_fault(tmp_path):
+    command = [SCRIPT, "--inputs", "1500", "--seed", "1", "--faults", tmp_path / "faults"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "1,500 inputs, 0 faults", done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+def test_a_run_that_finds_a_fault_keeps_the_input_and_fails(tmp_path):
+    faults = Faults(tmp_path / "faults")
+    (tmp_path / "input").write_bytes(b"x")
+    faults.keep("texts 7", "Traceback\nKeyError", tmp_path / "input")
+    faults.keep("texts 7", "again", tmp_path / "input")
+    assert len(faults) == 1
+    assert (tmp_path / "faults" / "texts-7" / "input").read_bytes() == b"x"
+    assert (tmp_path / "faults" / "texts-7" / "what.txt").read_text() == "Traceback\nKeyError"
+
+
+def test_the_meter_notices_memory_tracebacks_and_errors_of_several_lines():
+    meter = Meter()
+    assert meter.fault_of(10, lambda: None) is None
+
+    def several_lines():
+        raise DataError("one\ntwo")
+
+    def clear():
+        raise DataError("one line")
+
+    assert "bytes" in meter.fault_of(1000, lambda: np.ones(1 << 25).sum())
+    assert meter.fault_of(1 << 25, lambda: np.ones(1 << 25).sum()) is None
+    assert "KeyError" in meter.fault_of(10, lambda: {}["x"])
+    assert "not one line" in meter.fault_of(10, several_lines)
+    assert meter.fault_of(10, clear) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "stuck", "reason"),
+    [
+        ("import os; os.abort()", 600, "the process ended with status -6"),
+        ("import time; time.sleep(1000)", 1, "no end after 1 seconds"),
+        ("", 600, None),
+    ],
+)
+def test_a_process_that_dies_or_hangs_is_noticed(code, stuck, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "STUCK", stuck)
+    (tmp_path / "progress").write_bytes(run.PROGRESS.pack(3, 3))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    assert run._wait(process, tmp_path / "progress", None) == reason
+    assert process.poll() is not None
+
+
+def test_the_same_number_is_the_same_input(tmp_path):
+    data = bytes(range(256))
+    assert mutate_bytes(Random(5), data, [data]) == mutate_bytes(Random(5), data, [data]) != data
+    assert len({mutate_bytes(Random(i), data, [data]) for i in range(50)}) > 40
+    document = {"a": [1, 2, {"b": "c"}]}
+    assert mutate_json(Random(5), document) == mutate_json(Random(5), document)
+    assert document == {"a": [1, 2, {"b": "c"}]}
+
+
+def test_mutated_models_get_through_to_what_is_behind_the_checksums(tmp_path):
+    """Most are refused, some are not, and not all for the same reason."""
+    shop = Workshop(tmp_path)
+    (models,) = (target for target in shop.targets if target.name == "models")
+    reasons = set()
+    opened = 0
+    for number in range(120):
+        _, attempt = models.make(Random(number))
+        try:
+            attempt()
+            opened += 1
+        except DismecError as error:
+            reasons.add("".join(c for c in str(error).partition("safetensors")[2] if c.isalpha()))
+    assert 3 < opened < 100
+    assert len(reasons) > 5
+    assert set(mutate_model(Random(1), shop.models["plain"])) <= set(shop.models["plain"])
+
+
+# What was found, each for itself.
+
+
+def test_blank_rows_beyond_a_million_are_refused_if_there_is_next_to_nothing_else(tmp_path):
+    path = tmp_path / "rows.txt"
+    path.write_bytes(b"0 0:1\n" + b"\n" * (1 << 20))
+    assert load_data(path).X.shape == (1 + (1 << 20), 1)
+    path.write_bytes(b"0 0:1\n" + b"\n" * ((1 << 20) + 1))
+    with pytest.raises(DataError, match=r"rows\.txt:1048578: 1,048,577 of the 1,048,578 rows"):
+        load_data(path)
+    path.write_bytes((b"0 0:1\n" + b"\n" * 8) * 150_000)
+    assert load_data(path).X.shape == (9 * 150_000, 1)
+
+
+def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    line = b'{"text": "a", "labels": ["b"]}\n'
+    path.write_bytes(gzip_of(line * 1000, 20))
+    assert 20_000 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
+    assert sum(len(batch.texts) for batch in read_texts(path)) == 20_000
+    path.write_bytes(gzip_of(b"\n" * (1 << 20), 17))
+    with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
+        list(read_texts(path))
+
+
+@pytest.mark.parametrize("sizes", ["5 2147483647", "2147483646 5"])
+def test_sizes_that_only_a_header_speaks_for_take_no_memory(sizes, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(f"3 {sizes}\n0,3 0:1\n3 1:1 2:0.5\n 4:1\n")
+    facts = describe_data(path, threads=1)
+    assert (facts["labels with rows"], facts["all labels"]["label"]) == (2, [3, 0])
+    assert f"{facts['features']} {facts['labels']}" == sizes
+    X, Y, _ = load_data(path)
+    with pytest.raises(DataError, match=r"need at least|is the header right\?"):
+        train(X, Y, tmp_path / "model")
+
+
+def test_what_no_row_has_is_no_reason_to_refuse_a_training(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("3 100000 70000\n0,3 0:1\n3 1:1 2:0.5\n 4:1\n")
+    X, Y, _ = load_data(path)
+    assert train(X, Y, tmp_path / "model", threads=1).n_labels == 70000
