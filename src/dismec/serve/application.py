@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,8 @@ def serve(
     """
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
+    if sys.platform != "win32":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
     with _bind(host, port) as listener:
         if threads is None and cluster is not None:
             threads = _CLUSTER_THREADS
@@ -125,7 +127,10 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "win32":  # where SO_REUSEADDR lets others take the port away
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -144,9 +149,10 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().add_signal_handler(
-            signal.SIGHUP, self._endpoints.reload_in_background
-        )
+        if sys.platform != "win32":
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, self._endpoints.reload_in_background
+            )
         await super().startup(sockets)
         if not self.started or not sockets:
             return
