@@ -1,4 +1,5 @@
 # make demo · make test · make quick · make lint — each builds what it needs into .venv.
+# make wheel · make lowest · make warnings · make sanitize — what is checked before a release.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +8,11 @@ NATIVE := $(wildcard native/*.?pp native/*/*.?pp native/c/*.[ch])
 SANITIZED := .venv-sanitize/bin
 STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
-.PHONY: demo test quick lint format docs sanitize fuzz aarch64 clean FORCE
+# One environment for each version of Python that wheels are built with: make wheel PYTHON=python3.12
+WHEELS = .venv-wheel-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/bin
+LOWEST := .venv-lowest/bin
+
+.PHONY: demo test quick lint format docs warnings wheel lowest sanitize fuzz aarch64 clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -31,6 +36,8 @@ lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
+	$(BIN)/mypy --platform darwin
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 format: .venv/tools
@@ -42,6 +49,30 @@ format: .venv/tools
 docs: .venv/docs-tools
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "== The documentation is in build/docs/index.html"
+
+# Each compiler that is here over the native code, for each instruction set: no warning is let pass.
+warnings: .venv/tools
+	$(BIN)/python .ci/compilers.py
+
+# A wheel and an sdist in dist/: the wheel is built from the sdist. What it needs of the system is
+# bounded and named by auditwheel, and abi3audit finds what is not in the stable ABI.
+wheel:
+	$(PYTHON) -m venv $(WHEELS:/bin=)
+	$(WHEELS)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(WHEELS)/python -m pip install --quiet --group wheel
+	rm -rf dist build/dist
+	CXX="$(CXX)" $(WHEELS)/python -m build --outdir build/dist .
+	mkdir -p dist
+	cp build/dist/*.tar.gz dist/
+	if [ "$$(uname)" = Linux ]; then $(WHEELS)/auditwheel repair --wheel-dir dist build/dist/*.whl; \
+	  else cp build/dist/*.whl dist/; fi
+	case $$(echo dist/*.whl) in *-abi3-*) $(WHEELS)/abi3audit --strict dist/*.whl;; esac
+	$(WHEELS)/twine check --strict dist/*
+
+# The tests with the lowest version of everything that pyproject.toml names, built with the lowest
+# versions that it names for that.
+lowest: .venv-lowest/tools
+	$(LOWEST)/python -m pytest -q -m "not slow"
 
 # The native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself knows
 # nothing of them, so that their libraries have to be there before it starts.
@@ -79,12 +110,12 @@ aarch64: .venv/bin/python
 	@find src -name '*.py' | sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-# The guide needs the server and plots. Of pip's output those lines that show how far it is: minutes
-# of compiling are not silent, and the compiler's own remarks are in the log.
+# The guide needs the estimators, the server and plots. Of pip's output those lines that show how
+# far it is: minutes of compiling are not silent, and the compiler's own remarks are in the log.
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
 	@echo "== Installing what dismec needs, and compiling it: two or three minutes the first time"
 	@rm -f .venv/failed
-	@{ $(BIN)/python -m pip install --verbose --editable '.[server,plots]' 2>&1 || touch .venv/failed; } \
+	@{ $(BIN)/python -m pip install --verbose --editable '.[sklearn,server,plots]' 2>&1 || touch .venv/failed; } \
 	  | tee .venv/install.log | grep --line-buffered -E $(STEPS) || true
 	@if [ -e .venv/failed ]; then tail -n 40 .venv/install.log; \
 	  echo "== Not installed; all of the output is in .venv/install.log"; exit 1; fi
@@ -107,5 +138,15 @@ aarch64: .venv/bin/python
 	$(SANITIZED)/python -m pip install --quiet --group test
 	touch $@
 
+.venv-lowest/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE)
+	.venv/bin/python -m venv --clear .venv-lowest
+	$(LOWEST)/python -m pip install --quiet --upgrade "pip>=25.3"
+	$(LOWEST)/python .ci/lowest.py > .venv-lowest/run.txt
+	$(LOWEST)/python .ci/lowest.py --build > .venv-lowest/build.txt
+	CXX="$(CXX)" $(LOWEST)/python -m pip install --quiet --constraint .venv-lowest/run.txt \
+	  --build-constraint .venv-lowest/build.txt --editable '.[all]' -C build-dir=build/lowest
+	$(LOWEST)/python -m pip install --quiet --constraint .venv-lowest/run.txt --group test
+	touch $@
+
 clean:
-	rm -rf .venv .venv-sanitize .venv-peers build
+	rm -rf .venv .venv-sanitize .venv-peers .venv-lowest .venv-wheel-* build dist

@@ -9,19 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "cpu.hpp"
+
 namespace {
 
 /// Instruction sets that this CPU runs, best first; each is the suffix of an extension module.
 std::vector<std::string> cpu_isas() {
   std::vector<std::string> isas;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("popcnt");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
+#if defined(DISMEC_X86_64)
+  const auto [avx2, avx512] = dismec::cpu_features();
   if (avx512) isas.emplace_back("avx512");
   if (avx2) isas.emplace_back("avx2");
 #elif defined(__aarch64__)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from dismec import _native_base
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,6 +41,99 @@ def test_without_a_compiler_a_sentence_says_so(tmp_path):
 
 def project():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="x86-64 Linux")
+def test_the_instruction_sets_found_are_those_that_the_kernel_lists():
+    flags = set(re.search(r"^flags\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)[1].split())
+    avx2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "popcnt"} <= flags
+    avx512 = avx2 and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
+    assert _native_base.cpu_isas() == ["avx512"] * avx512 + ["avx2"] * avx2 + ["base"]
+
+
+def script(name):
+    """A module of .ci, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def workflow(name):
+    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+
+
+def test_the_core_is_numpy_scipy_and_the_command_line():
+    names = [re.split(r"\W", need)[0] for need in project()["project"]["dependencies"]]
+    assert names == ["numpy", "scipy", "click", "rich"]
+
+
+def test_the_extras_are_these():
+    extras = project()["project"]["optional-dependencies"]
+    assert set(extras) == {"sklearn", "server", "dask", "plots", "arrow", "text", "all"}
+
+
+def test_every_requirement_names_its_lowest_version():
+    lowest = script("lowest")
+    found = lowest.constraints(ROOT / "pyproject.toml")
+    assert {"numpy==1.26", "distributed==2024.1"} <= set(found)
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in found)
+    names = [line.partition("==")[0] for line in found]
+    assert len(names) == len(set(names)), "one package with two lowest versions"
+    assert len(lowest.constraints(ROOT / "pyproject.toml", build=True)) == 2
+    with pytest.raises(SystemExit, match="numpy names no lowest version"):
+        lowest.lowest("numpy")
+
+
+def test_without_scikit_learn_all_but_the_estimators_is_there():
+    code = (
+        "import sys\n"
+        "sys.modules['sklearn'] = None\n"
+        "import dismec\n"
+        "dismec.train, dismec.open_model, dismec.evaluate\n"
+        "for name in ('DiSMECClassifier', 'DiSMECTextClassifier', 'label_scorer'):\n"
+        "    try:\n"
+        "        getattr(dismec, name)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = "the estimators need scikit-learn: pip install 'dismec[sklearn]'"
+    assert ran.stdout.splitlines() == [said] * 3
+
+
+def test_importing_dismec_imports_no_other_package():
+    code = "import sys, dismec; print(*{name.split('.')[0] for name in sys.modules})"
+    bare = subprocess.run([sys.executable, "-c", code.replace(", dismec", "")], capture_output=True)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    new = set(ran.stdout.decode().split()) - set(bare.stdout.decode().split())
+    assert new - sys.stdlib_module_names == {"dismec"}
+
+
+def test_wheels_are_built_for_each_system_and_abi():
+    wheels = project()["tool"]["cibuildwheel"]
+    assert wheels["build"] == ["cp311-*", "cp312-*", "cp314t-*"]
+    assert project()["tool"]["scikit-build"]["wheel"]["py-api"] == "cp312"
+    runners = workflow("wheels.yml")["jobs"]["wheels"]["strategy"]["matrix"]["os"]
+    kinds = {re.sub(r"-[\d.]+", "", runner) for runner in runners}
+    assert kinds == {"ubuntu", "ubuntu-arm", "macos", "macos-intel", "windows"}
+
+
+def test_only_the_job_that_publishes_may_ask_for_an_identity():
+    jobs = workflow("wheels.yml")["jobs"] | workflow("ci.yml")["jobs"]
+    assert {name for name, job in jobs.items() if "id-token" in job["permissions"]} == {"publish"}
+    assert jobs["publish"]["needs"] == ["sdist", "wheels"]
+    assert jobs["publish"]["if"] == "github.event_name == 'release'"
+
+
+def test_workflows_run_targets_that_there_are():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "".join(p.read_text() for p in (ROOT / ".github" / "workflows").glob("*.yml"))
+    run = set(re.findall(r"\bmake ([a-z]+)", text + (ROOT / ".ci" / "run").read_text()))
+    assert {"test", "lint", "lowest", "sanitize", "warnings", "wheel"} <= run <= targets
 
 
 def test_all_is_every_extra():
@@ -75,7 +175,7 @@ def install(tmp_path):
 def test_the_demo_installs_what_the_guide_needs_and_shows_how_far_it_is(install):
     result, asked, venv = install(0)
     assert result.returncode == 0, result.stderr
-    assert "--editable .[server,plots]" in asked
+    assert "--editable .[sklearn,server,plots]" in asked
     said = result.stdout
     assert "== Installing what dismec needs" in said
     assert said.index("Collecting numpy") < said.index("[3/39] Building CXX object")

@@ -154,8 +154,8 @@ class AllowedLabels {
   AllowedLabels(Vector<std::int64_t> label_starts, Vector<std::int32_t> labels,
                 Vector<std::int64_t> starts, Vector<std::uint16_t> classifiers)
       : label_starts_(std::move(label_starts)),
-        labels_(std::move(labels)),
         starts_(std::move(starts)),
+        labels_(std::move(labels)),
         words_(std::move(classifiers)) {
     allowed_.kind = score::Allowed::Kind::rows;
     allowed_.label_starts = view(label_starts_);

@@ -79,7 +79,8 @@ inline std::int64_t find_listed(const std::uint16_t* places, std::int64_t count,
   const std::int64_t end = std::min(begin + kWindow, count);
   const auto place = static_cast<std::uint16_t>(row);
   std::uint16_t lower = 0;
-  for (std::int64_t i = begin; i < end; ++i) lower += places[i] < place ? 1 : 0;
+  for (std::int64_t i = begin; i < end; ++i)
+    lower = static_cast<std::uint16_t>(lower + (places[i] < place ? 1 : 0));
   const std::int64_t at = begin + lower;
   return at < end && places[at] == place ? at : count;
 }

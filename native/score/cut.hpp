@@ -23,8 +23,8 @@ struct Source {
   std::span<const std::int32_t> to;
   std::vector<std::uint16_t> open;  // a bit for each that goes somewhere, of all that may be named
 
-  Source(const Shard<Code>& from, std::span<const std::int32_t> to)
-      : shard(from), to(to), open(kShardRows / kGroup) {
+  Source(const Shard<Code>& from, std::span<const std::int32_t> targets)
+      : shard(from), to(targets), open(kShardRows / kGroup) {
     if (std::ssize(to) != from.n_rows())
       throw std::invalid_argument("every classifier must go somewhere or stay out");
     for (std::size_t row = 0; row < to.size(); ++row)

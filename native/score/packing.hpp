@@ -40,12 +40,12 @@ struct Packed {
     std::vector<Code> codes;
   } piece = {};
 
-  Packed(std::int64_t n_rows, std::int64_t n_features, bool split)
-      : n_features(n_features),
-        split(split),
-        scales(n_rows, 1.0f),
-        bias(n_rows, 0.0f),
-        done(n_features * parts_of(split), 0) {}
+  Packed(std::int64_t rows, std::int64_t features, bool in_parts)
+      : n_features(features),
+        split(in_parts),
+        scales(rows, 1.0f),
+        bias(rows, 0.0f),
+        done(features * parts_of(in_parts), 0) {}
 
   std::int64_t n_rows() const { return std::ssize(scales); }
   Layout layout() const { return {n_rows(), split}; }

@@ -3,6 +3,8 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
 
 #include <cstdint>
@@ -23,7 +25,11 @@ class HugeArray {
     const std::size_t wanted = static_cast<std::size_t>(size) * sizeof(T);
     const std::size_t unit = wanted >= kPage ? kPage : 64;
     const std::size_t bytes = (wanted / unit + 1) * unit;
+#if defined(_WIN32)
+    data_.reset(static_cast<T*>(_aligned_malloc(bytes, unit)));
+#else
     data_.reset(static_cast<T*>(std::aligned_alloc(unit, bytes)));
+#endif
     if (data_ == nullptr) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
     if (unit == kPage) madvise(data_.get(), bytes, MADV_HUGEPAGE);
@@ -38,7 +44,13 @@ class HugeArray {
 
  private:
   struct Free {
-    void operator()(T* p) const { std::free(p); }
+    void operator()(T* p) const {
+#if defined(_WIN32)
+      _aligned_free(p);
+#else
+      std::free(p);
+#endif
+    }
   };
   std::unique_ptr<T, Free> data_;
 };

@@ -121,7 +121,7 @@ class Sweeps {
     for (int k = 0; k < kDirections; ++k) {
       space.change[k] = directions[k].change.data();
       for (std::size_t c = 0; c < n; ++c)
-        space.along_w[k] += sign(columns_.w[c]) * directions[k].d[c];
+        space.along_w[k] += static_cast<float>(sign(columns_.w[c])) * directions[k].d[c];
     }
     if (columns_.w[n - 1] == 0) {  // the bias, if there is one
       space.change[kBias] = s_.none.data();

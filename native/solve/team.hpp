@@ -95,8 +95,8 @@ class Team {
 
  private:
   struct Job {
-    Job(std::int64_t n, const void* work, void (*call)(const void*, std::int64_t))
-        : n(n), work(work), call(call) {}
+    Job(std::int64_t pieces, const void* task, void (*function)(const void*, std::int64_t))
+        : n(pieces), work(task), call(function) {}
 
     /// Does pieces until all are taken; returns how many.
     std::int64_t run() {

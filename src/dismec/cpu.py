@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -107,10 +108,11 @@ def physical_memory(root: Path = Path("/")) -> int | None:
     That of the machine, or the least limit of the control groups that the process is in: a
     container or a batch job may have been given less. `root` is where ``proc`` and ``sys`` are.
     """
+    if sys.platform == "win32":
+        return _windows_memory()[0]
     limits = list(_group_limits(root))
-    if hasattr(os, "sysconf"):
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return min(limits, default=None)
+    limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits)
 
 
 def _group_limits(root: Path) -> Iterator[int]:
@@ -144,9 +146,25 @@ def _group_limits(root: Path) -> Iterator[int]:
 
 def available_memory() -> int | None:
     """Bytes of memory that can be taken without swapping, or all there is, if the system says."""
+    if sys.platform == "win32":
+        return _windows_memory()[1]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         lines = []
     found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     return found[0] if found else physical_memory()
+
+
+if sys.platform == "win32":
+
+    def _windows_memory() -> tuple[int, int]:
+        """Bytes of memory that the machine has, and that are free."""
+        import ctypes
+        import struct
+
+        # MEMORYSTATUSEX: its own size, a percentage, and seven counts of bytes.
+        status = bytearray(struct.pack("=II7Q", 64, *[0] * 8))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx((ctypes.c_char * 64).from_buffer(status))
+        _, _, total, free, *_ = struct.unpack("=II7Q", status)
+        return total, free

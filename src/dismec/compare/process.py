@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from dismec.compare import worker
@@ -50,41 +51,41 @@ class SystemProcess:
         self._limit = limit
         present = physical_memory()
         self._memory = memory or (int(_MOST_OF_MEMORY * present) if present else None)
-        ours, theirs = os.pipe()
-        os.set_blocking(ours, False)
-        self._descriptor, self._received = ours, b""
+        self._lines: SimpleQueue[str] = SimpleQueue()  # the last is cut off, or empty
         self._peak = 0  # bytes of it and its children, as far as it has some
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  until it is closed
         command: list[object] = [sys.executable, "-m", "dismec.compare.ours"]
         if system in PEERS:
             command = [python or sys.executable, worker.__file__]
-        command += [folder, system, threads, seed, theirs]
+        command += [folder, system, threads, seed]
         # Libraries of linear algebra have threads of their own, on top of those of our systems.
         of_library = str(threads if system in PEERS else 1)
         environment = os.environ | {f"{name}_NUM_THREADS": of_library for name in _LIBRARIES}
-        try:
-            self._process = subprocess.Popen(
-                list(map(str, command)),
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs],
-                env=environment,
-                start_new_session=True,
-                text=True,
-            )
-        finally:
-            os.close(theirs)
+        self._process = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            env=environment,
+            start_new_session=True,
+            text=True,
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        while (line := self._process.stdout.readline()).endswith("\n"):
+            self._lines.put(line)
+        self._lines.put("")
 
     def report(self) -> dict[str, Any]:
         """The next report; {"error": …} if there will be none."""
         begin = time.monotonic()
-        while b"\n" not in self._received:
-            if select.select([self._descriptor], [], [], _LOOK_SECONDS)[0]:
-                some = os.read(self._descriptor, 1 << 20)
-                if not some:
-                    return {"error": self._ending()}
-                self._received += some
+        while True:
+            with suppress(Empty):
+                line = self._lines.get(timeout=_LOOK_SECONDS)
+                break
             if self._limit is not None and time.monotonic() - begin > self._limit:
                 return {"error": f"not finished within {self._limit:g} s"}
             used, n_processes = _group_bytes(self._process.pid)
@@ -92,7 +93,8 @@ class SystemProcess:
                 self._peak = max(self._peak, used)
             if self._memory is not None and used > self._memory:
                 return {"error": f"more than {self._memory / 1e9:g} GB of memory"}
-        line, _, self._received = self._received.partition(b"\n")
+        if not line:
+            return {"error": self._ending()}
         report: dict[str, Any] = json.loads(line)
         if "peak" in report:
             report["peak"] = max(report["peak"], self._peak)
@@ -112,7 +114,7 @@ class SystemProcess:
 
     def _ending(self) -> str:
         code = self._process.wait()
-        if code == -signal.SIGKILL:
+        if code == -9:  # SIGKILL
             return "killed, probably out of memory"
         lines = self.output().strip().splitlines()
         why = f": {lines[-1][:300]}" if lines else ""
@@ -126,11 +128,22 @@ class SystemProcess:
         with suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(timeout=1)
-        with suppress(OSError):  # nothing of it is left
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_all(self._process.pid)
         self._process.wait()
-        os.close(self._descriptor)
+        self._reader.join()
+        assert self._process.stdout
+        self._process.stdout.close()
         self._output.close()
+
+
+def _kill_all(leader: int) -> None:
+    """End a process and those that it has started."""
+    if sys.platform == "win32":
+        command = ["taskkill", "/F", "/T", "/PID", str(leader)]
+        subprocess.run(command, capture_output=True, check=False)
+    else:
+        with suppress(OSError):  # nothing of it is left
+            os.killpg(leader, signal.SIGKILL)
 
 
 def _group_bytes(group: int) -> tuple[int, int]:
@@ -139,6 +152,8 @@ def _group_bytes(group: int) -> tuple[int, int]:
     What several of them share counts once: a process that has just been forked shares everything.
     """
     total = n_processes = 0
+    if sys.platform == "win32":
+        return 0, 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(folder.name)) != group:
@@ -157,7 +172,8 @@ def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> P
     `log` is told what is installed, and what pip could not install.
     """
     folder = folder.resolve()
-    python = folder / "bin" / "python"
+    windows = sys.platform == "win32"
+    python = folder / ("Scripts/python.exe" if windows else "bin/python")
     installed = folder / "installed"
     if python.exists() and (installed.exists() or not (folder / "begun").exists()):
         return python

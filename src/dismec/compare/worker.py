@@ -1,18 +1,15 @@
 """One system at work: rows in, training and prediction timed, a report out.
 
-It is run as a script, in a process of its own and by the Python of an environment that has the
-system, which need not have dismec: nothing but numpy and scipy is imported for the systems here.
-`dismec.compare.ours` does the same for those of dismec itself.
+It is run as a script with a folder, a system, threads and a seed, in a process of its own and by
+the Python of an environment that has the system, which need not have dismec: nothing but numpy and
+scipy is imported for the systems here. `dismec.compare.ours` does the same for those of dismec.
 
-    python worker.py FOLDER SYSTEM THREADS SEED DESCRIPTOR
-
-FOLDER holds train_X.npz, train_Y.npz and test_X.npz, rows normalized; train.txt, the same as XMC
-text; and if the data are texts, train.ft and test.ft, one text per line, with labels by number.
+The folder holds train_X.npz, train_Y.npz and test_X.npz, rows normalized; train.txt, the same as
+XMC text; and if the data are texts, train.ft and test.ft, one text per line, with label numbers.
 Timed are training, from loaded data to a model that can be used; writing the model to the disk,
 where that is not part of the training (it is for dismec and napkinXC); and prediction with one
 thread: of all test rows at once, and of one row at a time. Each line of standard input asks for
-prediction to be timed once more, so that systems can take turns. A report is a line of JSON,
-written to DESCRIPTOR, because some systems print what they like.
+prediction to be timed once more, to take turns. A report is a line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -287,16 +284,19 @@ def size_on_disk(folder: Path) -> int:
 
 def _peak_bytes() -> int:
     """The most memory that this process had so far; its children are watched from outside."""
-    try:
-        # Not ru_maxrss, which starts at the peak of the parent process.
-        status = Path("/proc/self/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        import resource
+    if sys.platform == "win32":
+        import ctypes
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else 1024 * most
+        counters = (ctypes.c_size_t * 9)(72)  # PROCESS_MEMORY_COUNTERS; -1: of this process
+        ctypes.windll.kernel32.K32GetProcessMemoryInfo(ctypes.c_void_p(-1), counters, 72)
+        return counters[1]
+    if sys.platform == "darwin":
+        from resource import RUSAGE_SELF, getrusage
+
+        return getrusage(RUSAGE_SELF).ru_maxrss
+    # Not ru_maxrss, which starts at the peak of the parent process.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def _seconds(predict: Callable[[Any], Any], rows: Any) -> float:
@@ -361,10 +361,11 @@ def _report(trained: Trained, X: Any, folder: Path, requests: SimpleQueue[str]) 
 def main(systems: Mapping[str, System]) -> None:
     """Run one of the systems, as the arguments of the process say."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
-    threads, seed, descriptor = map(int, sys.argv[3:6])
+    threads, seed = map(int, sys.argv[3:5])
     # What lies beside this script is not to be taken for somebody's module.
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
-    reports = os.fdopen(descriptor, "w")
+    reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what systems print goes to standard error
     requests: SimpleQueue[str] = SimpleQueue()
     Thread(target=_listen, args=(requests,), daemon=True).start()
 

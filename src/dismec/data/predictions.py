@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -205,7 +205,8 @@ class _XmcWriter(_TextWriter):
     """
 
     def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
-        self._rows_file = tempfile.TemporaryFile()  # noqa: SIM115  closed by `release`
+        # Closed by `release`; a wrapper on Windows, which does the same.
+        self._rows_file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115
         super().__init__(self._rows_file, columns._replace(names=None), encoding)
         self._whole = file
 

@@ -3,3 +3,12 @@
 In: matrices, frames, texts and labels as a caller has them. Out: estimators around a `Model`. May
 use: `cpu`, `data`, `features`, `measure`, `solve`, `model`, `training`.
 """
+
+try:
+    import sklearn as _sklearn  # noqa: F401  the only package of the room that may be missing
+except ModuleNotFoundError as _error:
+    if _error.name != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        "the estimators need scikit-learn: pip install 'dismec[sklearn]'", name="sklearn"
+    ) from None

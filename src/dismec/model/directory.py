@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -154,18 +155,27 @@ def locked(directory: Path) -> Iterator[None]:
     path = directory / LOCK
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ModelError(f"{directory}: another run is writing to it") from None
-            except OSError:
-                pass  # a file system without locks
+        try:
+            _lock(handle)
+        except (BlockingIOError, PermissionError):
+            raise ModelError(f"{directory}: another run is writing to it") from None
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Lock a file until it is closed; BlockingIOError, or on Windows PermissionError, if it is."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def data_file(directory: Path, fingerprint: str) -> Path:

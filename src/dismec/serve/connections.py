@@ -11,7 +11,7 @@ import asyncio
 import http
 import json
 import logging
-import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +40,10 @@ class ConnectionLimits:
     @property
     def most(self) -> int:
         """Connections in all."""
+        if sys.platform == "win32":  # has no such limit
+            return self.connections
+        import resource
+
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = self.connections if soft == resource.RLIM_INFINITY else soft - _SPARE_FILES
         return max(8, min(self.connections, files))

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,7 +100,8 @@ def serve(
         raise DataError("workers is more than 1, which is not supported with a cluster")
     if threads is None:
         threads = max(1, available_cpus() // workers) if cluster is None else _CLUSTER_THREADS
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
+    if sys.platform != "win32":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
     with _bind(host, port) as listener:
         hosts = _trusted_hosts(listener, host, token)
         tree = None if hierarchy is None else str(Path(hierarchy).absolute())
@@ -129,8 +131,9 @@ def _serve_alone(
     peers = Alone(service, metrics)
 
     def begin() -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, peers.reload_in_background)
+        if sys.platform != "win32":
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, peers.reload_in_background)
         announce()
 
     server = HttpServer(service, metrics, peers, settings, begin)
@@ -217,7 +220,10 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "win32":  # where SO_REUSEADDR lets others take the port away
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -117,7 +118,7 @@ def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     n_bytes = int(size) * np.dtype(dtype).itemsize
     if n_bytes < 1 << 16:
         return np.empty(size, dtype)
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
+    if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
     # Memory that could be shared would take twice as long to get. No huge pages: a block's rows
     # come in any order, and it would be in memory as a whole before what it is copied from is gone.
