@@ -392,8 +392,7 @@ def main(systems: Mapping[str, System]) -> None:
         missing = (error.name or "").split(".")[0] == module
         send({"error": f"not installed: pip install {package}" if missing else str(error)})
     except Exception as error:
-        message = " ".join(str(error).split()) or type(error).__name__
-        send({"error": f"failed: {message[:300]}"})
+        send({"error": f"failed: {(' '.join(str(error).split()) or type(error).__name__)[:300]}"})
         raise
 
 
