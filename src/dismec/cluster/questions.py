@@ -1,8 +1,8 @@
 """What is asked of rows and shards: answered by each worker for its shards, merged by the client.
 
 Labels are ranked by score, or by slope·score + offset with a slope and an offset per label
-(`Curves`), among all labels, those of one set (`LabelSet`), or those of one set per row. Workers keep
-curves and choices that they were sent, by their keys, so that each is sent once.
+(`Curves`), among all labels, those of one set (`LabelSet`), or those of one set per row. Workers
+keep the curves and sets that they were sent, by their keys, so that each is sent once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dismec.model.scoring import (
 __all__ = [
     "Ask",
     "Best",
-    "LabelSet",
     "CountBefore",
     "Curves",
     "Explain",
+    "LabelSet",
     "Question",
     "Ranked",
     "Rescaling",

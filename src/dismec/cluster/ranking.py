@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dismec.cluster.batches import RowBatch, cut_rows
 from dismec.cluster.prediction_worker import ShardFile
-from dismec.cluster.questions import Ask, Best, LabelSet, CountBefore, Curves, Explain
+from dismec.cluster.questions import Ask, Best, CountBefore, Curves, Explain, LabelSet
 from dismec.data.matrices import Rows
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
