@@ -35,7 +35,7 @@ from dismec.model.journal import Journal, make_journal
 from dismec.model.manifest import BlockReceipt, Manifest
 from dismec.model.parts import LabelTable, Parts, read_parts, write_parts
 from dismec.solve.block import Block, BlockStats
-from dismec.solve.blocks import EqualLabels, cut, cut_evenly, effort
+from dismec.solve.blocks import BlockCutter, EqualLabels, cut, effort
 from dismec.solve.weight_counts import BINS
 from machine import print_heading
 
@@ -131,7 +131,8 @@ def write_blocks(
     for number, labels in enumerate(blocks):
         stats = BlockStats(len(labels), 0, 50_000, 400_000, 9_000_000, 4.321, counted)
         weights = make_weights(labels, groups, n_features)
-        receipts.append(weight_files.write_block(directory, Block(number, labels, weights, stats)))
+        block = Block(number, labels, np.arange(len(labels)), weights, stats)
+        receipts.append(weight_files.write_block(directory, block))
     return receipts
 
 
@@ -154,7 +155,10 @@ def measure(folder: Path, n_labels: int, n_features: int) -> dict[str, np.ndarra
     with clock.step("cutting into blocks"):
         everything = equal.among(np.arange(n_labels))
         work = effort(everything, labels.counts)
-        cut_evenly(everything.groups, LABELS_PER_BLOCK, work, 24 * CORES)
+        cutter = BlockCutter(np.arange(n_labels), everything.groups, work, LABELS_PER_BLOCK)
+        cutter.aim(24 * CORES)
+        while cutter.cut() is not None:
+            pass
         blocks = cut(everything.groups, LABELS_PER_BLOCK)
 
     text = folder / "names.txt"

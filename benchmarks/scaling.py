@@ -7,11 +7,13 @@ WikiLSHTC-325K takes the core-hours that `paper_scale.py` found (`--core-hours`)
 frequencies by a power law with exponent 1 that adds up to its labels per row, at most a tenth of
 the rows each.
 
-Simulated is a cluster run: blocks of labels in order of falling cost go to whichever worker is
-free; a worker's threads share out a block's labels, and the largest one but for the part of it
-that stays with one thread (`one_label.py` measures that); each task costs `--task-seconds` more
-(`cluster.py` measures that). Every machine first gets X and Y, from shared storage by its own
-network link or, one after another, from the client by one link.
+Simulated is a cluster run: blocks are cut and handed out by the code that does it in a training
+(`dismec.cluster.schedule`). A worker solves its blocks one after the other; its threads share out a
+block's labels, and the largest one but for the part of it that stays with one thread
+(`one_label.py` measures that). What is sent takes `--call-seconds` each way (`cluster.py` measures
+both), and every block `--block-seconds` of the client and the scheduler, who do one after the
+other (`cluster_blocks.py` measures that). Every machine first gets X and Y, from shared storage by
+its own network link or, one after another, from the client by one link.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import data
+from dismec.cluster.schedule import Schedule
 from dismec.cpu import available_cpus
 from dismec.data.synthetic import generate
 from dismec.features.transform import Transform
+from dismec.solve.blocks import BlockCutter, EqualLabels, by_frequency, effort
 from dismec.solve.problem import Problem, SolverParams
 from machine import print_heading
 
@@ -86,8 +90,10 @@ def timed(problem: Problem, labels: np.ndarray) -> float:
     return time.perf_counter() - begin
 
 
-def label_costs(of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int) -> np.ndarray:
-    """Core-seconds of every label."""
+def label_costs(
+    of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and core-seconds of every label."""
     ranks = np.arange(1, of.labels + 1)
     total = of.rows * of.labels_per_row
     counts = np.clip(total / (1 / ranks).sum() / ranks, 1, of.rows / 10)
@@ -96,43 +102,68 @@ def label_costs(of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int) -> n
     slope, _ = np.polyfit(np.log(frequency[frequent]), np.log(cost[frequent]), 1)
     beyond = np.maximum(counts / frequency[-1], 1) ** slope
     known = np.exp(np.interp(np.log(counts), np.log(frequency), np.log(cost)))
-    return known * beyond * of.nnz / nnz
+    return counts.round().astype(np.int64), known * beyond * of.nnz / nnz
 
 
-def schedule(blocks: list[np.ndarray], workers: int, threads: int, task_seconds: float) -> float:
-    """Seconds until the last worker is done."""
-    # A block's labels are shared out by threads: no faster than its largest label.
-    largest = SERIAL + (1 - SERIAL) / threads
-    times = sorted(
-        (max(b.sum() / threads, largest * b.max()) + task_seconds for b in blocks), reverse=True
-    )
-    free = [0.0] * workers
-    for block in times:
-        heapq.heapreplace(free, free[0] + block)
-    return max(free)
+class Cluster:
+    """Workers that exist in a simulation only, and the schedule of a training on them."""
+
+    def __init__(
+        self, counts: np.ndarray, costs: np.ndarray, workers: int, args: argparse.Namespace
+    ) -> None:
+        labels = np.arange(len(counts))
+        work = effort(EqualLabels(labels, labels), counts)
+        cutter = BlockCutter(labels, by_frequency(labels, counts), work, args.block_size)
+        self._names = [str(i) for i in range(workers)]
+        self.schedule = Schedule(cutter, 0, self._names)
+        self._costs, self._args = costs, args
+        self._free = dict.fromkeys(self._names, 0.0)  # when each is through with what it has
+        self._answers: list[tuple[float, str, int, float]] = []
+
+    def run(self, threads: int) -> float:
+        """Seconds until all labels are solved and the client knows."""
+        for name in self._names:
+            self.schedule.join(name, threads, 0.0)
+        self._hand_out(self._names, threads, 0.0)
+        now = 0.0
+        while not self.schedule.finished:
+            arrived, worker, number, seconds = heapq.heappop(self._answers)
+            now = max(now, arrived) + self._args.block_seconds
+            self.schedule.done(worker, number, seconds, now)
+            self._hand_out([worker], threads, now)
+        return now
+
+    def _hand_out(self, workers: list[str], threads: int, now: float) -> None:
+        # A block's labels are shared out by threads: no faster than its largest label.
+        largest = SERIAL + (1 - SERIAL) / threads
+        for worker, numbers in self.schedule.hand_out(workers, now).items():
+            for number in numbers:
+                costs = self._costs[self.schedule.labels(number)]
+                begin = max(self._free[worker], now + self._args.call_seconds)
+                took = max(costs.sum() / threads, largest * costs.max())
+                self._free[worker] = begin + took
+                arrives = self._free[worker] + self._args.call_seconds
+                heapq.heappush(self._answers, (arrives, worker, number, float(costs.sum())))
 
 
-def simulate(of: Set, costs: np.ndarray, args: argparse.Namespace) -> None:
+def simulate(of: Set, counts: np.ndarray, costs: np.ndarray, args: argparse.Namespace) -> None:
     hours = costs.sum() / 3600
     megabytes = of.nnz * BYTES_A_NONZERO / 1e6
     print(
         f"\n{of.name}: {hours:,.1f} core-hours, X {megabytes:,.0f} MB; the costliest label", end=""
     )
     print(f" takes {costs.max():.1f} s, the median one {np.median(costs):.3f} s")
-    print(
-        f"{'cores':>6} {'workers':>8} {'labels per block':>16} {'tasks':>6} {'wall s':>9}", end=""
-    )
+    print(f"{'cores':>6} {'workers':>8} {'blocks':>7} {'twice':>6} {'wall s':>9}", end="")
     print(f" {'idle':>6} {'data, shared s':>15} {'data, sent s':>13}")
-    shuffled = np.random.default_rng(0).permutation(costs)
     for cores in CORES:
         workers = max(1, cores // args.threads_a_worker)
-        for size in sorted({1000, max(50, of.labels // (20 * workers))}, reverse=True):
-            blocks = [shuffled[i : i + size] for i in range(0, len(shuffled), size)]
-            wall = schedule(blocks, workers, min(cores, args.threads_a_worker), args.task_seconds)
-            idle = 1 - costs.sum() / (wall * cores)
-            load = megabytes / args.megabytes_a_second
-            print(f"{cores:6} {workers:8} {size:16,} {len(blocks):6,} {wall:9,.0f}", end="")
-            print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
+        cluster = Cluster(counts, costs, workers, args)
+        wall = cluster.run(min(cores, args.threads_a_worker))
+        idle = 1 - costs.sum() / (wall * cores)
+        load = megabytes / args.megabytes_a_second
+        blocks, twice = cluster.schedule.n_blocks, len(cluster.schedule.repeated)
+        print(f"{cores:6} {workers:8} {blocks:7,} {twice:6,} {wall:9,.1f}", end="")
+        print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
 
 
 def main() -> int:
@@ -142,16 +173,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--threads-a-worker", type=int, default=10)
     parser.add_argument("--core-hours", type=float, default=0.99, help=f"of {SETS[0].name}")
-    parser.add_argument("--task-seconds", type=float, default=0.02)
+    parser.add_argument("--block-size", type=int, default=1000, help="labels, at most")
+    parser.add_argument("--block-seconds", type=float, default=0.001)
+    parser.add_argument("--call-seconds", type=float, default=0.02)
     parser.add_argument("--megabytes-a-second", type=float, default=110, help="of a link: 1 Gbit/s")
     args = parser.parse_args()
     print_heading()
     measured = measure(args.rows, args.threads, args.sample)
-    found = label_costs(SETS[0], *measured).sum() / 3600
+    found = label_costs(SETS[0], *measured)[1].sum() / 3600
     times = args.core_hours / found
     print(f"\n{SETS[0].name} by these: {found:.2f} core-hours; costs times {times:.2f}")
     for of in SETS:
-        simulate(of, times * label_costs(of, *measured), args)
+        counts, costs = label_costs(of, *measured)
+        simulate(of, counts, times * costs, args)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 from concurrent.futures import Future
 from unittest import mock
@@ -223,9 +224,20 @@ def test_a_worker_that_cannot_be_prepared_is_refused_and_the_last_error_is_raise
     assert owner.lost == [("a", "cannot take part: disk full", [])]
     owner.turn()
     assert list(owner.pool.members) == ["b"]
-    cluster.finish(second, raising(OSError("no disk")))
-    with pytest.raises(OSError, match="no disk"):
+    cluster.finish(second, raising(OSError(errno.ENOSPC, "No space left on device", "/scratch/x")))
+    message = "worker b cannot take part: /scratch/x: No space left on device"
+    with pytest.raises(ClusterError, match=message):
         owner.turn()
+
+
+def test_a_worker_that_is_refused_later_gives_its_tasks_back(cluster):
+    owner = prepared(cluster, "xy", workers="ab")
+    owner.pool.refuse(owner.pool.members["a"], ValueError("odd"))
+    assert owner.lost == [("a", "cannot take part: odd", ["y"])]
+    owner.turn()
+    assert list(owner.pool.members) == ["b"]
+    with pytest.raises(ValueError, match="odd"):
+        owner.pool.refuse(owner.pool.members["b"], ValueError("odd"))
 
 
 def test_an_error_about_the_model_is_raised_and_other_preparations_go_on(cluster):

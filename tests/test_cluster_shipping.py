@@ -20,7 +20,9 @@ from dismec.cluster.prediction import ClusterPredictor
 from dismec.cluster.shipping import Sender, arrived, discard_parcels, receive
 from dismec.cluster.training import ClusterJob, _ClusterRun, solve_on_cluster
 from dismec.data.dataset import Dataset, fingerprint
+from dismec.errors import ClusterError
 from dismec.features.transform import Transform
+from dismec.solve.blocks import BlockCutter
 
 PIECE = 1000
 
@@ -62,9 +64,10 @@ def model(tmp_path_factory):
 def job(data, directory):
     X, Y = random_problem()
     directory.mkdir()
-    costs = np.ones(Y.shape[1], np.int64)
-    transform = Transform(X.shape[1])
-    return ClusterJob(directory, data, fingerprint(X, Y), TrainingParams().solver, transform, costs)
+    labels = np.arange(Y.shape[1])
+    cutter = BlockCutter(labels, labels, np.ones(len(labels), np.int64), 1000)
+    params, transform = TrainingParams().solver, Transform(X.shape[1])
+    return ClusterJob(directory, data, fingerprint(X, Y), params, transform, cutter)
 
 
 def blind_cluster():
@@ -158,9 +161,8 @@ def test_data_that_are_damaged_or_cut_off_on_their_way_are_refused(tmp_path, dat
     cluster = blind_cluster()
     cluster.answers[receive] = altered(change)
     cluster.answers[training_worker.begin] = lambda *_: pytest.fail("damaged data are used")
-    blocks = {0: np.arange(40)}
     with pytest.raises(DataError):
-        list(solve_on_cluster(cluster, job(data, tmp_path / "model"), blocks, lambda n: None))
+        list(solve_on_cluster(cluster, job(data, tmp_path / "model"), lambda n: None))
     assert files(scratch) == []
 
 
@@ -203,6 +205,34 @@ def test_only_a_few_files_are_sent_at_a_time_and_one_that_ends_makes_room(tmp_pa
     assert sender._sending == 0
 
 
+def test_a_piece_for_which_there_is_no_room_leaves_nothing_and_is_told_by_its_path(scratch):
+    receive("mine-1", 0, b"x")
+    (path,) = files(scratch)
+    with mock.patch("os.fdopen", return_value=Path("/dev/full").open("wb", buffering=0)) as opened:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            receive("mine-1", 1, b"y")
+        os.close(opened.call_args[0][0])
+    assert caught.value.filename == str(path)
+    assert files(scratch) == []
+
+
+def test_data_that_do_not_arrive_by_one_worker_of_a_machine_are_sent_by_another(
+    tmp_path, data, scratch
+):
+    cluster = blind_cluster()
+    cluster.join("b", host="here")
+    del cluster.answers[receive]
+    run = _ClusterRun(cluster, job(data, tmp_path / "model"))
+    for _ in range(5):
+        list(run._pool.turn())
+    assert [task.worker for task in cluster.calls] == ["a"]  # which hangs
+    with mock.patch("dismec.cluster.training._STUCK_SECONDS", 0.0):
+        for _ in range(5):
+            list(run._pool.turn())
+    assert {task.worker for task in cluster.calls} == {"a", "b"}
+    run.end()
+
+
 @contextmanager
 def witness():
     """All steps that are begun: kept, so that nothing is freed just for being unreachable."""
@@ -227,7 +257,7 @@ def test_training_frees_file_and_machine_of_a_worker_lost_while_data_are_sent(
     cluster = blind_cluster()
     cluster.join("b", host="here")
     del cluster.answers[receive]
-    run = _ClusterRun(cluster, job(data, tmp_path / "model"), {0: np.arange(40)})
+    run = _ClusterRun(cluster, job(data, tmp_path / "model"))
     with witness() as begun:
         list(run._pool.turn())
         list(run._pool.turn())  # a is sent the data, b waits for them on the same machine
@@ -266,7 +296,7 @@ def test_prediction_frees_file_and_place_of_a_worker_lost_while_a_shard_is_sent(
         (piece,) = cluster.calls
         assert predictor._sender._sending == 1
         lose(cluster, piece, how)
-        with suppress(OSError):
+        with suppress(ClusterError):
             predictor.step()
         assert all(map(is_closed, begun))
         assert piece in cluster.forgotten or how == "fails"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -108,6 +109,35 @@ def test_a_line_cut_off_anywhere_is_as_if_it_had_not_been_begun(unfinished):
         assert read_journal(path) == receipts[:-1]
 
 
+def test_of_receipts_that_came_together_those_on_a_page_that_is_missing_are_ignored(unfinished):
+    path = journal_of(unfinished)
+    whole = path.read_bytes()
+    receipts = read_journal(path)
+    ends = [i for i, byte in enumerate(whole) if byte == ord("\n")]
+    torn = bytearray(whole)
+    torn[ends[2] - 100 : ends[3] + 500] = bytes(ends[3] - ends[2] + 600)
+    path.write_bytes(torn)
+    assert read_journal(path) == receipts[:2] + receipts[5:]
+
+
+def test_receipts_that_come_together_are_flushed_together(unfinished):
+    path = journal_of(unfinished)
+    receipts = read_journal(path)
+    alone = unfinished / "alone.journal"
+    with Journal(alone) as journal, mock.patch("os.fsync") as flushed:
+        journal.append(*receipts)
+    assert flushed.call_count == 1
+    assert alone.read_bytes() == path.read_bytes()
+
+
+def test_a_full_disk_is_told_by_the_path_of_the_journal(unfinished):
+    with (
+        Journal(Path("/dev/full")) as journal,
+        pytest.raises(OSError, match="No space left on device: '/dev/full'"),
+    ):
+        journal.append(*read_manifest(unfinished).blocks)
+
+
 def test_a_flipped_bit_is_told_in_one_line_that_says_where(unfinished):
     path = journal_of(unfinished)
     whole = path.read_bytes()
@@ -155,7 +185,6 @@ class Killed(journal.Journal):
             self.lines += 1
             return super().append(receipt)
         self._file.write(b"0123456789abcdef " + journal.receipt_text(receipt).encode()[:200])
-        self._file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 import dismec.training.running as running

@@ -75,6 +75,7 @@ class Pool(Generic[M, W]):
         self._work = work
         self._refused: set[str] = set()
         self._steps: dict[Steps, tuple[M, Task | None]] = {}
+        self.heard = time.monotonic()  # when a worker has last answered, whatever it was
 
     @property
     def preparing(self) -> bool:
@@ -92,7 +93,7 @@ class Pool(Generic[M, W]):
         returned or raised. The wait ends with `bell` too, and after `timeout` seconds.
 
         Raises a `ModelError` of preparing a worker (no other worker would do better), what has kept
-        the last worker from taking part, and what `Work.lost` raises.
+        the last worker from taking part (see `refuse`), and what `Work.lost` raises.
         """
         self._meet()
         self._work.hand_out()
@@ -107,10 +108,26 @@ class Pool(Generic[M, W]):
         if not tasks:
             time.sleep(min(timeout, 0.1))
         for task in self._cluster.wait(tasks, timeout) if tasks else ():
+            self.heard = time.monotonic()
             if task in prepared:
                 self._advance(prepared[task])
             else:
                 yield from self._finished(task)
+
+    def refuse(self, member: M, error: Exception) -> None:
+        """Leave a worker out from now on.
+
+        If there is no other, raises the error; a `ClusterError` that names worker and file in the
+        place of an ``OSError``.
+        """
+        reason = f"cannot take part: {_reason(error)}"
+        self._refused.add(member.address)
+        self._lose(member, reason)
+        if self.members:
+            return
+        if isinstance(error, OSError):
+            raise ClusterError(f"worker {member.address} {reason}") from error
+        raise error
 
     def drop(self) -> None:
         """Forget all that was handed out."""
@@ -164,10 +181,7 @@ class Pool(Generic[M, W]):
             self._lose(member, "is gone")
             raise
         except Exception as error:
-            self._refused.add(member.address)
-            self._lose(member, f"cannot take part: {error}")
-            if not self.members:
-                raise
+            self.refuse(member, error)
 
     def _finished(self, task: Task) -> Iterator[tuple[M, W, Any]]:
         member = self.members.get(task.worker)
@@ -196,6 +210,13 @@ class Pool(Generic[M, W]):
                 steps.close()
         for task in member.tasks:
             self._cluster.forget(task)
+
+
+def _reason(error: Exception) -> str:
+    """An error as one line, with the file if it is about one."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _resume(steps: Steps, finished: Task | None) -> Task | None:

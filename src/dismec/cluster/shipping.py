@@ -79,11 +79,20 @@ def hand_over(
 
 
 def receive(parcel: str, offset: int, piece: bytes) -> None:
-    """On a worker: take in a piece of a file; pieces may come in any order."""
+    """On a worker: take in a piece of a file; pieces may come in any order.
+
+    If there is no room for it, nothing of the file stays. An ``OSError`` has its ``filename``.
+    """
     path = parcel_file(parcel)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.seek(offset)
-        file.write(piece)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.seek(offset)
+            file.write(piece)
+    except OSError as error:
+        _arriving.discard(path)
+        path.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from dismec.errors import ClusterError, WorkerLost
 
-__all__ = ["Receiver", "Task", "call_directly", "collect", "outcome", "packed"]
+__all__ = ["Receiver", "Task", "call_directly", "collect", "outcome", "packed", "portable"]
 
 
 class Task:
@@ -79,12 +79,17 @@ def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return function(*args)
     except Exception as error:
-        error.add_note("".join(traceback.format_exception(error)))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return _Raised(ClusterError(f"{type(error).__name__}: {error}"))
-        return _Raised(error)
+        return _Raised(portable(error))
+
+
+def portable(error: Exception) -> Exception:
+    """An error that can be sent, with its traceback as a note."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ClusterError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class Receiver:

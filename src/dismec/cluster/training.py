@@ -1,17 +1,17 @@
-"""Blocks → receipts, on the workers of a cluster.
+"""Labels → receipts of their blocks, on the workers of a cluster.
 
-The client decides which worker solves which block. Every worker has a few blocks at a time, the
-costly ones first, and gets the next one when it is through with one. A block whose worker dies goes
-back to the others; a worker that joins late is brought the data and takes part. Nothing is decided
-by the cluster, so that killing any of its processes, or the client, costs only what was under way.
+The client decides which worker solves which block (`cluster.schedule`). Every worker has a few at a
+time, the costly ones first; one call to it brings more and returns what is done of those before. A
+block whose worker dies, or is late, goes to the others; a worker that joins late is brought the
+data and takes part. Nothing is decided by the cluster, so that killing any of its processes, or the
+client, costs only what was under way.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +24,8 @@ import numpy.typing as npt
 from dismec.cluster import training_worker
 from dismec.cluster.connection import Cluster
 from dismec.cluster.placed import PlacedData
-from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work
+from dismec.cluster.pool import Member, Pool, Steps, Work
+from dismec.cluster.schedule import Schedule
 from dismec.cluster.shipping import Sender, hand_over
 from dismec.cluster.task import Task
 from dismec.data.counts import counted
@@ -33,18 +34,16 @@ from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
+from dismec.solve.blocks import BlockCutter
 from dismec.solve.problem import SolverParams
 
-__all__ = ["BLOCKS_A_THREAD", "ClusterJob", "Report", "solve_on_cluster"]
+__all__ = ["ClusterJob", "Report", "solve_on_cluster"]
 
-BLOCKS_A_THREAD = 24  # so that the last ones are a small share of the work
-_LABELS_A_THREAD = 128  # given to a worker at a time, at least: what is being solved, and the next
-_MOST_FAILURES = 3
+_CALLS = 2  # to a worker at a time: one that waits there, and one that brings more
 _NOBODY_SECONDS = 60.0
+_STUCK_SECONDS = 30.0  # after which data that do not arrive are sent by way of another worker
 
 _log = logging.getLogger("dismec")
-
-_BlockLabels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,8 @@ class ClusterJob:
     fingerprint: str  # of the data
     params: SolverParams
     transform: Transform
-    label_costs: npt.NDArray[np.int64]  # as `blocks.effort` gives them
+    cutter: BlockCutter  # of the labels to solve
+    first: int = 0  # number of the first block
     placed: PlacedData | None = None  # if the data are not here, but with a worker
 
 
@@ -70,6 +70,7 @@ class Report:
     present: float = 0.0  # core-seconds that workers were ready for it
     sent: int = 0  # bytes of data
     received: int = 0  # bytes of blocks that came back to the client
+    repeated: int = 0  # blocks that a second worker was given, too
 
     @property
     def idle(self) -> float:
@@ -78,33 +79,32 @@ class Report:
 
     def __str__(self) -> str:
         sent, received = self.sent / 1e6, self.received / 1e6
+        twice = f", {self.repeated} of them given to two" if self.repeated else ""
         return (
-            f"{counted(self.blocks, 'block')} on {counted(self.workers, 'worker')}, idle "
+            f"{counted(self.blocks, 'block')} on {counted(self.workers, 'worker')}{twice}, idle "
             f"{100 * self.idle:.1f} %; "
             f"{sent:.1f} MB of data sent, {received:.1f} MB of blocks received"
         )
 
 
 def solve_on_cluster(
-    cluster: Cluster,
-    job: ClusterJob,
-    blocks: Mapping[int, _BlockLabels],
-    progress: Callable[[int, _BlockLabels], None],
-) -> Generator[BlockReceipt, None, None]:
-    """Solve blocks of labels and yield their receipts; the files are in the model directory then.
+    cluster: Cluster, job: ClusterJob, progress: Callable[[int, npt.NDArray[np.int64]], None]
+) -> Generator[list[BlockReceipt], None, None]:
+    """Solve labels and yield receipts of blocks, some at a time, with their files in the directory.
 
     Closing the generator stops the workers. In the end a `Report` is logged. `progress` is called
     with how many labels have just been solved, and which. Raises `ClusterError` if there is no
-    scheduler or no worker for a while, or workers die of a block; and what a block has raised on
-    three workers, or on all there are.
+    scheduler or no worker for a while, workers die of a block, or a disk is full; and what a block
+    has raised on three workers, or on all there are.
     """
-    if not blocks:
+    if not job.cutter.n_left:
         return
-    run = _ClusterRun(cluster, job, blocks)
+    run = _ClusterRun(cluster, job)
     try:
-        for receipt in run.receipts():
-            yield receipt
-            progress(receipt.n_labels, blocks[receipt.number])
+        for solved in run.receipts():
+            yield [receipt for receipt, _ in solved]
+            for receipt, labels in solved:
+                progress(receipt.n_labels, labels)
         run.sum_up()
         _log.info("%s", run.report)
     finally:
@@ -112,10 +112,14 @@ def solve_on_cluster(
 
 
 @dataclass(eq=False)
-class _BlockWorker(Member[int]):
-    """A worker, and the numbers of the blocks that it is solving."""
+class _BlockWorker(Member[None]):
+    """A worker, and the calls that bring it blocks and return what is done."""
 
     since: float | None = None  # when it became ready
+    folder: Path | None = None  # where it puts blocks, if it sees the model directory
+
+
+_Solved = tuple[BlockReceipt, npt.NDArray[np.int64]]  # and the block's labels
 
 
 def _data_of(job: ClusterJob) -> training_worker.Data:
@@ -128,38 +132,34 @@ def _data_of(job: ClusterJob) -> training_worker.Data:
 
 
 class _ClusterRun:
-    def __init__(
-        self, cluster: Cluster, job: ClusterJob, blocks: Mapping[int, _BlockLabels]
-    ) -> None:
+    def __init__(self, cluster: Cluster, job: ClusterJob) -> None:
         self.report = Report()
         self._cluster = cluster
         self._job = job
-        self._blocks = blocks
         self._data = _data_of(job)
         # Workers that the data can be had from, if not from here, and their paths there.
         self._holders = {job.placed.home: job.placed.path} if job.placed else {}
         self._folder = make_run_folder(job.directory.resolve())
-        self._cost = {number: int(job.label_costs[b].sum()) for number, b in blocks.items()}
-        self._queue = sorted(blocks, key=lambda number: self._cost[number])  # costliest last
-        self._queued = sum(self._cost.values())
-        self._done: set[int] = set()
-        self._failures: dict[int, dict[str, Exception]] = {}
-        self._losses: Counter[int] = Counter()
         self._sender = Sender(cluster)
         self._sending: set[str] = set()  # hosts
-        self._pool: Pool[_BlockWorker, int] = Pool(
+        self._pool: Pool[_BlockWorker, None] = Pool(
             cluster, Work(_BlockWorker, self._prepare, self._hand_out, self._lost)
         )
-        self._met = time.monotonic()
+        self._schedule = Schedule(job.cutter, job.first, self._pool.members)
+        self._solved: list[_Solved] = []  # and not yet handed on
+        self._met = self._told = time.monotonic()
 
-    def receipts(self) -> Iterator[BlockReceipt]:
+    def receipts(self) -> Iterator[list[_Solved]]:
         """All of them, as they come."""
-        while len(self._done) < len(self._blocks):
-            for member, number, outcome in self._pool.turn():
-                if isinstance(outcome, Exception):
-                    self._fail(number, member.address, outcome)
-                elif number not in self._done:
-                    yield self._adopt(number, *outcome)
+        while not self._schedule.finished:
+            try:
+                for member, _, outcome in self._pool.turn():
+                    self._take(member, outcome)
+                self._check_late()
+            finally:  # what is done stays, whatever has gone wrong with the rest
+                solved, self._solved = self._solved, []
+                if solved:
+                    yield solved
             self._check_alone()
 
     def sum_up(self) -> None:
@@ -167,6 +167,7 @@ class _ClusterRun:
         for member in self._pool.members.values():
             self._count_time(member)
         self.report.sent = self._sender.n_bytes
+        self.report.repeated = len(self._schedule.repeated)
 
     def end(self) -> None:
         """Stop the workers and remove what they were sent."""
@@ -183,20 +184,32 @@ class _ClusterRun:
         submit, info = self._cluster.submit, member.info
         path = yield submit(member.address, training_worker.find_data, self._data)
         while path is None and info.host in self._sending:
-            yield None
-            if info.host not in self._sending:
-                path = yield submit(member.address, training_worker.find_data, self._data)
+            yield from self._await_data(info.host)
+            path = yield submit(member.address, training_worker.find_data, self._data)
         if path is None:
             path = yield from self._send_data(member)
         self._holders[member.address] = path
         job = self._job
         run = training_worker.Run(str(self._folder), job.params, job.transform, info.threads)
-        probe = yield submit(member.address, training_worker.begin, run, path)
-        if probe is not None and not (self._folder / probe).exists():
-            raise ClusterError(
-                f"worker {member.address} sees another {self._folder} than this machine"
-            )
+        own = yield submit(member.address, training_worker.begin, run, path)
+        if own is not None:
+            member.folder = self._folder / own
+            if not member.folder.exists():
+                raise ClusterError(
+                    f"worker {member.address} sees another {self._folder} than this machine"
+                )
         member.since = time.monotonic()
+        self._schedule.join(member.address, info.threads, member.since)
+
+    def _await_data(self, host: str) -> Steps:
+        """Wait until the data have been sent to a machine, or no longer arrive there."""
+        sent, moved = self._sender.n_bytes, time.monotonic()
+        while host in self._sending:
+            yield None
+            if self._sender.n_bytes != sent:
+                sent, moved = self._sender.n_bytes, time.monotonic()
+            elif time.monotonic() - moved > _STUCK_SECONDS:
+                self._sending.discard(host)  # the worker that was to take them in may hang
 
     def _compare(self, member: _BlockWorker) -> None:
         """Warn of a worker whose kernels are not those of the ones that came before it."""
@@ -246,18 +259,11 @@ class _ClusterRun:
         )
 
     def _lost(self, member: _BlockWorker, why: str) -> None:
-        """Put the blocks of a worker that has left back."""
+        """Have the blocks of a worker that has left solved by others."""
         self._count_time(member)
-        others = "; others solve its blocks" if member.tasks else ""
+        others = "; others solve its blocks" if self._schedule.held(member.address) else ""
         _log.warning("worker %s %s%s", member.address, why, others)
-        for number in member.tasks.values():
-            self._losses[number] += 1
-            if self._losses[number] >= MOST_LOSSES:
-                raise ClusterError(
-                    f"{MOST_LOSSES} workers have died while they solved block {number}, for want "
-                    "of memory perhaps: give them more, or fewer threads; finished blocks are kept"
-                )
-            self._put_back(number)
+        self._schedule.leave(member.address)
 
     def _count_time(self, member: _BlockWorker) -> None:
         if member.since is not None:
@@ -275,78 +281,74 @@ class _ClusterRun:
                 "command goes on from there"
             )
 
-    def _put_back(self, number: int) -> None:
-        if number not in self._done:
-            self._queue.append(number)
-            self._queued += self._cost[number]
-            self._queue.sort(key=lambda n: (not self._is_suspect(n), self._cost[n]))
-
-    def _is_suspect(self, number: int) -> bool:
-        """Whether a block may take its worker down; such blocks are solved alone, and last."""
-        return number in self._failures or self._losses[number] > 1
+    def _check_late(self) -> None:
+        """Say which workers do not get on; others are given their blocks."""
+        now = time.monotonic()
+        for delay in self._schedule.delays(now):
+            should = f", which should take {delay.expected:.1f} s" if delay.expected else ""
+            _log.warning(
+                "worker %s has finished none of its %d blocks%s, for %.0f s: others solve them, "
+                "too, and the first result counts",
+                delay.worker,
+                delay.n_blocks,
+                should,
+                delay.waited,
+            )
+        quiet = now - self._pool.heard
+        if self._pool.members and min(quiet, now - self._told) > _NOBODY_SECONDS:
+            self._told = now
+            some = ", ".join(list(self._pool.members)[:3])
+            _log.warning("no worker has answered for %.0f s: %s", quiet, some)
 
     def _hand_out(self) -> None:
-        """Give every worker that is ready enough blocks to go on with."""
-        ready = [member for member in self._pool.members.values() if member.since is not None]
-        # In turns, so that the last blocks do not all go to one worker.
-        while sum(map(self._hand_one, ready)):
-            pass
+        """Give every worker enough blocks to go on with, and ask it for what is done."""
+        ready = {a: m for a, m in self._pool.members.items() if m.since is not None}
+        free = [address for address, member in ready.items() if len(member.tasks) < _CALLS]
+        given = self._schedule.hand_out(free, time.monotonic())
+        for address, member in ready.items():
+            numbers = given.get(address, [])
+            if numbers or (not member.tasks and self._schedule.held(address)):
+                blocks = [(number, self._schedule.labels(number)) for number in numbers]
+                exchange = training_worker.exchange, str(self._folder), blocks
+                member.tasks[self._cluster.submit(address, *exchange)] = None
 
-    def _hand_one(self, member: _BlockWorker) -> bool:
-        given = list(member.tasks.values())
-        if self._has_enough(member, given) or any(map(self._is_suspect, given)):
-            return False
-        for place in range(len(self._queue) - 1, -1, -1):
-            number = self._queue[place]
-            if self._is_suspect(number) and (given or self._better_elsewhere(number, member)):
-                continue
-            del self._queue[place]
-            self._queued -= self._cost[number]
-            work = str(self._folder), number, self._blocks[number]
-            task = self._cluster.submit(member.address, training_worker.solve, *work)
-            member.tasks[task] = number
-            return True
-        return False
+    def _take(self, member: _BlockWorker, outcome: Any) -> None:
+        """What a call to a worker has brought: answers, or what has kept it from giving any."""
+        if isinstance(outcome, Exception):
+            self._pool.refuse(member, outcome)
+            return
+        self._schedule.answered(member.address, time.monotonic())
+        for answer in outcome:
+            if answer.error is not None:
+                self._fail(member, answer.number, answer.error)
+            else:
+                self._adopt(member, answer)
 
-    def _has_enough(self, member: _BlockWorker, given: list[int]) -> bool:
-        """Whether blocks keep a worker busy until it can be given more.
-
-        Its threads are the faster the more labels they have to choose from; but towards the end
-        what one worker has in hand is what another one lacks.
-        """
-        if len(given) < 2:
-            return False
-        labels = sum(len(self._blocks[number]) for number in given)
-        threads = sum(other.info.threads for other in self._pool.members.values())
-        share = self._queued * member.info.threads / threads
-        return (
-            labels >= _LABELS_A_THREAD * member.info.threads
-            or sum(self._cost[number] for number in given) >= share / 2
-        )
-
-    def _better_elsewhere(self, number: int, member: _BlockWorker) -> bool:
-        """Whether a block has failed on a worker, and not on all the others."""
-        failures = self._failures.get(number, {})
-        return member.address in failures and not failures.keys() >= self._pool.members.keys()
-
-    def _adopt(self, number: int, receipt: BlockReceipt, content: bytes | None) -> BlockReceipt:
-        """Take in a block that has been solved."""
-        weight_files.adopt_block(
-            self._job.directory, receipt, self._folder if content is None else content
-        )
-        self._done.add(number)
+    def _adopt(self, member: _BlockWorker, answer: training_worker.Answer) -> None:
+        """Take in a block that has been solved, unless another worker was faster."""
+        receipt, now = answer.receipt, time.monotonic()
+        assert receipt is not None
+        seconds = receipt.stats.seconds if receipt.stats else 0.0
+        labels = self._schedule.done(member.address, answer.number, seconds, now)
+        if labels is None:
+            return
+        source = answer.content if answer.content is not None else member.folder
+        assert source is not None
+        weight_files.adopt_block(self._job.directory, receipt, source)
+        self._solved.append((receipt, labels))
         self.report.blocks += 1
-        self.report.received += len(content or b"")
-        self.report.busy += receipt.stats.seconds if receipt.stats else 0.0
-        return receipt
+        self.report.received += len(answer.content or b"")
+        self.report.busy += seconds
 
-    def _fail(self, number: int, address: str, error: Exception) -> None:
-        failures = self._failures.setdefault(number, {})
-        failures[address] = error
-        _log.warning("block %d has failed on worker %s: %s", number, address, error)
-        if len(failures) >= _MOST_FAILURES or failures.keys() >= self._pool.members.keys():
-            error.add_note(
-                f"block {number} has failed on {', '.join(failures)}; finished blocks are kept"
+    def _fail(self, member: _BlockWorker, number: int, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno in training_worker.NO_ROOM:
+            if member.folder is None:  # its own disk
+                if member.address in self._pool.members:
+                    self._pool.refuse(member, error)
+                return
+            raise ClusterError(
+                f"worker {member.address}: {error.filename}: {error.strerror}; finished blocks "
+                "are kept, and the same command resumes"
             )
-            raise error
-        self._put_back(number)
+        _log.warning("block %d has failed on worker %s: %s", number, member.address, error)
+        self._schedule.failed(member.address, number, error, time.monotonic())

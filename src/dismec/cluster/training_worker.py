@@ -7,9 +7,11 @@ client that was killed has left behind goes when the next one begins.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import threading
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from dismec.cluster.connection import scratch_directory, step_aside
 from dismec.cluster.shipping import arrived, discard_parcels
+from dismec.cluster.task import portable
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
@@ -29,9 +32,24 @@ from dismec.solve.block import Block
 from dismec.solve.problem import Problem, SolverParams
 from dismec.solve.threads import BlockSolver, Kept
 
-__all__ = ["Data", "Run", "adopt_data", "begin", "drop_data", "end", "find_data", "solve"]
+__all__ = [
+    "NO_ROOM",
+    "Answer",
+    "Data",
+    "Run",
+    "adopt_data",
+    "begin",
+    "drop_data",
+    "end",
+    "exchange",
+    "find_data",
+]
 
-Answer = tuple[BlockReceipt, bytes | None]  # the file's content unless it is in the run's folder
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what a full disk is told by
+
+_BEAT_SECONDS = 30.0  # between answers, if nothing is done
+_LINGER_SECONDS = 0.2  # that an answer waits for more blocks
+_MOST_BYTES = 8_000_000  # of blocks in an answer, but for the last one
 
 
 class Data(NamedTuple):
@@ -53,6 +71,18 @@ class Run(NamedTuple):
     params: SolverParams
     transform: Transform
     threads: int
+
+
+class Answer(NamedTuple):
+    """What has come of a block: a receipt, or an error.
+
+    `content` is that of its file, unless this is in the folder that `begin` has made.
+    """
+
+    number: int
+    receipt: BlockReceipt | None = None
+    content: bytes | None = None
+    error: Exception | None = None
 
 
 _datasets: dict[str, TrainingData] = {}  # checked, and not yet part of a run
@@ -99,8 +129,8 @@ def _check(path: Path, data: Data) -> TrainingData:
 def begin(run: Run, path: str) -> str | None:
     """Prepare for blocks of a run on the data at `path`.
 
-    Returns the name of a file that this has put into the run's folder, or None if it does not see
-    that.
+    Returns the name of a folder that this has made in the run's, for its blocks, or None if it does
+    not see that.
     """
     end(run.folder)
     with _runs_lock:
@@ -108,27 +138,41 @@ def begin(run: Run, path: str) -> str | None:
         for folder, other in list(_runs.items()):
             if other.idle or Path(folder).parent == here:
                 _runs.pop(folder).close()
-    probe = f"probe-{secrets.token_hex(8)}"
-    try:
-        (Path(run.folder) / probe).touch(exist_ok=False)
-    except OSError:
-        probe = ""
+    own = _make_own(Path(run.folder))
     loaded = _datasets.pop(path, None) or TrainingData.map(Path(path))
-    active = _ActiveRun(run, loaded, writes=bool(probe))
+    active = _ActiveRun(run, loaded, own)
     with _runs_lock:
         _runs[run.folder] = active
-    return probe or None
+    return own.name if own else None
 
 
-def solve(folder: str, number: int, labels: npt.NDArray[np.int64]) -> Answer:
-    """Solve a block of a run; `WorkerLost` if this process is not the one that began it."""
+def _make_own(folder: Path) -> Path | None:
+    """A folder for the blocks of this process: another one may solve the same ones."""
+    own = folder / f"worker-{secrets.token_hex(8)}"
+    try:
+        own.mkdir()
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        return None
+    return own
+
+
+def exchange(folder: str, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> list[Answer]:
+    """Take blocks of a run, by number and labels, and return what is done of those taken so far.
+
+    Waits until something is; after half a minute the answer is empty. `WorkerLost` if this process
+    is not the one that began the run. What goes wrong with a block is part of the answer; what goes
+    wrong elsewhere is raised.
+    """
     with _runs_lock:
         active = _runs.get(folder)
         if active is None:
             raise WorkerLost("this worker has been restarted")
-        future = active.add(number, labels)
-    step_aside()
-    return future.result()
+        active.add(blocks)
+    if not active.ready:
+        step_aside()
+    return active.answers()
 
 
 def end(folder: str) -> None:
@@ -140,15 +184,21 @@ def end(folder: str) -> None:
 
 
 class _ActiveRun:
-    """The threads that solve a run's blocks, and who waits for which block."""
+    """The threads that solve a run's blocks, and what they have done.
 
-    def __init__(self, run: Run, loaded: TrainingData, writes: bool) -> None:
+    However many blocks there are, these are the run's threads, one that writes, one that collects.
+    """
+
+    def __init__(self, run: Run, loaded: TrainingData, folder: Path | None) -> None:
         costs = run.params.weighting.factors
         problem = Problem(loaded.X, loaded.Y, run.transform, loaded.weights, costs)
         problem.equal_labels  # noqa: B018  before there are threads
-        self._folder = Path(run.folder) if writes else None
+        self._folder = folder
         self._scratch = scratch_directory()
-        self._waiting: dict[int, Future[Answer]] = {}
+        self._changed = threading.Condition()
+        self._unsolved: set[int] = set()
+        self._ready: deque[Answer] = deque()
+        self._over: Exception | None = None  # why nothing more will come
         self._closed = False
         self._solver = BlockSolver(problem, run.params, self._keep, run.threads)
         self._thread = threading.Thread(target=self._collect, name="dismec-collect", daemon=True)
@@ -156,19 +206,41 @@ class _ActiveRun:
 
     @property
     def idle(self) -> bool:
-        return not self._waiting
+        return not self._unsolved
 
-    def add(self, number: int, labels: npt.NDArray[np.int64]) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        self._waiting[number] = future
-        self._solver.add(number, labels)
-        return future
+    @property
+    def ready(self) -> bool:
+        """Whether `answers` will return soon."""
+        return bool(self._ready or self._over)
+
+    def add(self, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> None:
+        with self._changed:
+            self._unsolved.update(number for number, _ in blocks)
+        for number, labels in blocks:
+            self._solver.add(number, labels)
+
+    def answers(self) -> list[Answer]:
+        """What is done and has not been returned yet; see `exchange`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ready, _BEAT_SECONDS)
+            if self._ready:  # more at a time, but not so late that threads run out of labels
+                self._changed.wait_for(self._is_half, _LINGER_SECONDS)
+            if self._over and not self._ready:
+                raise self._over
+            found, n_bytes = [], 0
+            while self._ready and n_bytes < _MOST_BYTES:
+                found.append(self._ready.popleft())
+                n_bytes += len(found[-1].content or b"")
+            return found
+
+    def _is_half(self) -> bool:
+        return len(self._ready) >= len(self._unsolved) or self._over is not None
 
     def close(self) -> None:
         self._closed = True
         self._thread.join()
 
-    def _keep(self, block: Block) -> Answer:
+    def _keep(self, block: Block) -> tuple[BlockReceipt, bytes | None]:
         if self._folder:
             return weight_files.write_block(self._folder, block), None
         with TemporaryDirectory(prefix="dismec-", dir=self._scratch) as folder:
@@ -176,22 +248,26 @@ class _ActiveRun:
             return receipt, (Path(folder) / receipt.file).read_bytes()
 
     def _collect(self) -> None:
-        reason: BaseException = WorkerLost("the run has been ended")
+        over: Exception = WorkerLost("the run has been ended")
         # A thread that waits for more blocks would keep the process from ending.
         with self._solver:
             try:
                 while not self._closed and threading.main_thread().is_alive():
                     event = self._solver.wait(0.5)
                     if isinstance(event, Kept):
-                        self._answer(event)
+                        self._put(event)
             except BaseException as error:
-                reason = error
-        for number in list(self._waiting):
-            self._answer(Kept(number, None, reason))
+                over = error if isinstance(error, Exception) else WorkerLost(repr(error))
+        with self._changed:
+            self._over = over
+            self._changed.notify_all()
 
-    def _answer(self, kept: Kept[Answer]) -> None:
-        future = self._waiting.pop(kept.number)
-        if kept.error is not None:
-            future.set_exception(kept.error)
+    def _put(self, kept: Kept[tuple[BlockReceipt, bytes | None]]) -> None:
+        if isinstance(kept.error, Exception):
+            answer = Answer(kept.number, error=portable(kept.error))
         else:
-            future.set_result(kept.get())
+            answer = Answer(kept.number, *kept.get())
+        with self._changed:
+            self._unsolved.discard(kept.number)
+            self._ready.append(answer)
+            self._changed.notify_all()

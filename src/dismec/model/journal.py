@@ -22,6 +22,7 @@ from dismec.model.manifest import BlockReceipt, parse_block, receipt_text
 __all__ = ["Journal", "make_journal", "read_journal"]
 
 _MOST_BYTES = 1 << 30
+_PAGE = bytes(512)  # the least that a disk writes at a time
 
 
 def make_journal(directory: Path) -> str:
@@ -33,17 +34,30 @@ def make_journal(directory: Path) -> str:
 
 
 class Journal:
-    """A journal that receipts are added to, each on the disk before `append` returns."""
+    """A journal that receipts are added to, each on the disk before `append` returns.
+
+    An ``OSError`` has the journal's path as its ``filename``.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
 
-    def append(self, receipt: BlockReceipt) -> None:
-        """Name a block whose file is whole; the time does not depend on how many there are."""
-        text = receipt_text(receipt).encode()
-        self._file.write(b"%s %s\n" % (_checksum(text), text))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def append(self, *receipts: BlockReceipt) -> None:
+        """Name blocks whose files are whole.
+
+        The time does not depend on how many there are already; receipts that come together are
+        flushed to the disk together.
+        """
+        texts = [receipt_text(receipt).encode() for receipt in receipts]
+        lines = b"".join(b"%s %s\n" % (_checksum(text), text) for text in texts)
+        try:
+            while lines:
+                lines = lines[self._file.write(lines) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
     def __enter__(self) -> Journal:
         return self
@@ -60,7 +74,8 @@ class Journal:
 def read_journal(path: Path) -> list[BlockReceipt]:
     """The receipts in a journal, in the order in which blocks were finished.
 
-    A last line that is not whole, because its writer was killed, is ignored. Any other damage is a
+    A last line that is not whole, because its writer was killed, and lines of which a page has not
+    reached the disk, are ignored: their blocks are solved again. Any other damage is a
     `ModelError`. `FileNotFoundError` if there is no such file.
     """
     if path.stat().st_size > _MOST_BYTES:
@@ -70,8 +85,8 @@ def read_journal(path: Path) -> list[BlockReceipt]:
     for number, line in enumerate(lines, start=1):
         checksum, _, text = line.partition(b" ")
         if checksum != _checksum(text):
-            if number == len(lines) and b"\0" in line:
-                break  # after a power cut: its end has reached the disk, a page before that has not
+            if _PAGE in line or (number == len(lines) and b"\0" in line):
+                continue  # after a power cut: what follows has reached the disk, a page has not
             raise ModelError(
                 f"{path}:{number}: damaged (its checksum differs); "
                 "if this line is deleted, its block is solved again"

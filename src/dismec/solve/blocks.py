@@ -9,10 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EqualLabels", "by_frequency", "cut", "cut_evenly", "effort", "first_equal", "repeated"]
+__all__ = [
+    "BlockCutter",
+    "EqualLabels",
+    "by_frequency",
+    "cut",
+    "effort",
+    "first_equal",
+    "repeated",
+]
 
 Ints = npt.NDArray[np.int64]
 
+_FINEST = 8  # times as many blocks as asked for, at most, when what is left is cut anew
 _ENTRIES_AT_ONCE = 1 << 15  # of the labels' rows: 256 KB of numbers, which stay in the cache
 
 
@@ -170,18 +179,52 @@ def effort(equal: EqualLabels, counts: Ints) -> Ints:
     return np.where(solved & (counts > 0), 30 + counts, 0)
 
 
-def cut_evenly(groups: Ints, block_size: int, work: Ints, n_blocks: int) -> list[Ints]:
-    """As `cut`, with at least `n_blocks` blocks of about equal `work` if there are labels enough.
+class BlockCutter:
+    """Labels that are cut into blocks one at a time, for as many threads as there are by then.
 
-    `work` is the `effort` of each label. One that takes more than a block's share has a block of
-    its own, or nearly so.
+    Blocks are of about equal `work`, which is the `effort` of each label, and of at most
+    `block_size` labels. A label that takes more than a block's share has a block of its own, or
+    nearly so. Labels of one group come together, at the place of the first.
     """
-    order = np.argsort(groups, kind="stable")
-    before = np.cumsum(work[order]) - work[order]
-    share = before // max(1, -(-int(work.sum()) // max(n_blocks, 1)))
-    bounds = np.flatnonzero(np.diff(share)) + 1
-    return [
-        np.sort(part[i : i + block_size])
-        for part in np.split(order, bounds)
-        for i in range(0, len(part), block_size)
-    ]
+
+    def __init__(self, labels: Ints, groups: Ints, work: Ints, block_size: int) -> None:
+        order = np.argsort(groups, kind="stable")
+        self._labels, self._groups = labels[order], groups[order]
+        self._before = np.concatenate([[0], np.cumsum(work[order])])
+        self._block_size = block_size
+        self._next = 0  # the first label that is in no block yet
+        self._origin = 0  # work from which shares are counted
+        self.aim(1)
+
+    @property
+    def left(self) -> int:
+        """Work in labels that are in no block yet."""
+        return int(self._before[-1] - self._before[self._next])
+
+    @property
+    def n_left(self) -> int:
+        """Labels that are in no block yet."""
+        return len(self._labels) - self._next
+
+    def aim(self, n_blocks: int) -> None:
+        """Cut what is left into about so many blocks.
+
+        Blocks get no smaller than an eighth of what all labels would have been cut into: workers
+        that come and go near the end do not make thousands of them.
+        """
+        total = int(self._before[-1])
+        share = max(-(-self.left // n_blocks), -(-total // (_FINEST * n_blocks)))
+        self._share = max(share, 1)
+        self._origin = total - self.left
+
+    def cut(self) -> tuple[Ints, int] | None:
+        """The labels of the next block, ascending, and their work; None if there are none left."""
+        begin = self._next
+        if begin == len(self._labels):
+            return None
+        done = int(self._before[begin]) - self._origin
+        goal = self._origin + (done // self._share + 1) * self._share
+        end = int(np.searchsorted(self._before[:-1], goal))
+        end = max(end, int(np.searchsorted(self._groups, self._groups[end - 1], side="right")))
+        self._next = end = min(end, begin + self._block_size)
+        return np.sort(self._labels[begin:end]), int(self._before[end] - self._before[begin])

@@ -24,7 +24,7 @@ from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
-from dismec.solve.blocks import by_frequency, cut, cut_evenly, effort
+from dismec.solve.blocks import BlockCutter, by_frequency, cut, effort
 from dismec.solve.problem import Problem, ProblemFacts, SolverParams
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = ["Blocks", "Job", "Mask"]
 
 Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
 Mask: TypeAlias = npt.NDArray[np.bool_]  # of labels
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 # Features and labels that a training takes memory for, though none of the rows may have them.
 _ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY = 1 << 24, 100
@@ -148,20 +149,26 @@ class Job:
         """The job of a model that knows this of its scores."""
         return replace(self, parts=replace(self.parts, calibration=calibration))
 
-    def blocks(self, held: Mask, first: int, n_blocks: int = 1) -> Blocks:
-        """The labels that are not `held`, in at least so many blocks, numbered from `first`.
+    def blocks(self, held: Mask, first: int) -> Blocks:
+        """The labels that are not `held`, in blocks that are numbered from `first`.
 
         Frequent labels come first, in blocks of fewer labels: labels that are solved side by side
         then need the same kind of pass, and none that takes long is left for the end.
         """
+        labels, order, work = self._ordered(held)
+        cuts = cut(order, self.params.block_size, work)
+        return {first + i: labels[places] for i, places in enumerate(cuts)}
+
+    def cutter(self, held: Mask) -> BlockCutter:
+        """The labels that are not `held`, in the same order, to be cut bit by bit."""
+        return BlockCutter(*self._ordered(held), self.params.block_size)
+
+    def _ordered(self, held: Mask) -> tuple[Ints, Ints, Ints]:
+        """The labels that are not `held`; numbers to sort them by, frequent first; their work."""
         labels = np.flatnonzero(~held)
         equal = self.problem.equal_labels.among(labels)
         counts = self.problem.label_counts[labels]
-        work = effort(equal, counts)
-        order, size = by_frequency(equal.groups, counts), self.params.block_size
-        one = n_blocks <= 1
-        cuts = cut(order, size, work) if one else cut_evenly(order, size, work, n_blocks)
-        return {first + i: labels[places] for i, places in enumerate(cuts)}
+        return labels, by_frequency(equal.groups, counts), effort(equal, counts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,20 +109,14 @@ def run_into(
     manifest, held = resume.begin(directory, job, earlier)
     first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
     if place.cluster is None:
-        receipts = _solve_here(
-            job,
-            job.blocks(held, first),
-            lambda block: weight_files.write_block(directory, block),
-            place.threads,
-            progress,
-        )
+        receipts = _solve_into(directory, job, job.blocks(held, first), place.threads, progress)
     else:
         receipts = _solve_there(job, directory, held, first, place, progress)
-    done = []
+    done: list[BlockReceipt] = []
     with closing(receipts), Journal(directory / str(manifest.journal)) as journal:
-        for receipt in receipts:
-            journal.append(receipt)
-            done.append(receipt)
+        for finished in receipts:
+            journal.append(*finished)
+            done += finished
     manifest = manifest.with_journal(done)
     commit(directory, manifest)
     kernels.release_memory()  # the solver's, before more is taken
@@ -138,9 +132,23 @@ def _solve_here(
     threads: int,
     progress: Progress | None,
 ) -> Generator[T, None, None]:
-    count = _counter(job, blocks, progress)
+    left = np.concatenate([*blocks.values(), np.empty(0, np.int64)])
+    count = _counter(job, left, progress)
     problem = cast(Problem, job.problem)  # data of a cluster are solved there
     return solve_blocks(problem, job.solver, blocks, keep, threads=threads, progress=count)
+
+
+def _solve_into(
+    directory: Path, job: Job, blocks: Blocks, threads: int, progress: Progress | None
+) -> Generator[list[BlockReceipt], None, None]:
+    """Solve blocks here and write each to the directory."""
+
+    def write(block: Block) -> BlockReceipt:
+        return weight_files.write_block(directory, block)
+
+    with closing(_solve_here(job, blocks, write, threads, progress)) as receipts:
+        for receipt in receipts:
+            yield [receipt]
 
 
 def _solve_there(
@@ -150,41 +158,33 @@ def _solve_there(
     first: int,
     place: Workplace,
     progress: Progress | None,
-) -> Generator[BlockReceipt, None, None]:
+) -> Generator[list[BlockReceipt], None, None]:
     """Solve the labels that are not `held` on a cluster."""
     from dismec.cluster.pool import check_workers
-    from dismec.cluster.training import BLOCKS_A_THREAD, ClusterJob, solve_on_cluster
+    from dismec.cluster.training import ClusterJob, solve_on_cluster
 
     cluster: Any = place.cluster
-    n_threads = sum(info.threads for info in check_workers(cluster).values())
-    blocks = job.blocks(held, first, BLOCKS_A_THREAD * n_threads)
+    check_workers(cluster)
     data, placed = data_file(directory, job.data), None
     if isinstance(job.X, PlacedData):
         placed = job.X
     else:
         # A file of X and Y has no dense features.
         data = Path(place.source) if place.source and not job.transform.dense else data
-        if blocks and not data.exists():
+        if not held.all() and not data.exists():
             TrainingData(job.X, cast(Any, job.Y), job.weights).save(data)
     work = ClusterJob(
-        directory,
-        data,
-        job.data,
-        job.solver,
-        job.transform,
-        effort(job.problem.equal_labels, job.problem.label_counts),
-        placed,
+        directory, data, job.data, job.solver, job.transform, job.cutter(held), first, placed
     )
-    return solve_on_cluster(cluster, work, blocks, _counter(job, blocks, progress))
+    return solve_on_cluster(cluster, work, _counter(job, np.flatnonzero(~held), progress))
 
 
 def _counter(
-    job: Job, blocks: Blocks, progress: Progress | None
+    job: Job, left: npt.NDArray[np.int64], progress: Progress | None
 ) -> Callable[[int, npt.NDArray[np.int64]], None]:
-    """Counts labels that are solved, and their work, after those that need not be."""
+    """Counts labels that are solved, and their work, after those that need not be: not `left`."""
     total = job.problem.n_labels
     work = effort(job.problem.equal_labels, job.problem.label_counts)
-    left = np.concatenate([*blocks.values(), np.empty(0, np.int64)])
     done, worked, all_work = total - len(left), int(work.sum() - work[left].sum()), int(work.sum())
 
     def count(n_labels: int, solved: npt.NDArray[np.int64]) -> None:
