@@ -134,10 +134,11 @@ def test_c_gives_the_labels_and_scores_of_python_bit_for_bit(
 
 def test_the_example_prints_the_names_and_scores_of_the_best_labels(built, text_files):
     model = open_model(text_files / "plain")
-    texts = [json.loads(line)["text"] for line in (text_files / "texts.jsonl").open()][:20]
+    lines = (text_files / "texts.jsonl").read_text().splitlines()[:20]
+    texts = [json.loads(line)["text"] for line in lines]
     X = model.vocabulary.rows(texts)
-    lines = [" ".join(f"{f}:{v:.9g}" for f, v in zip(*row, strict=True)) for row in rows_of(X)]
-    out = run(*EMULATOR, built / "example", text_files / "plain", 3, input="\n".join(lines))
+    rows = [" ".join(f"{f}:{v:.9g}" for f, v in zip(*row, strict=True)) for row in rows_of(X)]
+    out = run(*EMULATOR, built / "example", text_files / "plain", 3, input="\n".join(rows))
     labels, scores = model.predict_topk(X, 3)
     expected = [
         "\t".join(
@@ -196,8 +197,8 @@ def test_a_row_without_features_is_ranked_by_the_bias(library, small):
 
 
 def test_models_that_c_does_not_support_are_refused_with_a_reason(library, tmp_path):
-    X, Y = related(rows=200)
-    train(X, Y, tmp_path / "refined", TrainingParams(refine=True))
+    train(*related(), tmp_path / "refined", TrainingParams(refine=True))
+    X, Y = random_problem(rows=60, features=20, labels=6, density=0.2)
     train_unfinished(X, Y, tmp_path / "unfinished")
     train([X, X.toarray()[:, :3]], Y, tmp_path / "dense")
     (tmp_path / "none").mkdir()

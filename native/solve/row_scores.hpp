@@ -125,7 +125,7 @@ class RowScores {
     const auto last = static_cast<std::int64_t>(X_.x.indices.size()) - 1;
     LanePair first = {none, none};
     LanePair second = {none, none};
-    const auto add_entry = [&](std::int64_t k, LanePair& sums) {
+    const auto add_entry = [&](std::int64_t k, LanePair& sums) __attribute__((always_inline)) {
       const LanePair weights = widen(line(k));
       const Lanes v = broadcast(value[k]);
       sums.even = fused(v, weights.even, sums.even);
