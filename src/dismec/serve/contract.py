@@ -316,7 +316,7 @@ _MODEL = {
     "names": _of("boolean", "Whether labels have names."),
     "text": _of("boolean", "Whether it takes texts."),
     "calibrated": _of("boolean", "Whether it gives probabilities."),
-    "explanations": _of("boolean", "Whether it explains them: always, by now."),
+    "explanations": _of("boolean", "Whether it explains them; always true."),
     "threshold": {**_object(_THRESHOLD), "description": "From which labels are assigned."},
     "examples": _of("integer", "Training texts that it keeps as examples."),
     "weights": _INTEGER,
