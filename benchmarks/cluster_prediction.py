@@ -1,8 +1,10 @@
 """Prediction on two workers of one thread each, against two threads of one process.
 
-A batch: all test rows, k = 5, best of several runs that take turns. Served: the latency of one row
-per request, one at a time and from eight connections. Both once with the model in one shard, which
-both workers hold, and once cut into shards of 500 classifiers, half of which each worker holds.
+A batch: all test rows, k = 5, best of several runs that take turns; by score, and in other ways
+(rare labels higher, among 100 labels, all labels above a threshold, why a row has a label). Served:
+the latency of one row per request, one at a time and from eight connections. By score once with the
+model in one shard, which both workers hold, and once cut into shards of 500 classifiers, half of
+which each worker holds; the rest with these.
 Exits with 1 if an answer differs from that of one machine.
 """
 
@@ -17,9 +19,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -27,7 +30,7 @@ import numpy as np
 import data
 import dismec
 from dismec.cluster.connection import Cluster
-from dismec.cluster.prediction import ClusterPredictor, Traffic
+from dismec.cluster.prediction import ClusterModel, ClusterPredictor, Traffic
 from dismec.cpu import kernels
 from machine import print_heading
 
@@ -81,6 +84,33 @@ def compare(path: Path, X: object, file: Path, rounds: int) -> bool:
         f"{traffic.rows / 1e6:9.1f} {traffic.answers / 1e6:12.2f}"
     )
     return all(np.array_equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "rare labels higher": lambda m, X: m.reranked(probabilities=False).predict_topk(X, K),
+    "among 100 labels": lambda m, X: m.predict_topk(X, K, allowed=range(100)),
+    "above a threshold": lambda m, X: m.assign(X, -0.5, probabilities=False).data,
+    "100 explanations": lambda m, X: [m.explain(X[[i]], 3).score for i in range(100)],
+}
+
+
+def compare_ways(path: Path, X: Any, file: Path, rounds: int) -> bool:
+    """Print the times of other ways to rank; whether the answers are the same."""
+    here, same = dismec.open_model(path), True
+    with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
+        there = ClusterModel(predictor)
+        for name, way in WAYS.items():
+            expected, found = way(here, X), way(there, X)
+            same = same and all(map(np.array_equal, found, expected))
+            times: dict[Any, list[float]] = {here: [], there: []}
+            for _ in range(rounds):
+                for model, seconds in times.items():
+                    begin = time.perf_counter()
+                    way(model, X)
+                    seconds.append(time.perf_counter() - begin)
+            one, many = 1e3 * min(times[here]), 1e3 * min(times[there])
+            print(f"{name:20} {one:9.1f} {many:10.1f} {many / one:6.2f}")
+    return same
 
 
 def ask(port: int, bodies: list[bytes], seconds: float, times: list[float]) -> None:
@@ -141,6 +171,8 @@ def main() -> int:
             print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}", end=" ")
             print(f"{'rows sent':>9} {'answers back':>12}")
             same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]
+            print(f"\n{'ms in all':20} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
+            same.append(compare_ways(folder / "cut", X, file, args.rounds))
             bodies = []
             for i in range(500):
                 row = slice(X.indptr[i], X.indptr[i + 1])

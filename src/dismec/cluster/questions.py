@@ -162,7 +162,8 @@ class Ask:
         """What it has in common with others whose rows can be in one batch; None if it is alone."""
         if not isinstance(self.question, Best) or self.question.sets is not None:
             return None
-        return self.curves and self.curves.key, self.choice and self.choice.key
+        order = None if self.curves is None else self.curves.key
+        return order, None if self.choice is None else self.choice.key
 
 
 def merge(found: Sequence[Ranked], n_rows: int, places: int) -> Ranked:
@@ -178,5 +179,5 @@ def merge(found: Sequence[Ranked], n_rows: int, places: int) -> Ranked:
 def _key(*parts: Any) -> str:
     found = blake2b(digest_size=16)
     for part in parts:
-        found.update(np.ascontiguousarray(part))
+        found.update(np.asarray(part).tobytes())
     return found.hexdigest()

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from dismec.cluster.batches import RowBatch
 from dismec.cluster.prediction_worker import KEPT, Asked
+from dismec.cluster.questions import Rescaling
 from dismec.cluster.ranking import Layout
 
 __all__ = ["Told"]
@@ -35,7 +36,8 @@ class Told:
         curves, choice = batch.ask.curves, batch.ask.choice
         if curves is not None:
             known = self._orders.pop(curves.key, set())
-            sent, size = {}, 0
+            sent: dict[int, Rescaling] = {}
+            size = 0
             for number in numbers:
                 if number in known:
                     continue
