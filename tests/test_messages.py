@@ -39,6 +39,7 @@ EXEMPT = {
     "model/scoring.py",
     "model/weight_files.py",
     "compare/worker.py",
+    "data/text_format.py",
 }
 
 
@@ -193,6 +194,10 @@ def test_one_number_per_row_is_measured_for_labels_without_names(tmp_path):
     wanted = model.evaluate(X, np.eye(4)[labels])
     for given in (labels, labels.tolist(), labels.astype(np.float64), pd.Series(labels)):
         assert model.evaluate(X, given) == wanted
+    with pytest.raises(DataError, match="the label -1 is below 0"):
+        model.evaluate(X, labels - 1)
+    with pytest.raises(DataError, match="the label 'a' is text"):
+        model.evaluate(X, ["a"] * 60)
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "jsonl", "frame"])

@@ -30,7 +30,7 @@ def test_a_model_is_evaluated_on_any_matrix_of_labels():
     model = fit(X, Y)
     expected = model.evaluate(X, Y)
     assert model.evaluate(X, Y.toarray().tolist()) == expected
-    for bad, reason in [(None, "Y is 0-d"), (np.ones(60), "Y is 1-d"), (Y[:5], "5")]:
+    for bad, reason in [(None, "Y is 0-d"), (np.full(60, 0.5), "0.5"), (Y[:5], "5")]:
         with pytest.raises(DataError, match=reason):
             model.evaluate(X, bad)
     with pytest.raises(DataError, match="ks is empty"):

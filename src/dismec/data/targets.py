@@ -154,6 +154,8 @@ def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
         numbers = [label for label in target.classes if not isinstance(label, int)]
         if numbers:
             raise DataError(f"the label {numbers[0]!r} is text, and labels have numbers, not names")
+        if (least := min(target.classes, default=0)) < 0:
+            raise DataError(f"the label {least} is below 0, where the numbers of labels begin")
         return target.among(range(1 + max(target.classes, default=-1)))
     as_text = [str(label) for label in target.classes]
     return Target(target.Y, as_text, target.kind).among(names)

@@ -91,6 +91,10 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _json_float(number: str) -> str:
+    return number.removesuffix(".0")
+
+
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -100,9 +104,13 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Numbers stay as they are written: the label 1.50 is named "1.50".
+# Numbers stay as they are written: the label 1.50 is named "1.50". But pandas makes floats of whole
+# numbers where some are missing, and 1.0 is the label "1".
 _decode = json.JSONDecoder(
-    parse_int=str, parse_float=str, parse_constant=_no_constant, object_pairs_hook=_json_object
+    parse_int=str,
+    parse_float=_json_float,
+    parse_constant=_no_constant,
+    object_pairs_hook=_json_object,
 ).raw_decode
 
 

@@ -256,7 +256,7 @@ class Vocabulary:
         except ContainerError:
             raise ModelError("vocabulary: the terms are not UTF-8 and its offsets") from None
         if not 0 < len(terms) <= (params.max_features or np.iinfo(np.int32).max - 1):
-            raise ModelError(f"vocabulary: {len(terms)} terms is not a valid number")
+            raise ModelError(f"vocabulary: {len(terms)} is not a valid number of terms")
         found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
         if (unsound := found._lexicon.unsound()) is not None:
             raise ModelError(

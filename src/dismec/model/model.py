@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.counts import check_ks
 from dismec.data.row_weights import check_row_weights
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
@@ -292,7 +293,8 @@ class RankingModel(TopkModel):
         """
         chosen = self.allowed_labels(allowed)
         truth = self.truth_of(Y, A, B, allowed=chosen)
-        depth = max(1, min(max(ks, default=1), self.n_labels))
+        ks = check_ks(ks)
+        depth = max(1, min(max(ks), self.n_labels))
         X = self.rows_of(X, threads=threads)
         top, values = self.predict_topk(X, depth, rank=rank, allowed=chosen, threads=threads)
         metrics = truth.metrics(top, ks, weights)

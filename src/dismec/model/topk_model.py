@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.columns import is_matrix, is_texts, text_column
-from dismec.data.counts import check_ks, counted
+from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.labels import propensities
 from dismec.data.mapped_files import WatchedFiles
 from dismec.data.mixed import MixedRows, is_parts, mixed_rows
@@ -319,7 +319,7 @@ class TopkModel(ABC):
             that is allowed.
         """
         chosen = self.allowed_labels(allowed)
-        return self._topk(self.rows_of(X, threads=threads), k, threads, chosen)
+        return self._topk(self.rows_of(X, threads=threads), check_k(k), threads, chosen)
 
     @abstractmethod
     def _topk(

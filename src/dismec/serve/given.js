@@ -4,7 +4,7 @@
 /* What labels are found for, as the model takes it: a text, or pairs of features, and dense features. */
 
 const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
-const FLOATS = {f2: [2, "getFloat16", 5], f4: [4, "getFloat32", 9], f8: [8, "getFloat64", 17]};  // bytes, how they are read, digits
+const FLOATS = {f2: [2, "getFloat16", 9], f4: [4, "getFloat32", 9], f8: [8, "getFloat64", 17]};  // bytes, how they are read, digits
 
 const pairs = at("features"), dense = at("dense");
 let vectors = null;          // {file, width, rows, read}: a .npy file, of which the field shows a row

@@ -366,7 +366,7 @@ function contributions(answers) {
       ({feature: `label ${reason.label}`, term: `likely: ${reason.name ?? `label ${reason.label}`}`, contribution: reason.contribution}));
     const embedding = answer.embedding === undefined ? [] : [{feature: "embedding", term: `embedding (${count(model.dense, "dense feature")})`, contribution: answer.embedding}];
     for (const {feature, term, contribution} of [...answer.terms, ...likely, ...embedding]) {
-      if (!rows.has(feature)) rows.set(feature, {term: term ?? `feature ${feature}`, amounts: Array(answers.length).fill(0)});
+      if (!rows.has(feature)) rows.set(feature, {term: term ?? `feature ${feature}`, amounts: Array(answers.length).fill(0), isWhole: feature === "embedding"});
       rows.get(feature).amounts[i] = contribution;
     }
   });
@@ -376,8 +376,9 @@ function contributions(answers) {
 
 function showTerms(answers) {
   const rows = contributions(answers);
-  const large = rows.filter((row, i) => i < SHOWN && row.weight >= SMALL * rows[0].weight);
-  const small = rows.length - large.length > 1 ? rows.slice(large.length) : [];
+  const isLarge = (row, i) => row.isWhole || (i < SHOWN && row.weight >= SMALL * rows[0].weight);
+  const large = rows.filter(isLarge), rest = rows.filter((row, i) => !isLarge(row, i));
+  const small = rest.length > 1 ? rest : [];
   const shown = small.length ? large : rows;
   const every = rows.flatMap(row => row.amounts);
   const least = Math.min(0, ...every), range = Math.max(0, ...every) - least || 1;
@@ -393,10 +394,10 @@ function showTerms(answers) {
   const sums = pick => answers.map((answer, i) => pick(answer, i));
   const foot = [];
   if (small.length) {
-    const rest = sums((answer, i) => answer.score - answer.bias - shown.reduce((sum, row) => sum + row.amounts[i], 0));
+    const left = sums((answer, i) => answer.score - answer.bias - shown.reduce((sum, row) => sum + row.amounts[i], 0));
     const fold = make("button", {id: "fold", type: "button"});
     fold.addEventListener("click", () => { unfolded = !unfolded; showFold(small.length); });
-    foot.push(footRow(fold, rest));
+    foot.push(footRow(fold, left));
   }
   foot.push(footRow(`Every ${takes("text") ? "text" : "row"} starts at`, sums(answer => answer.bias)), footRow("Score", sums(answer => answer.score)));
   table.tFoot.replaceChildren(...foot);

@@ -199,7 +199,7 @@ _MODEL = {
     "hierarchy": HIERARCHY,
     "text": typed("boolean", "Whether it takes texts."),
     "calibrated": typed("boolean", "Whether it gives probabilities."),
-    "explanations": typed("boolean", "Whether it explains them: always, by now."),
+    "explanations": typed("boolean", "Whether it explains them: always true."),
     "threshold": {**object_of(_THRESHOLD), "description": "From which labels are assigned."},
     "examples": typed("integer", "Training texts that it keeps as examples."),
     "weights": INTEGER,
