@@ -51,6 +51,8 @@ def serve(
     is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL again, in all
     server processes; SIGTERM finishes the requests that have begun and ends.
     """
+    if workers > 1 and cluster is not None:
+        raise DismecError("--workers is not supported with --cluster")
     try:
         from dismec.serve.contract import Limits
         from dismec.serve.server import serve as serve_model
