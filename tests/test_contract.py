@@ -12,17 +12,17 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import random_problem
 from dismec import DataError, TrainingParams, open_model
 from dismec.serve.contract import Contract, Limits
-from dismec.serve.description import openapi
-from dismec.serve.queries import parse
+from dismec.serve.description import Interface, openapi
+from dismec.serve.queries import LongTexts, parse
 from dismec.training.recipe import fit
 from servers import serving
 
-CONTRACT = Contract(Limits(rows=3, k=7))
-DOCUMENT = json.loads(json.dumps(openapi(CONTRACT, "1", guarded=True)))
+CONTRACT = Contract(Limits(rows=3, characters=20, k=7))
 PATHS = ["/predict", "/explain"]
-N_FEATURES = 20  # at least, of the model
+KINDS = ["texts", "numbers", "dense", "both"]
 TYPES = {
     "integer": int,
     "number": (int, float),
@@ -34,155 +34,177 @@ TYPES = {
 ABOUT = {"description", "title", "format", "example", "default"}  # words that refuse nothing
 
 
-def body_schema(path):
-    return DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+class Described:
+    """A model, and the document on it."""
 
+    def __init__(self, model):
+        self.model = model
+        self.interface = Interface.of(model)
+        self.document = json.loads(json.dumps(openapi(CONTRACT, "1", True, self.interface)))
 
-def resolved(schema):
-    return DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    def body(self, path):
+        content = self.document["paths"][path]["post"]["requestBody"]["content"]
+        return content["application/json"]["schema"]
 
+    def resolved(self, schema):
+        return self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
 
-def satisfies(schema, value):
-    """Whether JSON is as the schema says; a word that is not known here is an error."""
-    if "$ref" in schema:
-        return satisfies(resolved(schema), value)
-    if "oneOf" in schema:
-        assert schema.keys() <= {"oneOf"} | ABOUT
-        return sum(satisfies(one, value) for one in schema["oneOf"]) == 1
-    if value is None:
-        return schema.get("nullable", False)
-    kind = schema["type"]
-    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
-        return False
-    properties = schema.get("properties", {})
-    tests = {
-        "type": lambda _: True,
-        "nullable": lambda _: True,
-        "enum": lambda allowed: value in allowed,
-        "minimum": lambda least: value >= least,
-        "maximum": lambda most: value <= most,
-        "minItems": lambda least: len(value) >= least,
-        "maxItems": lambda most: len(value) <= most,
-        "items": lambda items: all(satisfies(items, item) for item in value),
-        "required": lambda keys: value.keys() >= set(keys),
-        "additionalProperties": lambda more: more or value.keys() <= properties.keys(),
-        "properties": lambda _: all(
-            satisfies(properties[key], value[key]) for key in value.keys() & properties.keys()
-        ),
-    }
-    return all(tests[word](schema[word]) for word in schema.keys() - ABOUT)
-
-
-def is_as_said_in_words(request, n_features):
-    """What descriptions say and schemas cannot: of ids, kinds of rows, and probabilities.
-
-    The model is one of texts, without dense features.
-    """
-    rows = request.get("rows", [request])
-    if any("dense" in row for row in rows):
-        return False
-    if len({"text" in row for row in rows}) > 1:
-        return False
-    if rows and request.get("numeric", False) == ("text" in rows[0]):
-        return False
-    for row in rows:
-        ids = [pair[0] for pair in row.get("features", [])]
-        known = all(type(i) is int and 0 <= i < n_features for i in ids)
-        if not known or len(set(ids)) < len(ids):
+    def satisfies(self, schema, value):
+        """Whether JSON is as the schema says; a word that is not known here is an error."""
+        if "$ref" in schema:
+            return self.satisfies(self.resolved(schema), value)
+        if "oneOf" in schema:
+            assert schema.keys() <= {"oneOf"} | ABOUT
+            return sum(self.satisfies(one, value) for one in schema["oneOf"]) == 1
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        if value is None:
+            return "null" in kinds
+        kind = kinds[0]
+        if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
             return False
-    least = request.get("threshold")
-    return request.get("rank") == "score" or least is None or 0 <= least <= 1
+        properties = schema.get("properties", {})
+        tests = {
+            "type": lambda _: True,
+            "enum": lambda allowed: value in allowed,
+            "minimum": lambda least: value >= least,
+            "maximum": lambda most: value <= most,
+            "minItems": lambda least: len(value) >= least,
+            "maxItems": lambda most: len(value) <= most,
+            "maxLength": lambda most: len(value) <= most,
+            "items": lambda items: all(self.satisfies(items, item) for item in value),
+            "prefixItems": lambda parts: all(map(self.satisfies, parts, value)),
+            "required": lambda keys: value.keys() >= set(keys),
+            "additionalProperties": lambda more: more or value.keys() <= properties.keys(),
+            "properties": lambda _: all(
+                self.satisfies(properties[key], value[key])
+                for key in value.keys() & properties.keys()
+            ),
+        }
+        return all(tests[word](schema[word]) for word in schema.keys() - ABOUT)
 
+    def is_as_said_in_words(self, request):
+        """What descriptions say and schemas cannot: of ids, lengths, labels and probabilities."""
+        rows = request.get("rows", [request])
+        for row in rows:
+            ids = [pair[0] for pair in row.get("features", [])]
+            if len(set(ids)) < len(ids):
+                return False
+        if sum(len(row.get("text", "")) for row in rows) > CONTRACT.limits.characters:
+            return False
+        named = [*(request.get("only") or ()), *(request.get("exclude") or ())]
+        named += [request["label"]] if "label" in request else []
+        if not all(self.knows(label) for label in named):
+            return False
+        if request.get("rank") == "score" or not self.interface.probabilities:
+            return True
+        least = request.get("threshold")
+        return least is None or 0 <= least <= 1
 
-def instances(schema):
-    """JSON that satisfies a schema, and what is said in words of pairs and rows."""
-    if "$ref" in schema:
-        return instances(resolved(schema))
-    if "oneOf" in schema:
-        return st.one_of([instances(one) for one in schema["oneOf"]])
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
-    least, most = schema.get("minimum"), schema.get("maximum")
-    match schema["type"]:
-        case "integer":
-            found = st.integers(least, most)
-        case "number":
-            found = st.floats(least, most, allow_nan=False) | st.integers(-9, 9)
-        case "boolean":
-            found = st.booleans()
-        case "string":
-            found = st.text(max_size=5)
-        case "array" if schema.get("format") == "pairs":
-            value = instances(schema["items"]["items"])
-            found = st.dictionaries(st.integers(0, N_FEATURES - 1), value, max_size=3).map(
-                lambda row: [list(pair) for pair in row.items()]
-            )
-        case "array" if schema.get("format") == "numbers":
-            found = st.lists(instances(schema["items"]), max_size=3)
-        case "array":
-            found = st.one_of(
-                [
-                    st.lists(instances(one), max_size=schema["maxItems"])
-                    for one in schema["items"]["oneOf"]
-                ]
-            )
-        case "object":
-            parts = {key: instances(value) for key, value in schema["properties"].items()}
-            required = {key: parts.pop(key) for key in schema["required"]}
-            found = st.fixed_dictionaries(required, optional=parts)
-    return found | st.none() if schema.get("nullable") else found
+    def knows(self, label):
+        if isinstance(label, int):
+            return label < self.model.n_labels
+        names = self.model.names or list(map(str, range(self.model.n_labels)))
+        return label.strip() in [*names] or (self.model.names is None and label.strip().isdecimal())
+
+    def accepts(self, path, request):
+        """Whether the server takes it."""
+        try:
+            _, checked = parse(path, json.dumps(request).encode(), self.model, CONTRACT)
+            if path == "/explain":
+                self.model.find_label(checked["label"])
+            else:
+                self.model.select_labels(checked["only"], checked["exclude"])
+        except DataError:
+            return False
+        return True
+
+    def instances(self, schema):
+        """JSON that satisfies a schema, and what is said in words of pairs."""
+        if "$ref" in schema:
+            return self.instances(self.resolved(schema))
+        if "oneOf" in schema:
+            return st.one_of([self.instances(one) for one in schema["oneOf"]])
+        if "enum" in schema:
+            return st.sampled_from(schema["enum"])
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        least, most = schema.get("minimum"), schema.get("maximum")
+        match kinds[0]:
+            case "integer":
+                found = st.integers(least, most)
+            case "number":
+                found = st.floats(least, most, allow_nan=False) | st.integers(-9, 9)
+            case "boolean":
+                found = st.booleans()
+            case "string":
+                found = st.text(max_size=5)
+            case "array" if schema.get("format") == "pairs":
+                number, value = map(self.instances, schema["items"]["prefixItems"])
+                found = st.dictionaries(number, value, max_size=3).map(
+                    lambda row: [list(pair) for pair in row.items()]
+                )
+            case "array":
+                sizes = schema.get("minItems", 0), min(schema["maxItems"], 5)
+                items = self.instances(schema["items"])
+                found = st.lists(items, min_size=sizes[0], max_size=sizes[1])
+            case "object":
+                parts = {key: self.instances(part) for key, part in schema["properties"].items()}
+                required = {key: parts.pop(key) for key in schema["required"]}
+                found = st.fixed_dictionaries(required, optional=parts)
+        return found | st.none() if "null" in kinds else found
 
 
 @pytest.fixture(scope="module")
-def model(text_files):
-    """One that does all that can be asked."""
-    opened = open_model(text_files / "calibrated")
-    assert opened.n_features >= N_FEATURES
-    return opened
-
-
-@pytest.fixture(scope="module")
-def dense_model():
-    """One that takes dense features only, and does all else."""
+def described(text_files):
+    """The kinds of models, all that they can do included."""
+    X, Y = random_problem()
     E = np.random.default_rng(0).standard_normal((60, 2)).astype(np.float32)
-    return fit([E], sp.csr_array(E > 0.5), TrainingParams(calibrate=True))
+    calibrated = TrainingParams(calibrate=True)
+    models = {
+        "texts": open_model(text_files / "calibrated"),
+        "numbers": fit(X, Y),
+        "dense": fit([E], sp.csr_array(E > 0.5), calibrated),
+        "both": fit([X[:60], E], sp.csr_array(E > 0.5)),
+    }
+    return {kind: Described(model) for kind, model in models.items()}
 
 
-def is_accepted(path, request, model):
-    try:
-        parse(path, json.dumps(request).encode(), model, CONTRACT)
-    except DataError:
-        return False
-    return True
-
-
-INSTANCES = {path: instances(body_schema(path)) for path in PATHS}
-
-
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", PATHS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_every_request_that_the_document_allows_is_accepted(model, path, data):
-    request = data.draw(INSTANCES[path])
-    assert satisfies(body_schema(path), request)
-    assert is_accepted(path, request, model) == is_as_said_in_words(request, model.n_features)
+def test_every_request_that_the_document_allows_is_accepted(described, path, kind, data):
+    one = described[kind]
+    request = data.draw(one.instances(one.body(path)))
+    assert one.satisfies(one.body(path), request)
+    assert one.accepts(path, request) == one.is_as_said_in_words(request)
 
 
+DENSE = {"dense": [0.5, 1]}
 ROW, TEXT_ROW = {"features": [[0, 1.5], [3, 2]]}, {"text": "apple"}
-OPTIONS = {"k": 2, "threshold": 0.5, "rank": "probability"}
-OPTIONS |= {"only": [0, "fruit"], "exclude": [], "prefix": "f", "below": "food"}
+OPTIONS = {"k": 2, "threshold": 0.5, "only": [0, 1], "exclude": [], "prefix": "f"}
 QUESTION = {"label": 1, "limit": 3}
-KINDS = [(ROW, {"numeric": True}), (TEXT_ROW, {})]
+NUMERIC = {"numeric": True}
 COMPLETE = [
-    *(("/predict", row | OPTIONS | numeric) for row, numeric in KINDS),
-    *(("/predict", {"rows": [row, row]} | OPTIONS | numeric) for row, numeric in KINDS),
-    *(("/explain", row | QUESTION | numeric) for row, numeric in KINDS),
+    (kind, path, request)
+    for kind, row, said in (
+        ("texts", TEXT_ROW, {}),
+        ("texts", ROW, NUMERIC),
+        ("numbers", ROW, {}),
+        ("dense", DENSE, {}),
+        ("both", ROW | DENSE, {}),
+    )
+    for path, request in (
+        ("/predict", row | OPTIONS | said),
+        ("/predict", {"rows": [row, row]} | OPTIONS | said),
+        ("/explain", row | QUESTION | said),
+    )
 ]
 KEYS = {"features", "text", "rows", "k", "threshold", "rank", "label", "limit", "numeric", "K"}
 KEYS |= {"only", "exclude", "prefix", "below", "dense"}
 ODD = [None, True, False, 0, -1, 1, 8, 1001, 2.0, 0.5, 1e39, -1e39, 10**400, "score", "luck", ""]
 ODD += [[], {}, [[0, 1]], [[0.5, 1]], [[0, 1], [0, 2]], [[9999, 1]], [[0]], [[0, 1, 2]], [0, 1]]
-ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4]
+ODD += [TEXT_ROW, ROW, TEXT_ROW | ROW, [TEXT_ROW], [ROW], [ROW, TEXT_ROW], [ROW] * 4, "x" * 21]
+ODD += [[TEXT_ROW | DENSE], [DENSE], [ROW | DENSE], [0.5], [0.5, "1"], ["fruit"]]
 MISSING = object()
 
 
@@ -196,8 +218,11 @@ def places(value):
             yield from places(inner) if isinstance(inner, dict | list) else ()
 
 
-@pytest.mark.parametrize(("path", "complete"), COMPLETE)
-def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(model, path, complete):
+@pytest.mark.parametrize(("kind", "path", "complete"), COMPLETE)
+def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(
+    described, kind, path, complete
+):
+    one = described[kind]
     request = copy.deepcopy(complete)
     accepted = []
     for container, key in list(places(request)):
@@ -207,9 +232,8 @@ def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(mode
                 container[key] = value
             elif key in container or isinstance(container, list):
                 del container[key]
-            allowed = satisfies(body_schema(path), request)
-            allowed = allowed and is_as_said_in_words(request, model.n_features)
-            assert is_accepted(path, request, model) == allowed, request
+            allowed = one.satisfies(one.body(path), request) and one.is_as_said_in_words(request)
+            assert one.accepts(path, request) == allowed, request
             accepted.append(allowed)
             container.clear()
             container.update(before) if isinstance(before, dict) else container.extend(before)
@@ -217,40 +241,103 @@ def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(mode
     assert {*accepted} == {True, False}
 
 
-def kinds_with_keys():
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_has_the_bounds_and_defaults_of_the_document(described, path, kind):
+    one = described[kind]
+    full = {"features": [[0, 1]], "text": "apple", "label": 0, "only": [0], "exclude": [1]}
+    full |= {"dense": [0.5, 1], "numeric": True}
+    for part in one.body(path)["oneOf"]:
+        schema = one.resolved(part)
+        row = {name: full[name] for name in schema["required"] if name in full}
+        if "rows" in schema["properties"]:
+            item = one.resolved(schema["properties"]["rows"]["items"])
+            full["rows"] = [{name: full[name] for name in item["required"]}]
+            row["rows"] = full["rows"]
+        for key, stated in schema["properties"].items():
+            request = dict(row)
+            if key == "threshold":
+                request["rank"] = "score"  # of which any number can be one
+            if key in request:
+                del request[key]
+                assert not one.accepts(path, request)
+                request[key] = full[key]
+            else:
+                assert CONTRACT.check(path, request)[key] == stated.get("default")
+            for word, beyond in (("minimum", -1), ("maximum", 1)):
+                if word in stated:
+                    bound = stated[word]
+                    assert one.accepts(path, {**request, key: bound})
+                    assert not one.accepts(path, {**request, key: bound + beyond * abs(bound)})
+            if "maxItems" in stated and key in ("rows", "only", "exclude"):
+                assert one.accepts(path, {**request, key: full[key] * stated["maxItems"]})
+                assert not one.accepts(path, {**request, key: full[key] * (stated["maxItems"] + 1)})
+
+
+def test_texts_that_are_too_long_together_are_refused_with_both_numbers(described):
+    model, reason = described["texts"].model, "the texts have 21 characters; at most 20 per request"
+    for path, request in (
+        ("/predict", {"text": "é" * 21}),
+        ("/predict", {"rows": [{"text": "🎉" * 10}, {"text": "a" * 11}]}),
+        ("/explain", {"text": "a" * 21, "label": 0}),
+    ):
+        with pytest.raises(LongTexts, match=reason):
+            parse(path, json.dumps(request).encode(), model, CONTRACT)
+    parse("/predict", json.dumps({"text": "🎉" * 20}).encode(), model, CONTRACT)
+
+
+def test_the_document_describes_the_model_that_is_served(described):
+    schemas = {kind: one.document["components"]["schemas"] for kind, one in described.items()}
+    assert {
+        kind: sorted(name for name in found if name.endswith("Row"))
+        for kind, found in schemas.items()
+    } == {
+        "texts": ["OneRow", "Row", "TextRow"],
+        "numbers": ["OneRow", "Row"],
+        "dense": ["DenseRow"],
+        "both": ["OneRow", "Row"],
+    }
+    pair = schemas["numbers"]["Row"]["properties"]["features"]["items"]["prefixItems"]
+    assert (pair[0]["minimum"], pair[0]["maximum"]) == (0, 79)
+    assert schemas["both"]["Row"]["required"] == ["features", "dense"]
+    dense = schemas["dense"]["OneDense"]["properties"]["dense"]
+    assert (dense["minItems"], dense["maxItems"]) == (2, 2)
+    label = schemas["texts"]["TextAndLabel"]["properties"]["label"]["oneOf"]
+    assert (label[0]["maximum"], label[1]["description"]) == (5, "The name of a label.")
+    label = schemas["numbers"]["RowAndLabel"]["properties"]["label"]["oneOf"]
+    assert (label[0]["maximum"], label[1]["description"]) == (39, "The id of a label as text.")
+    assert schemas["texts"]["OneText"]["properties"]["k"]["maximum"] == CONTRACT.limits.k
+    assert schemas["texts"]["Best"]["required"] == ["labels", "names", "probabilities"]
+    assert schemas["numbers"]["Best"]["required"] == ["labels", "scores"]
+    assert "probabilities" not in schemas["numbers"]["Best"]["properties"]
+    assert "/example" in described["texts"].document["paths"]
+    assert "/example" not in described["numbers"].document["paths"]
+    about = {kind: one.document["info"]["description"] for kind, one in described.items()}
+    assert about["texts"] == "Predict the best of 6 labels for texts."
+    assert about["both"].endswith("for rows of 80 sparse features with 2 dense features.")
+
+
+def test_what_a_cluster_does_not_answer_is_not_in_its_document():
+    served = Interface(3, 9, explanations=False, choices=False)
+    document = openapi(CONTRACT, "1", False, served)
+    assert "/explain" not in document["paths"]
+    assert "only" not in document["components"]["schemas"]["OneRow"]["properties"]
+    examples = document["paths"]["/predict"]["post"]["requestBody"]["content"]
+    assert not any(
+        "exclude" in one["value"] for one in examples["application/json"]["examples"].values()
+    )
+
+
+@pytest.mark.parametrize("features", [1, 2, 3])
+def test_examples_fit_small_models_and_tight_limits(features):
+    X, Y = random_problem(features=features)
+    one = Described(fit(X, Y))
+    limits = Limits(rows=1, characters=1, k=1)
+    document = openapi(Contract(limits), "1", False, one.interface)
     for path in PATHS:
-        for kind in body_schema(path)["oneOf"]:
-            for key in resolved(kind)["properties"]:
-                yield path, kind["$ref"].rpartition("/")[2], key
-
-
-@pytest.mark.parametrize(("path", "kind", "key"), [*kinds_with_keys()])
-def test_check_has_the_bounds_and_defaults_of_the_document(model, dense_model, path, kind, key):
-    model = dense_model if "Dense" in kind else model
-    schema = DOCUMENT["components"]["schemas"][kind]
-    full = {"features": [[0, 1]], "text": "apple", "rows": [{"text": "apple"}], "label": 0}
-    full |= {"only": [0], "exclude": ["fruit"]}
-    full["dense"] = [0.5, 1]
-    request = {name: full[name] for name in schema["required"]}
-    if key == "threshold":
-        request["rank"] = "score"  # of which any number can be one
-    if "features" in request and key != "numeric":
-        request["numeric"] = True
-    stated = schema["properties"][key]
-    if key in request:
-        del request[key]
-        assert not is_accepted(path, request, model)
-        request[key] = full[key]
-    else:
-        assert CONTRACT.check(path, request)[key] == stated.get("default")
-    for word, beyond in (("minimum", -1), ("maximum", 1)):
-        if word in stated:
-            bound = stated[word]
-            assert is_accepted(path, {**request, key: bound}, model)
-            assert not is_accepted(path, {**request, key: bound + beyond * abs(bound)}, model)
-    if "maxItems" in stated:
-        assert is_accepted(path, {**request, key: full[key] * stated["maxItems"]}, model)
-        assert not is_accepted(path, {**request, key: full[key] * (stated["maxItems"] + 1)}, model)
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        for example in content["examples"].values():
+            parse(path, json.dumps(example["value"]).encode(), one.model, Contract(limits))
 
 
 @pytest.mark.parametrize("hierarchy", [True, False])
@@ -264,15 +351,16 @@ def test_answers_are_as_the_document_says(text_files, tmp_path, hierarchy):
     }
     token = {"Authorization": "Bearer a secret"}
     seen = set()
-    with serving(tmp_path, text_files / "calibrated", *options, token="a secret") as server:
-        document = server.ask("GET", "/openapi.json")[2]
+    one = Described(open_model(text_files / "calibrated"))
+    with serving(text_files, text_files / "calibrated", token="a secret") as server:
+        document = one.document = server.ask("GET", "/openapi.json")[2]
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 for headers, given_body in product((token, {}), asked.get(path, [None])):
                     answer = server.ask(method.upper(), path, given_body, headers)
                     content = operation["responses"][str(answer[0])]["content"]
                     kind = answer[1]["Content-Type"].partition(";")[0]
-                    assert satisfies(content[kind]["schema"], answer[2]), answer
+                    assert one.satisfies(content[kind]["schema"], answer[2]), answer
                     seen.add((path, answer[0]))
     assert ("/tree" in document["paths"]) == hierarchy
     assert {path for path, status in seen if status == 200} == document["paths"].keys()

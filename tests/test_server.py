@@ -456,8 +456,13 @@ def test_malformed_searches_get_400_and_one_line(server, query, reason):
 
 
 def test_page_is_kept_to_itself(text_server, server):
-    for running, takes in ((text_server, "text"), (server, "features")):
-        status, headers, page = running.ask("GET", "/")
+    for running, path, said in (
+        (text_server, "/", '<body data-takes="text">'),
+        (server, "/", '<body data-takes="features">'),
+        (text_server, "/docs", "<small>POST</small>/predict"),
+        (server, "/docs", "<small>POST</small>/predict"),
+    ):
+        status, headers, page = running.ask("GET", path)
         assert status == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert headers["X-Content-Type-Options"] == "nosniff"
@@ -466,10 +471,10 @@ def test_page_is_kept_to_itself(text_server, server):
         policy = headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; connect-src 'self'; ")
         assert "unsafe" not in policy
-        assert f'<body data-takes="{takes}">' in page
-        assert "href=docs" in page or 'href="docs"' in page
+        assert said in page
+        assert path == "/docs" or "href=docs" in page or 'href="docs"' in page
         assert len(page) < 90_000
-        status, answered, body = running.ask("HEAD", "/")
+        status, answered, body = running.ask("HEAD", path)
         assert (status, body) == (200, "")
         assert answered["Content-Length"] == str(len(page.encode()))
 
@@ -546,12 +551,14 @@ def test_unknown_paths_and_methods_are_refused_in_json(server):
 
 
 def test_health_and_model_say_what_is_served(files, server):
-    assert server.ask("GET", "/health")[::2] == (200, {"status": "ok"})
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert server.ask("GET", path)[::2] == (200, {"status": "ok"})
     model = open_model(files / "named")
     told = server.ask("GET", "/model")[2]
     assert (told["labels"], told["features"], told["names"]) == (40, 80, True)
     assert (told["name"], told["text"], told["calibrated"]) == ("named", False, False)
-    assert told["limits"] == {"body": 10_000_000, "rows": 400, "k": 50}
+    limits = {"body": 10_000_000, "rows": 400, "characters": 1_000_000, "k": 50}
+    assert told["limits"] == limits
     assert told["params"] == model.params
     assert told["weights"] == model.weights.nnz
     assert told["version"]
@@ -559,14 +566,14 @@ def test_health_and_model_say_what_is_served(files, server):
 
 def test_description_is_complete_and_needs_nothing_from_elsewhere(server):
     description = server.ask("GET", "/openapi.json")[2]
-    asked = {"/predict", "/explain", "/labels", "/example", "/model", "/metrics", "/health"}
+    asked = {"/predict", "/explain", "/labels", "/model", "/metrics"}
+    asked |= {"/health", "/health/live", "/health/ready"}
     assert description["paths"].keys() == asked
     text = json.dumps(description)
     for name in re.findall(r'"#/components/schemas/(\w+)"', text):
         assert name in description["components"]["schemas"]
     assert description["components"]["schemas"]["OneRow"]["properties"]["k"]["maximum"] == 50
-    _, headers, page = server.ask("GET", "/docs")
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    _, _, page = server.ask("GET", "/docs")
     assert "<small>POST</small>/predict" in page
     assert "//" not in page
 
@@ -590,6 +597,20 @@ def test_body_of_100_mb_gets_413_and_is_not_kept(server):
     at_limit = b'{"features": []}'.ljust(10_000_000)
     assert server.ask("POST", "/predict", at_limit)[0] == 200
     assert server.ask("POST", "/predict", at_limit + b" ")[0] == 413
+
+
+def test_texts_beyond_the_limit_get_413_with_both_numbers(text_files):
+    with serving(text_files, text_files / "calibrated", "--max-characters", "30") as server:
+        assert server.predict({"text": "é" * 30})[0] == 200
+        for path, body in (
+            ("/predict", {"text": "é" * 31}),
+            ("/predict", {"rows": [{"text": "apple" * 3}, {"text": "pear" * 4}]}),
+            ("/explain", {"text": "é" * 31, "label": 0}),
+        ):
+            status, _, answer = server.ask("POST", path, json.dumps(body))
+            reason = "the texts have 31 characters; at most 30 per request"
+            assert (status, answer) == (413, {"error": reason})
+        assert server.ask("GET", "/model")[2]["limits"]["characters"] == 30
 
 
 def test_body_that_is_cut_off_harms_nobody(server):
@@ -680,7 +701,7 @@ def test_token_guards_all_but_health_and_lets_reload(files):
                 assert answered["WWW-Authenticate"] == "Bearer"
             headers = {"Authorization": "Bearer a secret"}
             assert server.ask(method, path, '{"features": []}', headers)[0] == 200
-        for path in ("/health", "/"):
+        for path in ("/health", "/health/live", "/health/ready", "/"):
             assert server.ask("GET", path)[0] == 200
         for method, path in [("POST", "/explain"), ("GET", "/example")]:
             assert server.ask(method, path, "{}")[0] == 401
@@ -764,6 +785,37 @@ def refused(*arguments, code="pass", **env):
     assert (out.returncode, out.stdout) == (2, "")
     assert out.stderr.count("\n") == 1, out.stderr
     return out.stderr
+
+
+def test_control_characters_reach_neither_the_log_nor_an_answer_nor_a_page(tmp_path):
+    odd = "a\x1b]0;title\x07\x7f\x9b31m\u202e b"
+    X, Y = random_problem(labels=2)
+    model = tmp_path / "odd \x1b[31m"
+    train(X, Y, model, names=[odd, "plain"])
+    seen = []
+    with serving(tmp_path, model) as server:
+        for method, path, body in (
+            ("POST", "/predict", '{"features": [[1, 1]]}'),
+            ("POST", "/explain", '{"features": [[1, 1]], "label": 0}'),
+            ("POST", "/explain", json.dumps({"features": [], "label": odd + "!"})),
+            ("GET", "/labels", None),
+            ("GET", "/model", None),
+            ("GET", "/", None),
+            ("GET", "/docs", None),
+            ("GET", "/openapi.json", None),
+        ):
+            with server.connect() as connection:
+                connection.request(method, path, body)
+                seen.append(connection.getresponse().read().decode())
+        assert json.loads(seen[3])["labels"][0]["name"] == odd
+        (model / "manifest.json").rename(model / "gone")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.metric('dismec_reloads_total{result="failed"}') == 1)
+        seen.append(server.log.read_text())
+    assert "odd \\u001b[31m" in seen[-1]
+    assert "odd \\u001b[31m" in seen[5]
+    for text in seen:
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text), text
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

@@ -57,6 +57,8 @@ def serve(
     server processes; SIGTERM finishes the requests that have begun and ends. With --hierarchy the
     page at / shows the tree of labels, and GET /tree returns its nodes.
     """
+    if workers > 1 and cluster is not None:
+        raise DismecError("--workers is not supported with --cluster")
     try:
         from dismec.serve.contract import Limits
         from dismec.serve.server import serve as serve_model

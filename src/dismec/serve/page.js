@@ -117,7 +117,7 @@ async function findLabels() {
 function fail(error, retry) {
   showNothing(waiting());
   if (error.status === 401) return askForToken();
-  if (error.status === 413) return tell("The text is too long: " + error.message + ".");
+  if (error.status === 413) return tell(`The text is too long: this server takes ${model.limits.body / 1e6} MB and ${model.limits.characters.toLocaleString("en")} characters at most.`);
   model = null;  // another one may be served by the time of the next request
   tell(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
 }
