@@ -317,15 +317,14 @@ def test_the_document_describes_the_model_that_is_served(described):
     assert about["both"].endswith("for rows of 80 sparse features with 2 dense features.")
 
 
-def test_what_a_cluster_does_not_answer_is_not_in_its_document():
-    served = Interface(3, 9, explanations=False, choices=False)
-    document = openapi(CONTRACT, "1", False, served)
-    assert "/explain" not in document["paths"]
-    assert "only" not in document["components"]["schemas"]["OneRow"]["properties"]
-    examples = document["paths"]["/predict"]["post"]["requestBody"]["content"]
-    assert not any(
-        "exclude" in one["value"] for one in examples["application/json"]["examples"].values()
-    )
+def test_a_hierarchy_is_in_the_document_if_the_server_has_one():
+    for hierarchy in (True, False):
+        contract = Contract(Limits(), hierarchy=hierarchy)
+        document = openapi(contract, "1", False, Interface(3, 9, hierarchy=hierarchy))
+        schemas = document["components"]["schemas"]
+        assert ("below" in schemas["OneRow"]["properties"]) == hierarchy
+        assert ("paths" in schemas["Best"]["required"]) == hierarchy
+        assert ("/tree" in document["paths"]) == hierarchy
 
 
 @pytest.mark.parametrize("features", [1, 2, 3])
@@ -352,7 +351,7 @@ def test_answers_are_as_the_document_says(text_files, tmp_path, hierarchy):
     token = {"Authorization": "Bearer a secret"}
     seen = set()
     one = Described(open_model(text_files / "calibrated"))
-    with serving(text_files, text_files / "calibrated", token="a secret") as server:
+    with serving(text_files, text_files / "calibrated", *options, token="a secret") as server:
         document = one.document = server.ask("GET", "/openapi.json")[2]
         for path, methods in document["paths"].items():
             for method, operation in methods.items():

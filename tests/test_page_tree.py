@@ -176,7 +176,7 @@ def test_a_server_without_a_hierarchy_has_no_tree(folder):
         assert "paths" not in answer
         status, _, answer = plain.predict({"text": "dogx1", "below": "dogs"})
         assert status == 400
-        assert "no hierarchy of labels" in answer["error"]
+        assert "unknown key 'below'" in answer["error"]
 
 
 def test_the_description_has_the_tree_and_its_example_can_be_sent(server):

@@ -65,7 +65,7 @@ class Service:
         hierarchy: Path | None = None,
     ) -> None:
         self.name = path.absolute().name
-        self.contract = Contract(limits)
+        self.contract = Contract(limits, hierarchy=hierarchy is not None)
         self.version = version("dismec")
         self._path, self._cluster, self._hierarchy = path, cluster, hierarchy
         self.served = self._open(directory or path)

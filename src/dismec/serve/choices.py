@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.topk_model import TopkModel
 from dismec.serve.label_search import LabelSearch
@@ -37,13 +36,12 @@ class Choices:
         `DataError` if the model or the hierarchy does not have one.
         """
         only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
-        below = request["below"]
+        below = request.get("below")
         if only is None and not exclude and not prefix.strip() and below is None:
             return None
         group = None
         if below is not None:
-            if tree is None:
-                raise DataError('"below" is not supported: the server has no hierarchy of labels')
+            assert tree is not None  # the contract has it only then
             group = tree.find(below)
         key = None if only is None else tuple(only), tuple(exclude or ()), prefix, group
         with self._lock:

@@ -23,11 +23,11 @@ _DENSE = "dense"
 
 
 class Contract:
-    """What may be asked of a server, and what it answers."""
+    """What may be asked of a server, and what it answers; with a `hierarchy`, also of that."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, hierarchy: bool = False) -> None:
         self.limits = limits
-        self.schemas = schemas_of(limits)  # of all requests and answers, by name
+        self.schemas = schemas_of(limits, hierarchy=hierarchy)  # of requests and answers, by name
         self.bodies = {  # what a request holds, by path
             "/predict": either("OneRow", "OneText", "ManyRows", "OneDense")
             | {"title": 'either "features", "text" or "dense" (a row), or "rows" (many)'},

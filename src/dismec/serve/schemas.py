@@ -224,8 +224,8 @@ def _label_list(description: str) -> Schema:
     )
 
 
-def schemas_of(limits: Limits) -> dict[str, Schema]:
-    """The schemas of all requests and answers, by name."""
+def schemas_of(limits: Limits, *, hierarchy: bool) -> dict[str, Schema]:
+    """The schemas of all requests and answers, by name; with a `hierarchy`, also of its nodes."""
     text = {"text": typed("string", "Only if the model takes texts.", maxLength=limits.characters)}
     options = {
         "k": count_of("Labels per row.", most=limits.k, default=5),
@@ -249,7 +249,7 @@ def schemas_of(limits: Limits) -> dict[str, Schema]:
             "do, if the model has no names).",
             default="",
         ),
-        "below": BELOW,
+        **({"below": BELOW} if hierarchy else {}),
     }
     kinds = either("TextRow", "Row", "DenseRow")
     rows = typed("array", "All of one kind.", maxItems=limits.rows, items=kinds)
