@@ -432,4 +432,4 @@ def test_labels_that_are_not_shared_out_among_classifiers_are_refused(model, cha
         manifest["shards"][0]["bytes"] = size
 
     edit(model, lie)
-    assert "not shared out among its classifiers" in refused(model, check=False)
+    assert "its classifiers do not have all of its labels" in refused(model, check=False)
