@@ -278,7 +278,6 @@ def slurm_conf(folder, socket_path):
             "SlurmdUser=root",
             "AuthType=auth/munge",
             f"AuthInfo=socket={socket_path}",
-            "CryptoType=crypto/munge",
             f"StateSaveLocation={folder / 'state'}",
             f"SlurmdSpoolDir={folder / 'spool'}",
             f"SlurmctldPidFile={folder / 'slurmctld.pid'}",

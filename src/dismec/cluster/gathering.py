@@ -67,7 +67,7 @@ def gathered(
         data = gathering.of_file(os.fspath(X)) if is_path(X) else gathering.of_blocks(X, Y)
         yield data
     finally:
-        calls = [(gathering_worker.discard, token)]
+        calls: list[tuple[Any, ...]] = [(gathering_worker.discard, token)]
         if data is not None:
             known = training_worker.Data(data.path, data.facts.size, data.facts.fingerprint)
             calls.append((training_worker.drop_data, known, token))
@@ -122,7 +122,7 @@ class _Gathering:
         ahead: deque[list[Any]] = deque()
         for number in range(len(blocks)):
             while len(ahead) <= _AHEAD and (block := next(left, None)) is not None:
-                ahead.append(self._compute(block))
+                ahead.append(self.cluster.compute(list(block)))
             parts = ahead.popleft()
             into = packed(Receiver, (gathering_worker.append, (parcel, number, kinds)))
 
@@ -131,16 +131,6 @@ class _Gathering:
                 return self.cluster.ask(home, "append", operator.call, receiver, *parts)
 
             self._result(self.cluster.watch(home, ask))
-
-    def _compute(self, block: tuple[Any, ...]) -> list[Any]:
-        try:
-            return self.cluster.compute(list(block))
-        except ValueError as error:
-            if "another client" not in str(error):
-                raise
-            raise DataError(
-                "X or Y was persisted by another Dask client: pass that client as cluster"
-            ) from None
 
     def _adopted(self, home: str, parcel: str, facts: DataFacts) -> PlacedData:
         """The file of a parcel as the copy of its machine."""
@@ -193,7 +183,9 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
     if not is_collection(collection):
         raise DataError(f"{what} is not a Dask collection of rows")
     blocks: Any = collection.to_delayed()
-    shape = getattr(blocks, "shape", (len(blocks),))  # an array's blocks are in an array
+    shape: tuple[int, ...] = getattr(
+        blocks, "shape", (len(blocks),)
+    )  # an array's blocks are in an array
     if len(shape) != (2 if hasattr(collection, "numblocks") else 1):
         raise DataError(f"{what} is {len(shape)}-d; expected rows × columns")
     if shape[1:] not in ((), (1,)):

@@ -80,7 +80,7 @@ def finish(parcel: str, n_labels: int | None, transform: Mapping[str, Any]) -> D
         raise WorkerLost("this worker has been restarted")
     with file.writer:
         file.writer.finish(n_labels if file.n_labels is None else file.n_labels)
-    return _data_facts(parcel_file(parcel), transform)
+    return _facts_of(parcel_file(parcel), transform)
 
 
 def sees(path: str) -> bool:
@@ -95,11 +95,11 @@ def read(parcel: str, path: str, transform: Mapping[str, Any]) -> tuple[DataFact
     """
     with detect(path) as data:
         if data.kind == "xmc":
-            return _data_facts(Path(path), transform, load_data(path).names), True
+            return _facts_of(Path(path), transform, load_data(path).names), True
         dataset = load_data(data)
     file = parcel_file(parcel)
     TrainingData(dataset.X, dataset.Y).save(file)
-    return _data_facts(file, transform, dataset.names), False
+    return _facts_of(file, transform, dataset.names), False
 
 
 def discard(token: str) -> None:
@@ -110,7 +110,7 @@ def discard(token: str) -> None:
     discard_parcels(token)
 
 
-def _data_facts(
+def _facts_of(
     path: Path, transform: Mapping[str, Any], names: list[str] | None = None
 ) -> DataFacts:
     data = TrainingData.map(path)

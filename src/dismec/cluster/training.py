@@ -10,6 +10,7 @@ client, costs only what was under way.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -241,11 +242,11 @@ class _ClusterRun:
         begin = time.monotonic()
         while time.monotonic() - begin < _NOBODY_SECONDS:
             there = self._cluster.workers()
-            holder = next((h for h in self._holders.items() if h[0] in there), None)
-            if holder is None:
+            holders = [h for h in self._holders.items() if h[0] in there]
+            if not holders:
                 yield None
                 continue
-            parcel = self._sender.parcel()
+            holder, parcel = secrets.choice(holders), self._sender.parcel()
             try:
                 size, worker = self._data.size, member.address
                 yield from hand_over(self._cluster, holder, worker, parcel, size)
