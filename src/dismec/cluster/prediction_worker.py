@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cluster.connection import listen, memory_limit
-from dismec.cluster.questions import Choice, Question, Rescaling
+from dismec.cluster.questions import LabelSet, Question, Rescaling
 from dismec.cluster.shipping import arrived, discard_parcels
 from dismec.data.matrices import Rows
 from dismec.errors import ModelError, WorkerLost
@@ -120,7 +120,7 @@ class _Session:
         def unpack() -> Allowed:
             if asked.bits is None:
                 raise Forgotten
-            return Choice.allowed(asked.bits, self.n_labels)
+            return LabelSet.allowed(asked.bits, self.n_labels)
 
         with self.lock:
             return _kept(self.choices, asked.choice, unpack)

@@ -1,8 +1,8 @@
 """What is asked of rows and shards: answered by each worker for its shards, merged by the client.
 
 Labels are ranked by score, or by slope·score + offset with a slope and an offset per label
-(`Curves`), among all labels, those of one set (`Choice`), or those of one set per row. Workers keep
-curves and choices that they were sent, by their keys, so that each is sent once.
+(`Curves`), among all labels, those of one set (`LabelSet`), or those of one set per row. Workers
+keep curves and sets that they were sent, by their keys, so that each is sent once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dismec.model.scoring import (
 __all__ = [
     "Ask",
     "Best",
-    "Choice",
     "CountBefore",
     "Curves",
     "Explain",
+    "LabelSet",
     "Question",
     "Ranked",
     "Rescaling",
@@ -135,7 +135,7 @@ class Curves:
         return Rescaling(self.slopes[leaders], self.offsets[leaders], self.bias)
 
 
-class Choice:
+class LabelSet:
     """One set of labels that all rows may be given, a bit for each label of the model."""
 
     def __init__(self, mask: npt.NDArray[np.bool_]) -> None:
@@ -154,7 +154,7 @@ class Ask:
 
     question: Question
     curves: Curves | None = None  # by score without
-    choice: Choice | None = None  # among all labels without
+    choice: LabelSet | None = None  # among all labels without
     shard: int | None = None  # the only one that is asked
 
     @property

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dismec.cluster.batches import RowBatch, cut_rows
 from dismec.cluster.prediction_worker import ShardFile
-from dismec.cluster.questions import Ask, Best, Choice, CountBefore, Curves, Explain
+from dismec.cluster.questions import Ask, Best, CountBefore, Curves, Explain, LabelSet
 from dismec.data.matrices import Rows
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
@@ -103,7 +103,7 @@ class ClusterRanking:
         if places == 0 or rows.n_rows == 0:
             return labels, scores
         mask = None if allowed is None else allowed.mask
-        choice = None if mask is None else Choice(mask)
+        choice = None if mask is None else LabelSet(mask)
 
         def keep(start: int, stop: int, found: Any) -> None:
             labels[start:stop, :places], scores[start:stop, :places] = _checked(found)
