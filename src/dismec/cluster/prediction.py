@@ -224,7 +224,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
                 self._fail(batch, outcome)
             else:
                 batch.found.append(outcome)
-                self.traffic.answers += _outcome_size(outcome)
+                self.traffic.answers += _answer_bytes(outcome)
                 self._finish(batch)
         self.traffic.weights = self._sender.n_bytes
         self._hand_out()
@@ -387,7 +387,7 @@ class ClusterModel(RemoteModel):
         super().__init__(predictor.manifest, predictor.transform, predictor.parts, predictor)
 
 
-def _outcome_size(outcome: Any) -> int:
+def _answer_bytes(outcome: Any) -> int:
     """Bytes of the arrays in an answer."""
     parts = outcome if isinstance(outcome, tuple) else (outcome,)
     return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
