@@ -64,7 +64,8 @@ wheel:
 	CXX="$(CXX)" $(WHEELS)/python -m build --outdir build/dist .
 	mkdir -p dist
 	cp build/dist/*.tar.gz dist/
-	if [ "$$(uname)" = Linux ]; then $(WHEELS)/auditwheel repair --wheel-dir dist build/dist/*.whl; \
+	if [ "$$(uname)" = Linux ]; then \
+	  PATH="$(CURDIR)/$(WHEELS):$$PATH" $(WHEELS)/auditwheel repair --wheel-dir dist build/dist/*.whl; \
 	  else cp build/dist/*.whl dist/; fi
 	case $$(echo dist/*.whl) in *-abi3-*) $(WHEELS)/abi3audit --strict dist/*.whl;; esac
 	$(WHEELS)/twine check --strict dist/*
