@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from dismec.data.files import StrPath, whole_file
+from dismec.data.printable import html_text
 from dismec.report.facts import frequency_range
 from dismec.report.figures import BLUE, COLOURS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
 from dismec.report.page import figure, page_of, table
@@ -88,7 +88,7 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         f"<p>{data['rows']:,} training rows, {data['test rows']:,} test rows, "
         f"{data['features']:,} features, {data['labels']:,} labels that have training rows. "
         f"Trained with {data['threads']} threads, predicted with one; "
-        f"{escape(data['machine'])}.</p>"
+        f"{html_text(data['machine'])}.</p>"
     )
     yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
     yield (
