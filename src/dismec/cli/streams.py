@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any, TextIO
 
 from dismec.data.printable import printable
 
@@ -15,7 +15,7 @@ __all__ = ["printable_streams", "unfiltered"]
 class _PrintableStream:
     """A text stream that shows control characters instead of passing them on."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
@@ -43,6 +43,6 @@ def printable_streams() -> Iterator[None]:
                 setattr(sys, name, before[name])
 
 
-def unfiltered(stream: IO[str]) -> IO[str]:
+def unfiltered(stream: TextIO) -> TextIO:
     """The stream behind the filter, for bytes of files and for the colours of tables."""
     return stream.unfiltered if isinstance(stream, _PrintableStream) else stream

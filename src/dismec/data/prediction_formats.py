@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from dismec.data.printable import ACTED_ON, printable
+
 __all__ = ["BINARY_FORMATS", "ENDINGS", "FORMATS", "format_of", "json_text", "spell_name"]
 
 FORMATS = ("text", "csv", "tsv", "jsonl", "json", "parquet", "npz", "xmc")
@@ -22,9 +24,7 @@ ENDINGS = {
     ".npz": "npz",
 }
 
-_UNQUOTED = re.compile(r'(?!\d+\Z)[^\s:"\\\x00-\x1f\x7f-\x9f]+')
-# What JSON lets through although terminals or `str.splitlines` act on it.
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029]")
+_UNQUOTED = re.compile(rf'(?!\d+\Z)[^\s:"\\{ACTED_ON}]+')
 
 
 def format_of(path: Path) -> str | None:
@@ -37,12 +37,13 @@ def format_of(path: Path) -> str | None:
 def json_text(value: object, encoding: str = "utf-8") -> str:
     """A value as JSON on one line, also for readers that split lines at U+0085 or U+2028.
 
+    It has no characters that a terminal acts on.
     Characters that `encoding` lacks are escaped.
     """
     text = json.dumps(value, ensure_ascii=False)
     if not _can_encode(text, encoding):
         return json.dumps(value)
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return printable(text)
 
 
 def spell_name(name: str, encoding: str = "utf-8") -> str:

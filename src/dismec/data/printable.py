@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["html_text", "printable"]
+__all__ = ["ACTED_ON", "html_text", "printable"]
 
-_ACTED_ON = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
-_CONTROLS = re.compile(f"[{_ACTED_ON}]")
-_CONTROLS_IN_LINES = re.compile(rf"(?![\t\n])[{_ACTED_ON}]")
+# In a regular expression, between brackets.
+ACTED_ON = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+_CONTROLS = re.compile(f"[{ACTED_ON}]")
+_CONTROLS_IN_LINES = re.compile(rf"(?![\t\n])[{ACTED_ON}]")
 
 
 def printable(text: str, *, one_line: bool = False) -> str:

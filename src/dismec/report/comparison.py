@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
+from dismec.data.printable import html_text
 from dismec.report.facts import frequency_range
 from dismec.report.figures import BLUE, COLORS, GREY, MARKERS, ORANGE, draw_svg, plain_ticks
 from dismec.report.page import figure, page_of, table
@@ -90,7 +90,7 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         f"{counted(data['features'], 'feature')}, {counted(data['labels'], 'label')} that have "
         "training rows. "
         f"Trained with {counted(data['threads'], 'thread')}, predicted with one; "
-        f"{escape(data['machine'])}.</p>"
+        f"{html_text(data['machine'])}.</p>"
     )
     yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
     yield (

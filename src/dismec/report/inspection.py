@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from dismec.data.counts import counted
 from dismec.data.files import whole_file
+from dismec.data.printable import html_text
 from dismec.report import figures
 from dismec.report.estimate import tell_estimate
 from dismec.report.facts import frequency_range, plain_facts
@@ -77,7 +77,7 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
 def _oddities(facts: Mapping[str, Any]) -> Iterator[str]:
     lines = tell_oddities(facts)
     if lines:
-        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        items = "".join(f"<li>{html_text(line)}</li>" for line in lines)
         yield f"<h2>Worth a look before training</h2><ul>{items}</ul>"
 
 
@@ -176,7 +176,7 @@ def _listed_of(n: int, total: int, order: str) -> str:
 
 def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if not facts["complete"]:
-        yield f"<p>{escape(facts['state'])}</p>"
+        yield f"<p>{html_text(facts['state'])}</p>"
     test = facts.get("test")
     size = (
         f"{counted(facts['labels'], 'label')}, {counted(facts['features'], 'feature')}, trained on "
@@ -352,7 +352,7 @@ def _files(files: Sequence[Mapping[str, Any]], most: int = 50) -> str:
 
 def _facts(facts: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(key)}</td><td>{escape(value)}</td></tr>\n"
+        f"<tr><td>{html_text(key)}</td><td>{html_text(value)}</td></tr>\n"
         for key, value in plain_facts(facts).items()
     )
     return f'<div class="wide"><table class="facts">\n{rows}</table></div>'

@@ -51,7 +51,8 @@ class _Member:
 
     async def _ask(self, what: str) -> Message:
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         try:
             if not self._channel.send({"ask": what, "number": number}):
                 raise NotReady("the server's first process does not answer")
