@@ -184,7 +184,7 @@ def _is_one_per_row(labels: Any) -> bool:
     if sp.issparse(labels) or isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
         return False
     if hasattr(labels, "ndim"):
-        return labels.ndim == 1
+        return bool(labels.ndim == 1)
     return len(labels) > 0 and not any(map(_is_several, labels))
 
 
