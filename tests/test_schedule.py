@@ -16,7 +16,6 @@ from dismec.cluster.schedule import BLOCKS_PER_THREAD, Schedule
 from dismec.errors import ClusterError
 from dismec.solve.blocks import BlockCutter
 
-
 PACE = 1e-3  # core-seconds of a unit of cost
 
 
