@@ -260,7 +260,9 @@ def test_labels_without_names_have_none(library, small):
 
 
 def test_the_program_of_the_page_on_c_runs(built, tmp_path):
-    (program,) = re.findall(r"```c\n(.*?)```", (ROOT / "docs" / "c.md").read_text(), re.DOTALL)
+    (program,) = re.findall(
+        r"```c\n(.*?)```", (ROOT / "docs" / "howto" / "c.md").read_text(), re.DOTALL
+    )
     X, Y = random_problem(rows=60, features=20, labels=6, density=0.2)
     model = train(X, Y, tmp_path / "model", names=list("abcdef"))
     (tmp_path / "program.c").write_text(program)

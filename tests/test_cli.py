@@ -189,7 +189,7 @@ def test_demo_ends_with_metrics_and_examples(tmp_path):
             "new.xls: unknown extension; use .txt, .csv",
         ),
         (["predict", "model", "data.txt", "-o", "new"], "or --format"),
-        (["predict", "model", "data.txt", "-o", "new.npz.gz"], "unknown ending"),
+        (["predict", "model", "data.txt", "-o", "new.npz.gz"], "unknown extension"),
         (["predict", "model", "data.txt", "--format", "npz", "-o", "x.gz"], "leave out .gz"),
         (["predict", "model", "data.txt", "--json", "--format", "csv"], "--json contradicts"),
         (["predict", "model"], "either DATA or --text"),

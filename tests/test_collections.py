@@ -388,8 +388,8 @@ def test_blocks_of_other_widths_are_refused(here, problem):
         (5, "block 0: row 1 is not a pair of features"),
         (({"word": 1.0}, [0]), "block 0: row 1 is not a pair of features"),
         (({-1: 1.0}, [0]), "block 0: .*-1"),
-        (({1: 1.0}, [-1]), "block 0: row 1: -1 is not a label id"),
-        (({1: float("nan")}, [1]), "block 0: row 1, feature 1: nan is not a finite"),
+        (({1: 1.0}, [-1]), "block 0: row 2: -1 is not a label id"),
+        (({1: float("nan")}, [1]), "block 0: row index 1, feature 1: nan is not a finite"),
     ],
 )
 def test_unsound_rows_of_a_bag_are_named(here, row, reason):

@@ -66,8 +66,10 @@ def fake_system(tmp_path, monkeypatch, body):
     script = tmp_path / "system.py"
     script.write_text(
         "import json, os, sys, time\n"
+        "reports = os.dup(1)\n"
+        "os.dup2(2, 1)\n"
         "def send(report):\n"
-        "    os.write(int(sys.argv[5]), (json.dumps(report) + '\\n').encode())\n" + body
+        "    os.write(reports, (json.dumps(report) + '\\n').encode())\n" + body
     )
     monkeypatch.setattr(process.worker, "__file__", str(script))
 
@@ -169,7 +171,7 @@ class TestProcess:
             ("os.kill(os.getpid(), 9)", "killed, probably out of memory"),
             ("os.abort()", "ended by signal 6"),
             ("print('some'); sys.exit('no such thing')", "ended with code 1: no such thing"),
-            ("os.write(int(sys.argv[5]), b'{\"tr')", "ended with code 0"),
+            ("os.write(reports, b'{\"tr')", "ended with code 0"),
         ],
     )
     def test_a_system_that_ends_says_how(self, rows, tmp_path, monkeypatch, body, why):

@@ -628,7 +628,7 @@ def test_unsound_datasets_are_not_saved(tmp_path, write):
     ):
         with pytest.raises(DataError, match=reason):
             save_data(dataset, path)
-    with pytest.raises(DataError, match="unknown ending"):
+    with pytest.raises(DataError, match="unknown extension"):
         save_data(Dataset(X, Y), tmp_path / "out.csv")
     assert path.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.txt", "out.xmc"]
