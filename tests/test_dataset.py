@@ -458,7 +458,7 @@ def test_a_damaged_xmc_is_an_error_or_a_sound_dataset(xmc, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [(7, "7, which is not text"), ("\ud800", "not sound Unicode")]
+    ("name", "reason"), [(7, "7, which is not text"), ("\ud800", "not valid Unicode")]
 )
 def test_names_that_no_file_can_hold_are_refused(tmp_path, write, name, reason):
     dataset = load_data(write(TEXT))._replace(names=["a", name, "c", "d", "e"])
