@@ -28,11 +28,11 @@ SCRIPT = Path(__file__).parent / "fuzz" / "run.py"
 
 @pytest.mark.unhurried
 def test_no_bomb_and_none_of_many_mutated_inputs_shows_a_fault(tmp_path):
-    command = [SCRIPT, "--inputs", "1500", "--seed", "1", "--faults", tmp_path / "faults"]
+    command = [SCRIPT, "--inputs", "800", "--seed", "1", "--faults", tmp_path / "faults"]
     done = subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.stdout.splitlines()[-1] == "1,500 inputs, 0 faults", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "800 inputs, 0 faults", done.stdout + done.stderr
     assert done.returncode == 0
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tm
     path.write_bytes(gzip_of(line * 1000, 20))
     assert 20_000 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
     assert sum(len(batch.texts) for batch in read_texts(path)) == 20_000
-    path.write_bytes(gzip_of(b"\n" * (1 << 20), 17))
+    path.write_bytes(gzip_of(b"\n" * (1 << 20), 5))
     with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
         list(read_texts(path))
 
