@@ -15,6 +15,8 @@ import pytest
 
 from dismec import DataError, load_data, train
 from dismec.data.corpus import read_texts
+from dismec.data.mixed import load_dense
+from dismec.data.row_weights import load_row_weights
 from dismec.errors import DismecError
 from dismec.report.facts import describe_data
 from fuzz import run
@@ -28,11 +30,11 @@ SCRIPT = Path(__file__).parent / "fuzz" / "run.py"
 
 @pytest.mark.unhurried
 def test_no_bomb_and_none_of_many_mutated_inputs_shows_a_fault(tmp_path):
-    command = [SCRIPT, "--inputs", "1500", "--seed", "1", "--faults", tmp_path / "faults"]
+    command = [SCRIPT, "--inputs", "800", "--seed", "1", "--faults", tmp_path / "faults"]
     done = subprocess.run(
         [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path
     )
-    assert done.stdout.splitlines()[-1] == "1,500 inputs, 0 faults", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "800 inputs, 0 faults", done.stdout + done.stderr
     assert done.returncode == 0
 
 
@@ -126,7 +128,7 @@ def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tm
     path.write_bytes(gzip_of(line * 1000, 20))
     assert 20_000 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
     assert sum(len(batch.texts) for batch in read_texts(path)) == 20_000
-    path.write_bytes(gzip_of(b"\n" * (1 << 20), 17))
+    path.write_bytes(gzip_of(b"\n" * (1 << 20), 5))
     with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
         list(read_texts(path))
 
@@ -148,3 +150,30 @@ def test_what_no_row_has_is_no_reason_to_refuse_a_training(tmp_path):
     path.write_text("3 100000 70000\n0,3 0:1\n3 1:1 2:0.5\n 4:1\n")
     X, Y, _ = load_data(path)
     assert train(X, Y, tmp_path / "model", threads=1).n_labels == 70000
+
+
+@pytest.mark.parametrize("shape", ["(40, 3", "(40, -3), ", "(40, 9" + "9" * 30 + "), ", "(1, [2]"])
+def test_an_array_with_a_damaged_header_is_refused_in_one_line(shape, tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones((40, 3), np.float32))
+    content = path.read_bytes()
+    assert b"(40, 3), " in content
+    path.write_bytes(content.replace(b"(40, 3), ", shape.encode()))
+    for load in (load_dense, load_row_weights):
+        with pytest.raises(DataError) as caught:
+            load(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_arrow_file_with_places_beyond_its_values_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    path = tmp_path / "a.arrow"
+    table = pa.table({"text": ["first", "second", "third"], "labels": [["a"], ["b"], []]})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    content = path.read_bytes()
+    places = np.array([0, 5, 11, 16], "<i4").tobytes()
+    assert places in content
+    path.write_bytes(content.replace(places, np.array([0, 5, 2**30, 16], "<i4").tobytes()))
+    with pytest.raises(DataError, match="not a Arrow file that can be read"):
+        list(read_texts(path))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import shutil
 import zipfile
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,14 +22,13 @@ from dismec.data.dataset import feature_batches
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from fuzz.targets import problem
 
-UNPACKED = 1 << 24  # what a small compressed file may hold
+UNPACKED = 1 << 22  # what a small compressed file may hold
 Case = tuple[str, Path, int, Callable[[], object]]
 
 
 def gzip_of(piece: bytes, times: int) -> bytes:
-    """The gzip data of a piece that is repeated."""
-    made = zlib.compressobj(9, wbits=31)
-    return b"".join([*(made.compress(piece) for _ in range(times)), made.flush()])
+    """The gzip data of a piece that is repeated: several members, as ``cat`` joins them."""
+    return gzip.compress(piece, 9, mtime=0) * times
 
 
 def bombs(folder: Path) -> list[Case]:
@@ -53,9 +52,9 @@ def bombs(folder: Path) -> list[Case]:
         return train(*load_data(path)[:2], folder / "never")
 
     newlines = gzip_of(b"\n" * (1 << 20), 256)
-    add("newlines", "newlines.gz", newlines, load_data, batches, describe_data, texts)
-    add("newlines of JSON", "newlines.jsonl.gz", newlines, texts, describe_texts)
-    add("newlines of CSV", "newlines.csv.gz", b"\n" + newlines, texts)
+    add("newlines", "newlines.gz", newlines, load_data, batches, describe_data)
+    add("newlines of JSON", "newlines.jsonl.gz", newlines, describe_texts)
+    add("newlines of CSV", "newlines.csv.gz", gzip_of(b"text\n", 1) + newlines, texts)
     add("labels alone", "labels.txt.gz", gzip_of(b"0\n" * (1 << 19), 128), load_data)
     add("blanks", "blanks.jsonl.gz", gzip_of(b" " * (1 << 20), 200), texts)
     add("an array of blanks", "blanks.json.gz", gzip_of(b"[" + b" \n" * (1 << 19), 100), texts)
@@ -90,21 +89,21 @@ def _describes(folder: Path) -> Callable[[], object]:
 
 
 def _npz_of_zeros() -> bytes:
-    """Arrays of 400 MB that deflate to 400 kB."""
+    """Arrays of 200 MB that deflate to 200 kB."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, array in {
             "format": np.array(b"csr"),
-            "shape": np.array([1, 10**8]),
-            "indptr": np.array([0, 10**8]),
+            "shape": np.array([1, 25 * 10**6]),
+            "indptr": np.array([0, 25 * 10**6]),
         }.items():
             with packed.open(f"{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array)
         for name, dtype in (("indices", "<i4"), ("data", "<f4")):
             with packed.open(f"{name}.npy", "w") as entry:
-                about = {"descr": dtype, "fortran_order": False, "shape": (5 * 10**7,)}
+                about = {"descr": dtype, "fortran_order": False, "shape": (25 * 10**6,)}
                 np.lib.format.write_array_header_1_0(entry, about)
-                for _ in range(200):
+                for _ in range(100):
                     entry.write(bytes(10**6))
     return file.getvalue()
 
@@ -133,7 +132,7 @@ def _add_arrow(add: Callable[..., None], texts: Callable[[Path], int]) -> None:
     import pyarrow.parquet as pq
 
     lines = b'{"text": "a", "labels": []}\n' * (1 << 16)
-    newlines = pa.compress(b"\n" * (1 << 28), "zstd", asbytes=True)
+    newlines = pa.compress(b"\n" * (1 << 26), "zstd", asbytes=True)
     add("newlines of Zstandard", "newlines.jsonl.zst", newlines, texts)
     add("lines of Zstandard", "lines.jsonl.zst", pa.compress(lines, "zstd", asbytes=True), texts)
     file = io.BytesIO()

@@ -124,12 +124,12 @@ def work(arguments: argparse.Namespace) -> None:
     faults = Faults(arguments.faults)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, _progress(arguments) as step:
         shop = Workshop(Path(folder))
+        cases = bombs(Path(folder) / "bombs") if arguments.first == 0 else []
         meter = Meter()
-        if arguments.first == 0:
-            for name, path, size, attempt in bombs(Path(folder) / "bombs"):
-                step(0)
-                if fault := meter.fault_of(size, attempt):
-                    faults.keep(f"bomb {name}", fault, path)
+        for name, path, size, attempt in cases:
+            step(0)
+            if fault := meter.fault_of(size, attempt):
+                faults.keep(f"bomb {name}", fault, path)
         shares = [target.share for target in shop.targets]
         counts = dict.fromkeys((target.name for target in shop.targets), 0)
         for number in itertools.count(arguments.first):

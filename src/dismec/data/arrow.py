@@ -47,6 +47,7 @@ class ArrowTable:
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """The values of these columns, row by row, as Python objects."""
         for batch in self._batches(columns):
+            batch.validate(full=True)  # else a place beyond the values ends the process
             values = ((value.as_py() for value in batch.column(name)) for name in columns)
             yield from zip(*values, strict=True)
 

@@ -24,6 +24,7 @@ from dismec.data.counts import counted
 from dismec.data.files import StrPath, whole_file
 from dismec.data.formats import detect
 from dismec.data.matrices import (
+    NPY_ERRORS,
     Rows,
     canonical,
     check_entries,
@@ -275,7 +276,7 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
         if matrix.format != "coo":
             matrix.check_format(full_check=True)
         found: Any = canonical(matrix)
-    except (ValueError, TypeError, KeyError, IndexError, EOFError, MemoryError) as error:
+    except NPY_ERRORS as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error

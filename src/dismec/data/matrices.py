@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from dismec.errors import DataError
 
 __all__ = [
     "MAX_COLUMNS",
+    "NPY_ERRORS",
     "Rows",
     "canonical",
     "check_X",
@@ -48,6 +50,11 @@ Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 MAX_COLUMNS = 2**31 - 1  # a column id is an int32
+# What NumPy raises for a file of arrays that is damaged; its header is a piece of Python.
+NPY_ERRORS = (
+    *(ValueError, TypeError, OverflowError, KeyError, IndexError, EOFError, MemoryError),
+    *(SyntaxError, TokenError),
+)
 
 
 class Rows(NamedTuple):

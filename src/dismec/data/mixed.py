@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.counts import counted
-from dismec.data.matrices import Rows, check_rows, check_X, refuse_mask
+from dismec.data.matrices import NPY_ERRORS, Rows, check_rows, check_X, refuse_mask
 from dismec.errors import DataError
 
 __all__ = [
@@ -180,7 +180,7 @@ def load_dense(path: Any) -> Floats:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or 'not a .npy file'}") from None
-    except ValueError:
+    except NPY_ERRORS:
         raise DataError(f"{path}: not a .npy file of numbers") from None
     if not isinstance(found, np.ndarray):
         raise DataError(f"{path}: holds several arrays; expected a .npy file of one matrix")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dismec.data.counts import counted
 from dismec.data.files import StrPath
-from dismec.data.matrices import refuse_mask
+from dismec.data.matrices import NPY_ERRORS, refuse_mask
 from dismec.errors import DataError
 
 __all__ = [
@@ -85,8 +85,9 @@ def load_row_weights(path: StrPath) -> RowWeights:
 def _loaded_array(path: Path, file: Any) -> RowWeights:
     try:
         array = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
-        raise DataError(f"{path}: not an array that can be read: {error}") from None
+    except NPY_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not an array that can be read: {reason}") from None
     return check_row_weights(array, array.shape[0] if array.ndim else 0, str(path), of_file=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from io import BufferedReader
+from io import BufferedReader, StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,14 +139,13 @@ def json_array_rows(
 
     def more() -> bool:
         nonlocal text, last
-        pieces = [text]
+        whole = StringIO()  # lines may be short, and a list of them many times as large
         size = 0
         while size < max(_CHUNK, len(text)) and not last:
             piece = next(lines, None)
             last = piece is None
-            pieces.append(piece or "")
-            size += len(piece or "")
-        text = "".join(pieces)
+            size += whole.write(piece or "")
+        text += whole.getvalue()
         return size > 0
 
     def skip() -> None:

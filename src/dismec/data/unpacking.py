@@ -19,7 +19,7 @@ _BUFFER = 1 << 20
 _PACKED = 1 << 18  # bytes of a compressed file that are read at a time
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # What a compressed file may hold: text is packed to a third or to a tenth, not to a thousandth.
-_MOST_TIMES, _ALWAYS = 100, 1 << 24
+_MOST_TIMES, _ALWAYS = 100, 1 << 22
 
 
 class UnreadableError(Exception):
@@ -57,7 +57,7 @@ class _Unpacked(io.RawIOBase):
         """As many bytes as are at hand, at least one before the end."""
         text = self._next(len(buffer))
         self._n_made += len(text)
-        if self._n_made > max(_ALWAYS, _MOST_TIMES * self._file.raw.n_read):
+        if self._n_made > max(_ALWAYS, _MOST_TIMES * self._taken):
             raise UnreadableError(
                 f"the file holds more than {_MOST_TIMES} times its size from here on; "
                 "if it is meant to, unpack it first"
@@ -68,6 +68,11 @@ class _Unpacked(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+    @property
+    def _taken(self) -> int:
+        """Bytes of the compressed file that what was read comes from, or a few more."""
+        return int(self._file.raw.n_read)
 
     def _next(self, most: int) -> bytes:
         raise NotImplementedError
@@ -80,6 +85,11 @@ class _Gunzip(_Unpacked):
         super().__init__(file)
         self._packed = b""
         self._member = zlib.decompressobj(wbits=31)
+        self._n_taken = 0
+
+    @property
+    def _taken(self) -> int:
+        return self._n_taken
 
     def _next(self, most: int) -> bytes:
         while True:
@@ -115,6 +125,7 @@ class _Gunzip(_Unpacked):
                 size //= 2
             else:
                 left = self._member.unused_data or self._member.unconsumed_tail
+                self._n_taken += size - len(left)
                 self._packed = left + self._packed[size:]
                 return text
 

@@ -50,9 +50,10 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
         falling Jaccard index, and labels that "always" come with another one, among "of labels", so
         many of the most frequent; and "all labels", a list per column, the most frequent first.
     """
-    labels = np.arange(Y.shape[1])
     if names is None:
         Y, labels = without_unused(Y)
+    else:
+        labels = np.arange(Y.shape[1])
     counts = np.bincount(Y.indices, minlength=Y.shape[1])
     ranked = np.argsort(-counts, kind="stable")
     once = np.flatnonzero(counts == 1)

@@ -142,22 +142,22 @@ class _Endpoints:
 
     def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """What a task returns, unless a file of the model was damaged meanwhile."""
-        model = self._service.model
+        models = {self._service.model}
         try:
             return task(body)
         finally:  # what came of damage may be an error as well
-            for used in (model, self._service.model):
-                if (reason := used.damage) is not None:
-                    raise _DamagedModel(reason)
+            models.add(self._service.model)  # it may have been changed before the task took it
+            if reason := next(filter(None, (model.damage for model in models)), None):
+                raise _DamagedModel(reason)
 
     def _check_ready(self) -> None:
         model = self._service.model
-        if (reason := model.damage) is not None:
-            error = _DamagedModel(reason)
+        if (reason := model.not_ready) is None:
+            return
+        error = NotReady(reason) if model.damage is None else _DamagedModel(reason)
+        if isinstance(error, _DamagedModel):
             self._mend(error)
-            raise error
-        if (reason := model.not_ready) is not None:
-            raise NotReady(reason)
+        raise error
 
     def _mend(self, error: Exception) -> None:
         """Open the model again after damage to its files, from time to time until there is one."""
