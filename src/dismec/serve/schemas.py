@@ -57,7 +57,7 @@ def object_of(properties: dict[str, Schema], *required: str) -> Schema:
     return typed("object", properties=properties, **closed)
 
 
-def _number(description: str | None = None) -> Schema:
+def _answered_number(description: str | None = None) -> Schema:
     """A number of an answer; one that is not finite is null."""
     return typed("number", description, nullable=True)
 
@@ -114,26 +114,26 @@ _QUESTION = {
 _TERM = {
     "feature": INTEGER,
     "term": typed("string", "Only if the model takes texts."),
-    "value": _number("After the model's transform."),
-    "weight": _number(),
-    "contribution": _number("value × weight"),
+    "value": _answered_number("After the model's transform."),
+    "weight": _answered_number(),
+    "contribution": _answered_number("value × weight"),
 }
 _REASON = {
     "label": INTEGER,
     "name": typed("string", "Only if the label has one."),
-    "value": _number("How likely the first stage finds it."),
-    "weight": _number(),
-    "contribution": _number("value × weight"),
+    "value": _answered_number("How likely the first stage finds it."),
+    "weight": _answered_number(),
+    "contribution": _answered_number("value × weight"),
     "terms": typed("array", "What speaks most for it, or against.", items=object_of(_TERM)),
 }
 _EXPLANATION = {
     "label": INTEGER,
     "name": typed("string", "Only if the label has one."),
-    "score": _number("The bias and all contributions, added up."),
-    "probability": _number("Only if the model is calibrated."),
+    "score": _answered_number("The bias and all contributions, added up."),
+    "probability": _answered_number("Only if the model is calibrated."),
     "rank": typed("integer", "Its place among all labels for this row; that of the best is 1."),
-    "bias": _number("The score of a row without features."),
-    "embedding": _number("What the dense features add together; only if there are any."),
+    "bias": _answered_number("The score of a row without features."),
+    "embedding": _answered_number("What the dense features add together; only if there are any."),
     "terms": typed("array", "Those that weigh most first, for or against.", items=object_of(_TERM)),
     "reasons": typed(
         "array",
@@ -146,13 +146,13 @@ _EXPLANATION = {
         "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
         f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
         f"text has {HIGHLIGHTED} characters or fewer.",
-        items=typed("array", items=_number(), minItems=3, maxItems=3),
+        items=typed("array", items=_answered_number(), minItems=3, maxItems=3),
     ),
 }
 _BEST = {
     "labels": typed("array", "Best first.", items=INTEGER),
-    "scores": typed("array", "Only if they rank.", items=_number()),
-    "probabilities": typed("array", "Only if the model is calibrated.", items=_number()),
+    "scores": typed("array", "Only if they rank.", items=_answered_number()),
+    "probabilities": typed("array", "Only if the model is calibrated.", items=_answered_number()),
     "names": typed("array", "Only if the model has names.", items=STRING),
 }
 _EXAMPLE = {
@@ -178,7 +178,7 @@ _LABELS = {
 }
 _THRESHOLD = {
     "rank": typed("string", "What it is of.", enum=["score", "probability"]),
-    "value": _number(),
+    "value": _answered_number(),
     "chosen": typed(
         "string",
         "Of a calibrated model the probability with the highest micro-F1 on rows held out, "
