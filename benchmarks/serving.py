@@ -1,7 +1,10 @@
-"""Throughput, latency and memory of `dismec serve`; exits with 1 if a request fails or it grows.
+"""Throughput, latency and memory of `dismec serve`; exits with 1 if a bound is broken.
 
-One row a request, k = 5, load from wrk (Debian: apt install wrk) on the same machine. The numbers
-of connections take turns, and the best round of each is shown.
+One row per request, k = 5, load from wrk (Debian: apt install wrk) on the same machine. The numbers
+of connections take turns, and the best round of each is shown. No request may fail, and the server
+may not grow. With `--workers`, one process on one core is compared with that many processes on as
+many cores, wrk on the same cores in both cases: throughput has to grow by 0.85 per core. With
+`--long`, texts of the greatest length that is answered are sent to a model of terms of characters.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +32,8 @@ CONNECTIONS = (1, 8, 64)
 SAMPLE_SECONDS = 10
 WARM_UP = 0.2  # of a soak
 GROWTH_MB = 1.0  # that is allowed after it
+SHARE = 0.85  # of a core that each process has to add: 1.7 times with two
+LONG_SECONDS = 3.0  # that the longest text may take
 
 SCRIPT = """
 local bodies = {}
@@ -65,13 +71,14 @@ def prepare(folder: Path, name: str) -> None:
             pairs = [[i, round(v, 4)] for i, v in zip(ids, values, strict=True)]
             file.write(json.dumps({"features": pairs, "k": 5}) + "\n")
     (folder / "load.lua").write_text(SCRIPT)
-    print(f"{name}: {X.nnz / X.shape[0]:.0f} features a row, {train.Y.shape[1]:,} labels\n")
+    print(f"{name}: {X.nnz / X.shape[0]:.0f} features per row, {train.Y.shape[1]:,} labels\n")
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[str, int]]:
+def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
     """Address and process id of a running server."""
     command = [sys.executable, "-m", "dismec", "serve", str(folder / "model"), "--port", "0"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().split()[-1], process.pid
@@ -123,6 +130,55 @@ def measure(folder: Path, address: str, seconds: float, rounds: int) -> bool:
     return all(r["failed"] == 0 for measured in results.values() for r in measured)
 
 
+def compare_workers(folder: Path, workers: int, seconds: float, rounds: int) -> bool:
+    """Print the throughput of one process on one core and of several; whether it grows enough."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < workers:
+        sys.exit(f"{workers} processes need {workers} cores, and there are {len(cpus)}")
+    rates: dict[int, list[float]] = {1: [], workers: []}
+    failed = 0
+    for _ in range(rounds):
+        for n, measured in rates.items():
+            os.sched_setaffinity(0, cpus[:n])
+            with server(folder, "--workers", str(n), "--threads", "1") as (address, _):
+                finish_load(start_load(folder, address, 8 * n, 1))  # warms it up
+                result = finish_load(start_load(folder, address, 8 * n, seconds))
+            measured.append(result["requests"] / result["seconds"])
+            failed += result["failed"]
+    os.sched_setaffinity(0, cpus)
+    growth = max(rates[workers]) / max(rates[1])
+    good = failed == 0 and growth >= SHARE * workers
+    for n, measured in rates.items():
+        print(f"{n} processes on {n} cores: {max(measured):,.0f} requests/s")
+    print(f"{'good' if good else 'BAD'}: {growth:.2f} times, {failed} failed")
+    return good
+
+
+def measure_long(folder: Path) -> bool:
+    """Print the time of the longest texts; whether none takes too much."""
+    train = folder / "texts.jsonl"
+    words = [f"{a}{b}{c}ing" for a in "abcdefgh" for b in "aeiou" for c in "klmnprst"]
+    with train.open("w") as file:
+        for i in range(2000):
+            text = " ".join(words[(i * 7 + j * j) % len(words)] for j in range(40))
+            file.write(json.dumps({"text": text, "labels": [words[i % 50]]}) + "\n")
+    terms = dismec.TextParams(char_ngrams=(1, 8))
+    dismec.train_text(train, folder / "model", text=terms, overwrite=True)
+    good = True
+    with server(folder) as (address, _):
+        for path, size in (("predict", 1_000_000), ("explain", 100_000), ("explain", 1_000_000)):
+            text = (" ".join(words) + " ") * (size // 1000)
+            body = json.dumps({"text": text[:size]} | ({"label": 0} if path == "explain" else {}))
+            begin = time.perf_counter()
+            with urllib.request.urlopen(f"{address}/{path}", data=body.encode()) as response:
+                response.read()
+            taken = time.perf_counter() - begin
+            good = good and taken < LONG_SECONDS
+            print(f"/{path}, {size:,} characters: {taken:.2f} s")
+    print("good" if good else f"BAD: more than {LONG_SECONDS:g} s")
+    return good
+
+
 def soak(folder: Path, address: str, pid: int, minutes: float) -> bool:
     """Keep the server busy; whether no request failed and it did not grow after the warm-up."""
     begin = time.monotonic()
@@ -149,15 +205,21 @@ def main() -> int:
     parser.add_argument("--set", choices=[*data.SETS, "generated"], default="eurlex-4k")
     parser.add_argument("--seconds", type=float, default=10, help="a number of connections")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, help="compare one process with so many")
+    parser.add_argument("--long", action="store_true", help="measure the longest texts")
     parser.add_argument("--soak", type=float, metavar="MINUTES", default=0)
     args = parser.parse_args()
-    if shutil.which("wrk") is None:
+    if shutil.which("wrk") is None and not args.long:
         sys.exit("this needs wrk: apt install wrk")
 
     print_heading("starlette", "uvicorn", "httptools")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if args.long:
+            return 0 if measure_long(folder) else 1
         prepare(folder, args.set)
+        if args.workers:
+            return 0 if compare_workers(folder, args.workers, args.seconds, args.rounds) else 1
         with server(folder) as (address, pid):
             good = measure(folder, address, args.seconds, args.rounds)
             if args.soak:

@@ -12,7 +12,7 @@ import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-TIMEOUT = 30
+TIMEOUT = 180  # seconds, of a busy machine
 
 
 class Server:

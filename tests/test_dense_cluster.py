@@ -69,7 +69,7 @@ def test_a_file_of_damaged_dense_features_is_refused(tmp_path, problem):
     content = path.read_bytes()
     at = content.index(E.tobytes())
     path.write_bytes(content[:at] + np.float32(np.nan).tobytes() + content[at + 4 :])
-    with pytest.raises(DataError, match=r"data\.xmc: row index 0, dense feature 0: nan is not a finite"):
+    with pytest.raises(DataError, match=r"data\.xmc: row index 0, dense feature 0: nan is not"):
         TrainingData.map(path)
     path.write_bytes(content.replace(b'"dense"', b'"tense"'))
     with pytest.raises(DataError, match="not the arrays of a dataset"):

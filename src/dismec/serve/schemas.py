@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
-HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
+HIGHLIGHTED = 100_000  # characters of a text that is marked at all: a longer one takes seconds
 LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
 _MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
 

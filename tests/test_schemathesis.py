@@ -1,0 +1,109 @@
+"""The live server under schemathesis, which knows of it what the OpenAPI document says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from conftest import random_problem
+from dismec import train
+from servers import serving
+
+EXAMPLES = 15  # of each operation, beside those at the bounds of the schemas
+# What schemas cannot say (each id once, a label that exists) is refused: tests/test_contract.py has
+# every request that the document allows accepted, but for these.
+LEFT_OUT = "positive_data_acceptance"
+# Texts that are too long get 413, as bodies do; schemathesis by itself does not count that as a
+# refusal.
+CONFIG = """
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 404, 405, 413, 422]
+"""
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("schemathesis")
+    X, Y = random_problem()
+    train(X, Y, folder / "numbers")
+    return folder / "numbers"
+
+
+def attack(server, folder, *options):
+    """What schemathesis reports; it fails if one answer is not as the document says."""
+    address = f"http://127.0.0.1:{server.port}/openapi.json"
+    settings = ["--max-examples", str(EXAMPLES), "--seed", "1", "--exclude-checks", LEFT_OUT]
+    settings += ["--generation-deterministic", "--suppress-health-check", "all", "--no-color"]
+    settings += ["--phases", "examples,coverage,fuzzing", "--continue-on-failure"]
+    settings += ["--request-timeout", "60", "--warnings", "off"]
+    (folder / "schemathesis.toml").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", "run", address, *settings, *options],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    generated = re.search(r"(\d[\d,]*) generated, (\d[\d,]*) passed", done.stdout)
+    assert generated, done.stdout[-3000:]
+    return int(generated[1].replace(",", ""))
+
+
+def families(server, headers=None):
+    text = server.ask("GET", "/metrics", headers=headers)[2]
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+@pytest.mark.unhurried
+def test_a_server_of_numbers_answers_as_its_document_says(numbers, tmp_path):
+    with serving(tmp_path, numbers) as server:
+        assert attack(server, tmp_path) > 100
+        counted = families(server)["dismec_requests"]
+        statuses = {sample.labels["status"] for sample in counted.samples}
+        assert {"200", "400"} <= statuses
+        assert not any(status.startswith("5") for status in statuses)
+        assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.unhurried
+def test_a_guarded_server_of_texts_answers_as_its_document_says(text_files, tmp_path):
+    limits = "--max-characters", "200"
+    with serving(tmp_path, text_files / "calibrated", *limits, token="secret") as server:
+        assert attack(server, tmp_path, "-H", "Authorization: Bearer secret") > 100
+        headers = {"Authorization": "Bearer secret"}
+        statuses = {
+            s.labels["status"] for s in families(server, headers)["dismec_requests"].samples
+        }
+        assert {"200", "400", "401"} <= statuses
+        assert not any(status.startswith("5") for status in statuses)
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_metrics_are_what_prometheus_reads(numbers, tmp_path):
+    with serving(tmp_path, numbers) as server:
+        assert server.predict({"rows": [{"features": []}] * 3})[0] == 200
+        assert server.ask("GET", '/quo"te\\n')[0] == 404
+        found = families(server)
+    assert {name: family.type for name, family in found.items()} == {
+        "dismec_requests": "counter",
+        "dismec_request_seconds": "histogram",
+        "dismec_reloads": "counter",
+        "dismec_rows_predicted": "counter",
+        "dismec_pending_requests": "gauge",
+        "dismec_arriving_requests": "gauge",
+        "dismec_processes": "gauge",
+        "dismec_restarts": "counter",
+    }
+    assert all(family.documentation for family in found.values())
+    assert found["dismec_rows_predicted"].samples[0].value == 3
+    buckets = [
+        sample.value
+        for sample in found["dismec_request_seconds"].samples
+        if sample.name.endswith("_bucket") and sample.labels["path"] == "/predict"
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == 1
