@@ -10,6 +10,7 @@ Times are CPU times, the least of several runs, beside those of Python alone the
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from machine import print_heading
 
 RUNS = 15
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def size(folder: Path) -> float:
@@ -32,7 +34,7 @@ def milliseconds(*command: object) -> float:
 
     def once() -> float:
         before = getrusage(RUSAGE_CHILDREN)
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(list(map(str, command)), env=BARE, check=True, stdout=subprocess.DEVNULL)
         after = getrusage(RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
