@@ -4,23 +4,24 @@ Installs a wheel (`make wheel`) into a new environment, and again with each extr
 
     python benchmarks/install.py dist/dismec-*.whl [--extra server --extra all]
 
-Times are the least of several runs, beside those of Python alone in the same environment.
+Times are CPU times, the least of several runs, beside those of Python alone there.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 from machine import print_heading
 
 RUNS = 15
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def size(folder: Path) -> float:
@@ -28,20 +29,22 @@ def size(folder: Path) -> float:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 1e6
 
 
-def milliseconds(*command: object) -> tuple[float, float]:
-    """The least and the median time of a command; the first run is not counted."""
-    seconds = []
-    for _ in range(RUNS + 1):
-        begin = time.perf_counter()
-        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-        seconds.append(time.perf_counter() - begin)
-    return 1e3 * min(seconds[1:]), 1e3 * statistics.median(seconds[1:])
+def milliseconds(*command: object) -> float:
+    """The least CPU time of several runs; other work on the machine does not lengthen it."""
+
+    def once() -> float:
+        before = getrusage(RUSAGE_CHILDREN)
+        subprocess.run(list(map(str, command)), env=BARE, check=True, stdout=subprocess.DEVNULL)
+        after = getrusage(RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return 1e3 * min(once() for _ in range(RUNS))
 
 
-def environment(folder: Path, requirement: str) -> tuple[Path, Path]:
+def environment(python: str, folder: Path, requirement: str) -> tuple[Path, Path]:
     """A new environment with one requirement: its programs and its packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    programs = folder / ("Scripts" if sys.platform == "win32" else "bin")
+    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
+    programs = folder / "bin"
     pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, "--only-binary", ":all:", requirement], check=True)
     code = "import sysconfig; print(sysconfig.get_paths()['platlib'])"
@@ -52,6 +55,7 @@ def environment(folder: Path, requirement: str) -> tuple[Path, Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="one that the wheel is for")
     parser.add_argument("--extra", action="append", default=[])
     args = parser.parse_args()
     print_heading()
@@ -59,14 +63,13 @@ def main() -> None:
         native = sum(f.file_size for f in packed.infolist() if "_native_" in f.filename) / 1e6
     print(f"wheel: {args.wheel.stat().st_size / 1e6:.2f} MB ({native:.1f} MB native, unpacked)")
     with tempfile.TemporaryDirectory() as scratch:
-        programs, packages = environment(Path(scratch) / "core", str(args.wheel))
+        programs, packages = environment(args.python, Path(scratch) / "core", str(args.wheel))
         print(f"dismec installed: {size(packages / 'dismec'):.1f} MB")
         print(f"with numpy, scipy, click and rich: {size(packages):.0f} MB")
         for extra in args.extra:
-            _, others = environment(Path(scratch) / extra, f"{args.wheel}[{extra}]")
+            _, others = environment(args.python, Path(scratch) / extra, f"{args.wheel}[{extra}]")
             print(f"with the extra {extra}: {size(others):.0f} MB")
         python = programs / "python"
-        milliseconds(python, "-m", "dismec", "--help")  # byte code is written
         for name, command in (
             ("python -c pass", (python, "-c", "pass")),
             ("import dismec", (python, "-c", "import dismec")),
@@ -74,8 +77,7 @@ def main() -> None:
             ("dismec --help", (programs / "dismec", "--help")),
             ("dismec train --help", (programs / "dismec", "train", "--help")),
         ):
-            least, median = milliseconds(*command)
-            print(f"{name}: {least:.0f} ms (median {median:.0f})")
+            print(f"{name}: {milliseconds(*command):.0f} ms")
 
 
 if __name__ == "__main__":
