@@ -81,7 +81,7 @@ printf 'Metadata-Version: 2.1\nName: dismec\nVersion: %s\n' \
 
 # The loops of the pass, of sixteen-bit sums, of float16 and of the top k are vectors.
 code=$(aarch64-linux-gnu-objdump -d --no-show-raw-insn "$build"/install/dismec/_native_neon.*so)
-for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'fmaxv'; do
+for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'tbl.*\.8b' 'fmaxv'; do
   found=$(grep -cE "\s$instruction" <<< "$code") || true
   echo "== $found instructions ${instruction//\\/} in the module for NEON"
   ((found > 0))
