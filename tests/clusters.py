@@ -144,6 +144,11 @@ class PretendCluster:
 
     call = submit
 
+    def watch(self, worker, ask, *needs):
+        task = self.submit(worker, ask)
+        task.needs = needs
+        return task
+
     def finish(self, task, function):
         try:
             task.future.set_result(function(*self.calls.pop(task)[1]))
