@@ -149,6 +149,11 @@ class PretendCluster:
         task.future.set_result(None)
         return task
 
+    def watch(self, worker, ask, *needs):
+        task = self.submit(worker, ask)
+        task.needs = needs
+        return task
+
     def finish(self, task, function):
         try:
             task.future.set_result(function(*self.calls.pop(task)[1]))

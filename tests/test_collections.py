@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 from distributed import Client
 
-from clusters import CountingProxy, Processes
+from clusters import CountingProxy, PretendCluster, Processes
 from conftest import random_problem, weight_files
 from dismec import (
     ClusterError,
@@ -26,11 +26,14 @@ from dismec import (
     train,
     tune,
 )
-from dismec.cluster import gathering_worker, placed
+from dismec.cluster import gathering_worker, placed, training_worker
 from dismec.cluster.gathering import _blocks_of
+from dismec.cluster.training import ClusterJob, _BlockWorker, _ClusterRun
 from dismec.data.binary import XmcWriter
 from dismec.data.dataset import Dataset
 from dismec.data.training_file import TrainingData
+from dismec.errors import WorkerLost
+from dismec.features.transform import Transform
 from dismec.training.recipe import fit
 
 PARAMS = TrainingParams(block_size=10, tfidf=True)
@@ -341,6 +344,51 @@ def test_what_is_a_collection_is_known_without_dask():
     assert not placed.is_placed(np.zeros((2, 2)))
     assert not placed.is_placed([np.zeros((2, 2))])
     assert not placed.is_placed([[1.0, 2.0], [3.0, 4.0]])
+
+
+@pytest.fixture
+def handing(tmp_path, problem):
+    """A run whose data worker a has, and the steps that bring them to worker b."""
+    X, Y = problem
+    (tmp_path / "model").mkdir()
+    costs = np.ones(Y.shape[1], np.int64)
+    transform = Transform(X.shape[1])
+    facts = placed.DataFacts(100, "0" * 64, ROWS, transform, costs, np.arange(len(costs)), None)
+    data = placed.PlacedData(facts, "a", "/there/data.xmc")
+    cluster = PretendCluster()
+    for address in "abc":
+        cluster.join(address)
+    given = tmp_path / "model", Path("unused"), facts.fingerprint, PARAMS.solver, transform, costs
+    run = _ClusterRun(cluster, ClusterJob(*given, data), {0: np.arange(len(costs))})
+    return cluster, run, run._hand_over(_BlockWorker("b", cluster.there["b"]))
+
+
+def test_data_come_from_another_worker_if_the_one_that_has_them_goes(handing):
+    cluster, run, steps = handing
+    assert next(steps).needs == ("a",)
+    del cluster.there["a"]
+    assert steps.throw(WorkerLost("a is gone")) is None  # until somebody has them
+    assert next(steps) is None
+    run._holders["c"] = "/also/there.xmc"
+    task = next(steps)
+    assert (task.worker, task.needs) == ("b", ("c",))
+    assert cluster.calls[steps.send(None)][0] is training_worker.adopt_data
+
+
+def test_a_worker_that_goes_while_it_gets_data_is_lost_by_itself(handing):
+    _, _, steps = handing
+    next(steps)
+    with pytest.raises(WorkerLost, match="b is gone"):
+        steps.throw(WorkerLost("b is gone"))
+
+
+def test_data_that_nobody_has_any_more_end_the_run_with_what_to_do(handing, monkeypatch):
+    cluster, _, steps = handing
+    next(steps)
+    del cluster.there["a"]
+    monkeypatch.setattr("dismec.cluster.training._NOBODY_SECONDS", 0.0)
+    with pytest.raises(ClusterError, match="no worker has the data any more; run the same command"):
+        steps.throw(WorkerLost("a is gone"))
 
 
 @pytest.fixture
