@@ -112,6 +112,7 @@ def test_text_files_of_the_documentation_are_read(tmp_path):
 
 def test_serving_examples_run(tmp_path):
     setup, serve, *requests = examples("docs/howto/serving.md", "sh")
+    requests += examples("docs/reference/http.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
     env.pop("DISMEC_TOKEN", None)
@@ -125,7 +126,7 @@ def test_serving_examples_run(tmp_path):
             for request in requests if shutil.which("curl") else []:
                 here = request.replace("http://127.0.0.1:8000", address)
                 subprocess.run(["sh", "-ec", here], check=True, env=env)
-            for script in examples("docs/howto/serving.md", "python"):
+            for script in examples("docs/reference/http.md", "python"):
                 here = script.replace("http://127.0.0.1:8000", address)
                 subprocess.run([sys.executable, "-c", here], check=True)
         finally:
