@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--threads-a-worker", type=int, default=10)
     parser.add_argument("--core-hours", type=float, default=0.99, help=f"of {SETS[0].name}")
     parser.add_argument("--block-size", type=int, default=1000, help="labels, at most")
-    parser.add_argument("--block-seconds", type=float, default=0.001)
+    parser.add_argument("--block-seconds", type=float, default=0.0016)
     parser.add_argument("--call-seconds", type=float, default=0.02)
     parser.add_argument("--megabytes-a-second", type=float, default=110, help="of a link: 1 Gbit/s")
     args = parser.parse_args()
