@@ -124,12 +124,21 @@ def test_blank_rows_beyond_a_million_are_refused_if_there_is_next_to_nothing_els
 
 def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tmp_path):
     path = tmp_path / "a.jsonl.gz"
-    line = b'{"text": "a", "labels": ["b"]}\n'
-    path.write_bytes(gzip_of(line * 1000, 20))
-    assert 20_000 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
-    assert sum(len(batch.texts) for batch in read_texts(path)) == 20_000
-    path.write_bytes(gzip_of(b"\n" * (1 << 20), 5))
+    line = b'{"text": "%s", "labels": ["b"]}\n' % (b"a" * (1 << 20))
+    path.write_bytes(gzip_of(line, 30))
+    assert 30 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
+    assert sum(len(batch.texts) for batch in read_texts(path)) == 30
+    path.write_bytes(gzip_of(line, 40))
     with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
+        list(read_texts(path))
+
+
+def test_a_million_blank_lines_in_a_row_are_no_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a", "labels": []}\n' + b"\n" * (1 << 20))
+    assert [batch.texts for batch in read_texts(path)] == [["a"]]
+    path.write_bytes(b"\n" * ((1 << 20) + 1))
+    with pytest.raises(DataError, match=r"a\.jsonl:1048577: 1,048,577 blank lines in a row"):
         list(read_texts(path))
 
 

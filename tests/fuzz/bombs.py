@@ -22,7 +22,7 @@ from dismec.data.dataset import feature_batches
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from fuzz.targets import problem
 
-UNPACKED = 1 << 22  # what a small compressed file may hold
+UNPACKED = 1 << 25  # what a small compressed file may hold
 Case = tuple[str, Path, int, Callable[[], object]]
 
 

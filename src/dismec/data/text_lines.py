@@ -26,12 +26,13 @@ from dismec.errors import DataError
 __all__ = ["fasttext_rows", "json_array_rows", "json_rows", "lines_of", "plain_rows"]
 
 _LONGEST_LINE = 1 << 28
+_MOST_BLANK = 1 << 20  # in a row: next to nothing holds any number of them when it is compressed
 _CHUNK = 1 << 20  # characters of a JSON array that are read at a time
 
 
 def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
     """All lines, the blank ones too, with their line breaks."""
-    number = 1
+    number, n_blank = 1, 0
     line = b""
     try:
         while line := file.readline(_LONGEST_LINE + 1):
@@ -41,6 +42,11 @@ def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
                 raise DataError(f"{path}:{number}: the line is longer than {_LONGEST_LINE} bytes")
             if b"\0" in line:
                 raise DataError(f"{path}:{number}: a NUL byte: this is not UTF-8 text")
+            n_blank = 0 if len(line) > 2 or line.strip() else n_blank + 1
+            if n_blank > _MOST_BLANK:
+                raise DataError(
+                    f"{path}:{number}: {n_blank:,} blank lines in a row: not a text file"
+                )
             yield line.decode()
             number += 1
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ _BUFFER = 1 << 20
 _PACKED = 1 << 18  # bytes of a compressed file that are read at a time
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 # What a compressed file may hold: text is packed to a third or to a tenth, not to a thousandth.
-_MOST_TIMES, _ALWAYS = 100, 1 << 22
+_MOST_TIMES, _ALWAYS = 100, 1 << 25
 
 
 class UnreadableError(Exception):
