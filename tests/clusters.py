@@ -77,7 +77,7 @@ class Processes:
         process.wait()
 
 
-def wait_until(fact, timeout=30.0):
+def wait_until(fact, timeout=180.0):
     end = time.monotonic() + timeout
     while not fact():
         assert time.monotonic() < end, "waited in vain"
