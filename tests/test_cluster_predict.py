@@ -291,7 +291,7 @@ def test_no_worker_is_said_after_a_while(tmp_path, model, X):
             with ClusterPredictor(cluster, model, patience=1) as predictor:
                 predictor.topk(X[:1])
                 processes.kill(worker)
-                with pytest.raises(ClusterError, match="no worker has been there for 1 s"):
+                with pytest.raises(ClusterError, match="there has been no worker for 1 s"):
                     predictor.topk(X)
 
 
