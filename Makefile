@@ -25,8 +25,8 @@ test: .venv/tools
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
 UNHURRIED := calibration cli contract corpus docs editing estimator explanation fuzz mapped_files \
-  outputs page power_loss pruning refining report resuming server shards synthetic tail \
-  text_training tuning unfinished
+  outputs page power_loss printable pruning refining report resuming schemathesis server \
+  server_health shards synthetic tail text_training tuning unfinished workers
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
 	  -m "not slow and not unhurried and not cluster" \

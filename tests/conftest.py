@@ -16,7 +16,10 @@ from dismec import evaluate, load_data, train
 from dismec.features.transform import Transform
 
 # For `make quick`.
+# How long an example takes depends on the machine.
+settings.register_profile("default", deadline=None)
 settings.register_profile("quick", max_examples=15, deadline=None)
+settings.load_profile("default")
 
 
 def data_directory() -> Path | None:
