@@ -15,8 +15,7 @@ from hypothesis import settings
 from dismec import evaluate, load_data, train
 from dismec.features.transform import Transform
 
-# For `make quick`.
-# How long an example takes depends on the machine.
+# How long an example takes depends on the machine. "quick" is for `make quick`.
 settings.register_profile("default", deadline=None)
 settings.register_profile("quick", max_examples=15, deadline=None)
 settings.load_profile("default")

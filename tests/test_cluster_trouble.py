@@ -235,7 +235,7 @@ def test_a_full_disk_of_the_model_that_a_worker_writes_to_is_one_line_with_worke
     (line,) = ran.stderr.splitlines()
     assert line.startswith("dismec: worker tcp://127.0.0.1:")
     assert f": {tmp_path / 'model'}/.run-" in line
-    assert "No space left on device; what is done stays" in line
+    assert "No space left on device; finished blocks are kept" in line
 
 
 def test_a_full_disk_of_the_client_is_one_line_with_the_path(tmp_path, wide):

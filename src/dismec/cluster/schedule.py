@@ -138,7 +138,7 @@ class Schedule:
             if block.losses >= MOST_LOSSES:
                 raise ClusterError(
                     f"{MOST_LOSSES} workers have died while they solved block {number}, for want "
-                    "of memory perhaps: give them more, or fewer threads; what is done stays"
+                    "of memory perhaps: give them more, or fewer threads; finished blocks are kept"
                 )
             self._give_back(number, block)
         return len(hand.blocks)
@@ -174,7 +174,7 @@ class Schedule:
         block.failures[worker] = error
         if len(block.failures) >= _MOST_FAILURES or block.failures.keys() >= set(self._present):
             error.add_note(
-                f"block {number} has failed on {', '.join(block.failures)}; what is done stays"
+                f"block {number} has failed on {', '.join(block.failures)}; finished blocks are kept"
             )
             raise error
         self._give_back(number, block)

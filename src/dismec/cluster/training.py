@@ -157,7 +157,7 @@ class _ClusterRun:
                 for member, _, outcome in self._pool.turn():
                     self._take(member, outcome)
                 self._check_late()
-            finally:  # what is done stays, whatever has gone wrong with the rest
+            finally:  # finished blocks are kept, whatever has gone wrong with the rest
                 solved, self._solved = self._solved, []
                 if solved:
                     yield solved
@@ -256,7 +256,7 @@ class _ClusterRun:
                 if holder[0] in self._cluster.workers():
                     raise  # then it is the other one
         raise ClusterError(
-            "no worker has the data any more; run the same command again: what is done stays"
+            "no worker has the data any more; run the same command again: finished blocks are kept"
         )
 
     def _lost(self, member: _BlockWorker, why: str) -> None:
@@ -278,7 +278,7 @@ class _ClusterRun:
             self._met = time.monotonic()
         elif waited > _NOBODY_SECONDS:
             raise ClusterError(
-                f"there has been no worker for {waited:.0f} s; what is done stays, and the same "
+                f"there has been no worker for {waited:.0f} s; finished blocks are kept, and the same "
                 "command goes on from there"
             )
 
