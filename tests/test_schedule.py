@@ -283,7 +283,7 @@ def test_a_block_that_fails_goes_to_others_and_is_raised_after_three():
     assert schedule.hand_out(list("abcd"), 0.0) == {"c": [0]}
     with pytest.raises(OSError, match="broken on c") as caught:
         schedule.failed("c", 0, OSError("broken on c"), 0.0)
-    assert caught.value.__notes__ == ["block 0 has failed on a, b, c; what is done stays"]
+    assert caught.value.__notes__ == ["block 0 has failed on a, b, c; finished blocks are kept"]
 
 
 def test_a_failed_block_waits_for_a_worker_that_is_there_and_not_ready():

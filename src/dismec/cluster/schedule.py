@@ -174,7 +174,8 @@ class Schedule:
         block.failures[worker] = error
         if len(block.failures) >= _MOST_FAILURES or block.failures.keys() >= set(self._present):
             error.add_note(
-                f"block {number} has failed on {', '.join(block.failures)}; finished blocks are kept"
+                f"block {number} has failed on {', '.join(block.failures)}; "
+                "finished blocks are kept"
             )
             raise error
         self._give_back(number, block)

@@ -278,8 +278,8 @@ class _ClusterRun:
             self._met = time.monotonic()
         elif waited > _NOBODY_SECONDS:
             raise ClusterError(
-                f"there has been no worker for {waited:.0f} s; finished blocks are kept, and the same "
-                "command goes on from there"
+                f"there has been no worker for {waited:.0f} s; finished blocks are kept, and the "
+                "same command resumes"
             )
 
     def _check_late(self) -> None:
