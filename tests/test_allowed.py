@@ -293,6 +293,20 @@ def test_a_copy_of_few_labels_is_made_for_many_rows_and_kept(calibrated, problem
     assert len(made) == 2 + orders._COPIES
 
 
+def test_a_copy_stays_while_other_sets_are_asked_for_once(calibrated, problem, monkeypatch):
+    made = []
+    monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
+    monkeypatch.setattr(orders, "_MANY_ROWS", 100)
+    model = pickle.loads(pickle.dumps(calibrated))
+    X = problem[0]
+    model.predict_topk(X[:100], allowed=[1, 2])
+    for label in range(3, 28):
+        model.predict_topk(X[:1], allowed=[label])
+    model.predict_topk(X[:100], allowed=[1, 2])
+    assert len(made) == 1
+    assert len(model._orders._few) == 1 + orders._WAITING
+
+
 def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(
     calibrated, problem, monkeypatch
 ):

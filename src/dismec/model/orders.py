@@ -31,6 +31,7 @@ _CHUNK_SCORES = 1 << 22  # that become probabilities at a time
 _FEW = 1 / 8  # of the labels
 _MANY_ROWS = 256
 _COPIES = 4
+_WAITING = 16  # sets whose rows are counted, and that have no copy yet
 
 
 class Orders(ABC):
@@ -150,7 +151,7 @@ class ShardOrders(Orders):
         labels = np.flatnonzero(allowed.anywhere)
         if len(labels) > _FEW * self._n_labels:
             return self, allowed
-        key = labels.tobytes()
+        key = labels.astype(np.int32).tobytes()
         with self._few_lock:
             rows, orders = self._few.pop(key, (0, None))
             rows += n_rows
@@ -158,8 +159,10 @@ class ShardOrders(Orders):
                 shards = cut_down(self._shards, allowed.anywhere)
                 orders = ShardOrders(shards, self._n_labels, self.transform, self._calibration)
             self._few[key] = rows, orders
-            while len(self._few) > _COPIES:
-                self._few.popitem(last=False)
+            copies = [key for key, (_, made) in self._few.items() if made is not None]
+            waiting = [key for key, (_, made) in self._few.items() if made is None]
+            for old in (*copies[:-_COPIES], *waiting[:-_WAITING]):
+                del self._few[old]
         if orders is None:
             return self, allowed
         return orders, None if allowed.mask is not None else allowed
