@@ -67,7 +67,7 @@ def fake_system(tmp_path, monkeypatch, body):
     script.write_text(
         "import json, os, sys, time\n"
         "def send(report):\n"
-        "    os.write(int(sys.argv[5]), (json.dumps(report) + '\\n').encode())\n" + body
+        "    os.write(1, (json.dumps(report) + '\\n').encode())\n" + body
     )
     monkeypatch.setattr(process.worker, "__file__", str(script))
 
@@ -168,8 +168,11 @@ class TestProcess:
         [
             ("os.kill(os.getpid(), 9)", "killed, probably out of memory"),
             ("os.abort()", "ended by signal 6"),
-            ("print('some'); sys.exit('no such thing')", "ended with code 1: no such thing"),
-            ("os.write(int(sys.argv[5]), b'{\"tr')", "ended with code 0"),
+            (
+                "print('some', file=sys.stderr); sys.exit('no such thing')",
+                "ended with code 1: no such thing",
+            ),
+            ("os.write(1, b'{\"tr')", "ended with code 0"),
         ],
     )
     def test_a_system_that_ends_says_how(self, rows, tmp_path, monkeypatch, body, why):
