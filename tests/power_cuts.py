@@ -136,6 +136,8 @@ class Recording:
     def _rename(self, real, source, target, *, src_dir_fd=None, dst_dir_fd=None):
         before, after = self._place(source, src_dir_fd), self._place(target, dst_dir_fd)
         real(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        if before is None and after is None:
+            return
         assert before, "what is moved here from elsewhere is not known"
         assert after
         moved = self._now[before[0]][before[1]]
@@ -151,6 +153,8 @@ class Recording:
     def _link(self, real, source, target, **options):
         real(source, target, **options)
         before, after = self._place(source), self._place(target)
+        if before is None and after is None:
+            return
         assert before
         assert after
         self._change(after[0], (after[1], self._now[before[0]][before[1]]))
