@@ -103,8 +103,10 @@ class Described:
     def knows(self, label):
         if isinstance(label, int):
             return label < self.model.n_labels
-        names = self.model.names or list(map(str, range(self.model.n_labels)))
-        return label.strip() in [*names] or (self.model.names is None and label.strip().isdecimal())
+        label = label.strip()
+        if self.model.names is not None:
+            return label in [*self.model.names]
+        return label.isdecimal() and int(label) < self.model.n_labels
 
     def accepts(self, path, request):
         """Whether the server takes it."""
