@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from itertools import product
 
 import numpy as np
@@ -106,7 +107,7 @@ class Described:
         label = label.strip()
         if self.model.names is not None:
             return label in [*self.model.names]
-        return label.isdecimal() and int(label) < self.model.n_labels
+        return bool(re.fullmatch(r"\d{1,20}", label)) and int(label) < self.model.n_labels
 
     def accepts(self, path, request):
         """Whether the server takes it."""
