@@ -8,6 +8,7 @@ files are written under temporary names and renamed.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 import weakref
@@ -37,6 +38,14 @@ class MappedFile(mmap.mmap):
         self._handle = os.dup(handle)
         self._state = _state(self._handle)
         self._watch = kernels.Watch(np.frombuffer(self, np.uint8))
+        _watched.add(self)
+
+    def unwatch(self) -> None:
+        """Stop watching, if it is watched."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+            os.close(self._handle)
 
     @property
     def damage(self) -> str | None:
@@ -54,9 +63,17 @@ class MappedFile(mmap.mmap):
         return None
 
     def __del__(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-            os.close(self._handle)
+        self.unwatch()
+
+
+_watched: weakref.WeakSet[MappedFile] = weakref.WeakSet()
+
+
+@atexit.register
+def _unwatch_all() -> None:
+    """Release native objects before the interpreter ends: it does not always collect what is left."""
+    for file in list(_watched):
+        file.unwatch()
 
 
 class WatchedFiles:
