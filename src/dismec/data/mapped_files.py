@@ -71,7 +71,7 @@ _watched: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 @atexit.register
 def _unwatch_all() -> None:
-    """Release native objects before the interpreter ends: it does not always collect what is left."""
+    """Release native objects while the interpreter still can: it complains of those it cannot."""
     for file in list(_watched):
         file.unwatch()
 
