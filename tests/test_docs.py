@@ -56,6 +56,7 @@ def test_readme_commands_and_python_run(tmp_path):
     [
         f"docs/{name}.md"
         for name in (
+            "index",
             "howto/coming-from",
             "howto/comparing",
             "howto/hierarchy",
