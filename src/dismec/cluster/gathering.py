@@ -190,7 +190,7 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
         raise DataError(f"{what} is {len(shape)}-d; expected rows × columns")
     if shape[1:] not in ((), (1,)):
         raise DataError(
-            f"{what} has {shape[1]} blocks side by side: rechunk it, so that a block has whole "
+            f"{what} has several blocks side by side: rechunk it, so that a block has whole "
             f"rows ({what}.rechunk({{1: -1}}))"
         )
     if shape[0] == 0:

@@ -270,7 +270,7 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
             raise DataError(f"{path}: a matrix in {matrix.format} format; save it as csr")
         if matrix.format != "csr" and matrix.shape[0] > max(_ALWAYS_ROWS, 100 * matrix.nnz):
             raise DataError(
-                f"{path}: {matrix.shape[0]:,} rows and {matrix.nnz:,} entries in "
+                f"{path}: {counted(matrix.shape[0], 'row')} and {counted(matrix.nnz, 'entry')} in "
                 f"{matrix.format} format; save it as csr"
             )
         if matrix.format != "coo":
