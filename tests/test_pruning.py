@@ -285,7 +285,7 @@ def test_pruning_again_and_below_the_own_delta(problem_data):
     twice = model.pruned(max(0.2, own)).pruned(0.6)
     assert twice.weights.data.tobytes() == model.pruned(0.6).weights.data.tobytes()
     for bad in (0.001, -1, float("nan"), float("inf"), np.nextafter(own, 0)):
-        with pytest.raises(DataError, match="do not come back"):
+        with pytest.raises(DataError, match="cannot be recovered"):
             model.pruned(bad)
     model.manifest = replace(model.manifest, params={})
     with pytest.raises(ModelError, match="does not say"):
@@ -370,11 +370,11 @@ def test_command_line_prunes(files, tmp_path):
     [
         ("train train.txt -o new --delta often", "'often' is neither a number nor auto"),
         ("train train.txt -o new --delta -1", "delta is -1.0"),
-        ("train train.txt -o new --validation test.txt", "--validation goes with --delta auto"),
+        ("train train.txt -o new --validation test.txt", "--validation requires --delta auto"),
         ("train train.txt -o new --delta auto --validation-labels test.txt", "--validation"),
         ("train train.txt -o new --delta auto --validation nothing.txt", "nothing.txt"),
         ("train one.txt -o new --delta auto", "too few to hold one out"),
-        ("prune model -o new --delta 0.001", "do not come back"),
+        ("prune model -o new --delta 0.001", "cannot be recovered"),
         ("prune model -o new --delta nan", "delta is nan"),
         ("prune model -o model --delta 0.1 --overwrite", "is the model itself"),
         ("prune nowhere -o new --delta 0.1", "no such directory"),

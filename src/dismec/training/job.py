@@ -255,8 +255,8 @@ def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
     """Refuse numbers of features or labels that nothing but a header speaks for."""
     if n_columns > max(_ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY * n_entries):
         raise DataError(
-            f"{n_columns:,} {what}, but the data have only {counted(n_entries, 'entry')}: more than "
-            f"{_ALWAYS_COLUMNS:,} {what} need an entry for every {_COLUMNS_PER_ENTRY}; "
+            f"{n_columns:,} {what}, but the data have only {counted(n_entries, 'entry')}: "
+            f"more than {_ALWAYS_COLUMNS:,} {what} need an entry for every {_COLUMNS_PER_ENTRY}; "
             "is the header right?"
         )
 
