@@ -208,8 +208,6 @@ def test_a_megabyte_stays_quick(server, visit):
     )
     paste(page, "The harbour was full of apple crates. " * 26_300)
     expect(page.locator("#list li").first).to_be_visible(timeout=20_000)
-    page.click("#clear")
-    paste(page, "The harbour was full of apple crates. " * 2_600)  # not too long to be marked
     expect(marked(page).first).to_be_visible(timeout=20_000)
     page.evaluate("longest = 0")
     for name in ("ships", "fruit"):
@@ -224,7 +222,7 @@ def test_a_megabyte_stays_quick(server, visit):
 @pytest.mark.parametrize("by_paste", [True, False])
 def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
     page = visit(server, permissions=["clipboard-read", "clipboard-write"])
-    text = "One apple. " * 9_000
+    text = "One apple. " * 20_000
     page.locator("#text").focus()
     if by_paste:
         page.evaluate("text => navigator.clipboard.writeText(text)", text)
@@ -233,7 +231,7 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
         page.keyboard.press("Control+V")  # takes the place of what is there
     else:
         page.keyboard.insert_text(text)
-    expect(page.locator("#long")).to_contain_text("99,000 characters")
+    expect(page.locator("#long")).to_contain_text("220,000 characters")
     assert len(page.locator("#text").input_value()) < 3000
     expect(first_label(page)).to_have_text("fruit")
     page.locator("#copy mark").nth(100).wait_for()  # far beyond what the field shows
@@ -246,7 +244,7 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
 
 def test_word_that_is_everywhere_is_marked_in_a_long_text(server, visit):
     page = visit(server)
-    paste(page, ("The harbour was full. It goes on like so. " * 50 + "One apple. ") * 45)
+    paste(page, ("The harbour was full. It goes on like so. " * 50 + "One apple. ") * 200)
     page.locator("#list li", has_text="ships").hover()
     expect(page.locator("#terms tbody th").first).to_have_text("harbour")
     assert "harbour" in marked(page).all_inner_texts()

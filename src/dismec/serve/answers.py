@@ -17,6 +17,7 @@ from dismec.data.hierarchy import load_tree
 from dismec.data.mapped_files import watching
 from dismec.errors import DismecError, ModelError
 from dismec.features.text_rows import TextRows
+from dismec.features.vocabulary import Vocabulary
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
 from dismec.model.model import RankingModel
@@ -28,7 +29,7 @@ from dismec.serve.choices import Choices
 from dismec.serve.contract import Contract
 from dismec.serve.label_search import LabelSearch
 from dismec.serve.queries import parse, text_vocabulary
-from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTS, Limits
+from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTED_BY_CHARACTERS, HIGHLIGHTS, Limits
 from dismec.serve.tree import ServedTree
 
 __all__ = ["Served", "Service", "say_not_reloaded", "say_reloaded"]
@@ -115,7 +116,7 @@ class Service:
             result["path"] = tree.path(label)
         result["terms"] = result["terms"][: request["limit"]]
         text = request.get("text")
-        if text is not None and len(text) <= HIGHLIGHTED and vocabulary is not None:
+        if text is not None and vocabulary is not None and len(text) <= _most_marked(vocabulary):
             marked = highlights(explanation, vocabulary.spans(text))
             result["highlights"] = _strongest(text, marked)
         return _json_bytes(result)
@@ -253,6 +254,12 @@ def _open_warm(path: Path, cluster: str | None) -> RankingModel:
     if model.damage is not None:
         raise ModelError(model.damage)
     return model
+
+
+def _most_marked(vocabulary: Vocabulary) -> int:
+    """How long a text may be for its words to be marked."""
+    words_only = vocabulary.params.char_ngrams == (0, 0)
+    return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
 
 
 def _threshold(model: TopkModel) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dismec.serve.tree import BELOW, HIERARCHY, PATH, PATHS, TREE_SCHEMAS
 
 __all__ = [
     "HIGHLIGHTED",
+    "HIGHLIGHTED_BY_CHARACTERS",
     "HIGHLIGHTS",
     "LARGEST",
     "SEARCH",
@@ -25,7 +26,8 @@ __all__ = [
 ]
 
 HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
-HIGHLIGHTED = 100_000  # characters of a text that is marked at all: a longer one takes seconds
+HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
+HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms
 LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
 _MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
 
@@ -148,7 +150,8 @@ _EXPLANATION = {
         "array",
         "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
         f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
-        f"text has {HIGHLIGHTED} characters or fewer.",
+        f"text has {HIGHLIGHTED} characters or fewer, or {HIGHLIGHTED_BY_CHARACTERS} if character "
+        "n-grams are terms.",
         items=typed("array", items=_nullable_number(), minItems=3, maxItems=3),
     ),
 }
