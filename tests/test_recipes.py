@@ -318,7 +318,7 @@ def test_two_slurm_jobs_train_at_once_each_on_workers_of_its_own(tmp_path, slurm
     assert codes == [0, 0], "\n".join(logs)
     for name, log in zip(("one", "other"), logs, strict=True):
         assert weight_files(tmp_path / name) == expected
-        assert "blocks on 1 workers" in log
+        assert "blocks on 1 worker" in log
     assert not list(tmp_path.glob(".dismec-*"))
 
 

@@ -192,7 +192,7 @@ def test_an_unfinished_edit_gives_way_to_another_one_with_a_warning(tmp_path, da
     assert not caplog.records
     add_labels(model, X, Y)
     (record,) = caplog.records
-    assert "an unfinished edit is dropped" in record.getMessage()
+    assert "dropping an unfinished edit" in record.getMessage()
     assert "other data" in record.getMessage()
     add_labels(tmp_path / "other", X, Y)
     assert weight_files(model) == weight_files(tmp_path / "other")

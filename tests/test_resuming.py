@@ -67,11 +67,11 @@ def stopped_after(n_blocks):
     """Within it a training stops when it has kept so many blocks more: no clock decides it."""
     append, left = Journal.append, n_blocks
 
-    def keep(journal, receipt):
+    def keep(journal, *receipts):
         nonlocal left
-        append(journal, receipt)
-        left -= 1
-        if not left:
+        append(journal, *receipts)
+        left -= len(receipts)
+        if left <= 0:
             raise KeyboardInterrupt
 
     with mock.patch.object(Journal, "append", keep):

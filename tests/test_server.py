@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import LABELS, random_problem
-from dismec import DataError, TrainingParams, open_model, train, train_text
+from dismec import DataError, TextParams, TrainingParams, open_model, train, train_text
 from dismec.serve.contract import Contract, Limits
 from dismec.serve.queries import parse
 from servers import TIMEOUT, exchange, received, serving, wait_until
@@ -357,9 +357,6 @@ def test_long_text_gets_the_strongest_highlights_in_order(text_server):
     assert pieces[0][:2] == [0, 5]
     assert pieces[1][:2] == [6, 10]  # the first of 3000, each of which adds next to nothing
     assert all(a[1] <= b[0] for a, b in pairwise(pieces))
-    longer = explain(text_server, text="apple " * 17_000, label="fruit")
-    assert "apple" in longer["terms"][0]["term"]
-    assert "highlights" not in longer
 
 
 def test_example_is_a_training_text_that_the_model_keeps(text_files, files, text_server, server):
@@ -830,3 +827,15 @@ def test_what_cannot_be_served_is_told_in_one_line(files, server):
     in_use = refused(files / "named", "--port", server.port)
     assert f"127.0.0.1:{server.port}" in in_use
     assert "DISMEC_TOKEN" in refused(files / "named", "--port", 0, DISMEC_TOKEN=" ")
+
+
+def test_long_texts_of_character_terms_are_not_marked(tmp_path):
+    params, text = TrainingParams(tfidf=True), TextParams(char_ngrams=(2, 3))
+    fruit = [{"text": "one apple", "labels": ["fruit"]}, {"text": "a ship", "labels": ["ships"]}]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in fruit * 5))
+    train_text(tmp_path / "texts.jsonl", tmp_path / "model", params, text)
+    with serving(tmp_path, tmp_path / "model") as server:
+        assert explain(server, text="apple " * 100, label="fruit")["highlights"]
+        longer = explain(server, text="apple " * 17_000, label="fruit")
+    assert longer["terms"]
+    assert "highlights" not in longer

@@ -67,7 +67,7 @@ def _parquet_file(source: Any) -> Any:
     found = pq.ParquetFile(source)
     n_rows, size = found.metadata.num_rows, source.size()
     if n_rows > max(_ALWAYS_ROWS, _ROWS_PER_BYTE * size):
-        raise pa.ArrowInvalid(f"it states {n_rows:,} rows, too many for its size")
+        raise pa.ArrowInvalid(f"too many rows for its size: {n_rows:,}")
     kinds = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     texts = [field.name for field in found.schema_arrow if field.type in kinds]
     source.seek(0)
