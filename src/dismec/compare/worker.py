@@ -122,7 +122,7 @@ def plt(work: Assignment, **params: Any) -> Trained:
 
 
 def tuned_plt(work: Assignment) -> Trained:
-    """napkinXC as its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
+    """The label tree as its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
     return plt(work, liblinear_c=12, arity=16, kmeans_balanced=False, ensemble=3)
 
 
@@ -235,7 +235,7 @@ def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trai
 
 
 def tuned_fasttext(work: Assignment) -> Trained:
-    """fastText trained on nine tenths of the rows; its autotune uses the last tenth."""
+    """Train fastText on nine tenths of the rows; its autotune uses the last tenth."""
     if not (work.folder / "train.ft").exists():
         return fasttext(work)  # raises with the reason
     lines = (work.folder / "train.ft").read_text("utf-8").splitlines(keepends=True)
