@@ -1,7 +1,7 @@
-"""FastXML: trees that split rows so that either side can rank its labels well.
+"""FastXML: trees that split rows such that each side can rank its labels well.
 
 Y. Prabhu, M. Varma: "FastXML: a fast, accurate and stable tree-classifier for extreme multi-label
-learning", 2014. At every node of a tree the rows i get a side δ_i = ±1, either side ranks its
+learning", 2014. At every node of a tree, each row i gets a side δ_i = ±1, each side ranks its
 labels (r⁺, r⁻), and a sparse hyperplane w learns the sides:
 
     min over w, δ, r⁺, r⁻ of  ‖w‖₁ + Σ_i C_i log(1 + exp(−δ_i w·x_i)) − Σ_i nDCG(r^{δ_i}, y_i)
@@ -13,23 +13,24 @@ labels (r⁺, r⁻), and a sparse hyperplane w learns the sides:
 5. Rows part by the sign of w·x. Nodes of at most 10 rows, and those that w does not split, are
    leaves. A leaf keeps the mean of its rows' label vectors, and trees are averaged.
 
-As step 3 always sees w = 0, the log loss is the same on both sides there, and the weight of the
-nDCG cancels. C_i is C times the node's rows over those of the row's side, as in the authors' code.
+Step 3 always sees w = 0, so the log loss is the same on both sides and the weight of the nDCG
+cancels. C_i is C times the number of rows of the node divided by that of the row's side, as in the
+authors' code.
 
-What differs from that code: a level is grown at once, not node by node. The rows of a level belong
-to one node each, so that the level is one block-diagonal problem, and steps 2 to 5 are a few
-operations on arrays for all its nodes. Step 4 is an accelerated proximal gradient method over
-working sets of features instead of coordinate descent, with the authors' stopping rule
-(and a looser tolerance, see below).
+Differences from that code: a whole level is grown at once, not node by node. Each row of a level
+belongs to one node, so the level is one block-diagonal problem, and steps 2 to 5 are a few array
+operations for all its nodes. Step 4 is an accelerated proximal gradient method over working sets of
+features instead of coordinate descent, with the authors' stopping rule (and a looser tolerance, see
+below).
 
-The authors use C = 1 on rows as they are, of length 8 or so on bibtex and from 20 to 1,000 on
-Eurlex-4K. But for the bias, rows of length s with C = 1 are rows of length 1 with C = s, so that
-these need a larger C: with C = 1 many nodes get w = 0, and are leaves of far more than 10 rows.
-C = 4 is chosen on held-out tenths of the training rows, with a tolerance of 0.01: on bibtex (three
-tenths, 50 trees) C = 2, 4 have P@1/3/5 of 62.3/37.5/27.5, 62.2/38.2/28.2, and on Eurlex-4K (one
-tenth, 6 trees) C = 0.5, 1, 2, 4 have 69.3/54.4/43.6, 72.3/57.9/47.3, 72.1/58.6/48.0,
-72.4/58.3/48.0. With a tolerance of 0.05, C = 4 has 72.3/58.8/48.3 on the latter, in about half the
-time on bibtex; the authors' is 0.01.
+The authors use C = 1 on unnormalized rows, whose norm is about 8 on bibtex and from 20 to 1,000 on
+Eurlex-4K. Except for the bias, rows of norm s with C = 1 are equivalent to rows of norm 1 with C =
+s, so normalized rows need a larger C: with C = 1 many nodes get w = 0 and become leaves with far
+more than 10 rows. C = 4 was chosen on held-out tenths of the training rows, with a tolerance of
+0.01: on bibtex (three tenths, 50 trees) C = 2, 4 have P@1/3/5 of 62.3/37.5/27.5, 62.2/38.2/28.2,
+and on Eurlex-4K (one tenth, 6 trees) C = 0.5, 1, 2, 4 have 69.3/54.4/43.6, 72.3/57.9/47.3,
+72.1/58.6/48.0, 72.4/58.3/48.0. With a tolerance of 0.05, C = 4 has 72.3/58.8/48.3 on Eurlex-4K, and
+takes about half the time on bibtex; the authors use 0.01.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
 
-_MOST_ROUNDS = 100  # of ranking; some ten are usual
-_MOST_SETS = 10  # of features that weights are fitted to; some three are usual
-_MOST_STEPS = 100  # for each of these; some fifty are usual
-_TIE = 1e-9  # differences of nDCG below are due to rounding
-_ROWS_AT_ONCE = 1024  # in prediction
+_MOST_ROUNDS = 100  # rounds of ranking; about ten are typical
+_MOST_SETS = 10  # feature sets that weights are fitted to; about three are typical
+_MOST_STEPS = 100  # steps for each of these; about fifty are typical
+_TIE = 1e-9  # smaller differences of nDCG are rounding errors
+_ROWS_AT_ONCE = 1024  # rows per step of prediction
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class FastXML:
     max_leaf: int = 10  # rows
     labels_per_leaf: int = 100
     C: float = 4.0  # weight of the log loss
-    bias: float = 1.0  # the value of a feature that all rows have
-    tolerance: float = 0.05  # of the optimality conditions of w, relative to those at w = 0
+    bias: float = 1.0  # the value of a feature that is present in all rows
+    tolerance: float = 0.05  # of the optimality conditions of w, relative to w = 0
     seed: int = 0
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> Forest:
@@ -82,14 +83,14 @@ class Forest(NamedTuple):
     """Trees, with all their nodes in one list."""
 
     roots: npt.NDArray[np.int32]
-    children: npt.NDArray[np.int32]  # nodes × 2: for w·x < 0 and others; −1 at leaves
-    weights: Any  # CSR, nodes × features with the bias as the last; empty at leaves
+    children: npt.NDArray[np.int32]  # nodes × 2: for w·x < 0, and otherwise; −1 at leaves
+    weights: Any  # CSR, nodes × features, bias last; empty at leaves
     leaves: Any  # CSR, nodes × labels; empty at other nodes
     bias: float
 
     @classmethod
     def joined(cls, trees: list[Forest]) -> Forest:
-        """One forest of several."""
+        """Join several forests into one."""
         first = np.cumsum([0, *(len(tree.children) for tree in trees)])[:-1]
         moved = [
             np.where(tree.children < 0, -1, tree.children + start)
@@ -104,7 +105,7 @@ class Forest(NamedTuple):
         )
 
     def leaves_of(self, X: Any) -> npt.NDArray[np.int32]:
-        """The leaf of each row in each tree (rows × trees); rows go down level by level."""
+        """Return the leaf of each row in each tree (rows × trees), descending level by level."""
         X = _with_bias(X, self.bias)
         found = np.empty((X.shape[0], len(self.roots)), np.int32)
         for tree, root in enumerate(self.roots):
@@ -119,7 +120,7 @@ class Forest(NamedTuple):
         return found
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels per row by the mean of its leaves; ties go to the smaller label."""
+        """Return the best k labels per row by the mean of its leaves; ties: smaller label first."""
         labels = np.full((X.shape[0], k), -1, np.int32)
         scores = np.full((X.shape[0], k), -np.inf, np.float32)
         n_trees = len(self.roots)
@@ -137,7 +138,7 @@ class Forest(NamedTuple):
         return labels, scores
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that prediction needs, as it would be stored."""
+        """Return everything that prediction needs, as it would be stored."""
         stored: dict[str, npt.NDArray[Any]] = {"roots": self.roots, "children": self.children}
         for name, matrix in (("weights", self.weights), ("leaves", self.leaves)):
             stored[f"{name}_data"] = matrix.data
@@ -147,22 +148,22 @@ class Forest(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The rows of a level, those of a node together; each node has columns of its own."""
+    """The rows of a level, grouped by node; each node has its own columns."""
 
     matrix: Any  # CSR, block-diagonal
-    node: Ints  # of each column, ascending
-    column: Ints  # of each column: which one of the data it is
+    node: Ints  # node of each column, ascending
+    column: Ints  # column of the data for each column
 
     @classmethod
     def whole(cls, data: Any) -> Blocks:
-        """All rows in one node."""
+        """Put all rows into one node."""
         columns = np.arange(data.shape[1], dtype=np.int32)
         return cls(data, np.zeros_like(columns), columns)
 
     def split(self, rows: Ints, side: Ints, node: Ints) -> Blocks:
-        """Some rows, those of side 0 first, and their new nodes, ascending.
+        """Select rows, those of side 0 first, with their new nodes, ascending.
 
-        A column goes to each side where it has entries.
+        A column is copied to each side where it has entries.
         """
         part = self.matrix[rows]
         n_columns = part.shape[1]
@@ -179,9 +180,9 @@ class Blocks(NamedTuple):
 
 
 def partition(Y: Blocks, side: Bools) -> Bools:
-    """Steps 2 and 3: sides whose rankings suit their rows, from sides to begin with.
+    """Do steps 2 and 3: from initial sides, find sides whose rankings suit their rows.
 
-    A row for which both rankings are equally good stays where it is.
+    A row for which both rankings are equally good keeps its side.
     """
     rank = np.arange(len(Y.node)) - np.searchsorted(Y.node, Y.node)
     discount = 1 / np.log2(2 + rank)
@@ -202,10 +203,10 @@ def partition(Y: Blocks, side: Bools) -> Bools:
 
 
 def separators(X: Blocks, node: Ints, side: Bools, C: float, tolerance: float) -> Floats:
-    """Step 4, for all nodes at once: one weight per column of X.
+    """Do step 4 for all nodes at once; return one weight per column of X.
 
-    Fits the columns whose weight is not 0 or should not be, of nodes that are not yet optimal,
-    until all are: Σ_j |violation of j's optimality condition| ≤ tolerance · the same at w = 0.
+    Fit the columns whose weight is nonzero or should be, in nodes that are not yet optimal, until
+    all are: Σ_j |violation of j's optimality condition| ≤ tolerance · the same at w = 0.
     """
     sizes, two_sided = _sides_of(node, side)
     sign = np.where(side, 1, -1).astype(np.float32)
@@ -231,21 +232,21 @@ def separators(X: Blocks, node: Ints, side: Bools, C: float, tolerance: float) -
 
 
 def _sides_of(node: Ints, side: npt.NDArray[Any]) -> tuple[Ints, Bools]:
-    """How many rows the two sides of each node have (nodes × 2), and whether both have any."""
+    """Count the rows on the two sides of each node (nodes × 2), and whether both have any."""
     sizes = np.bincount(2 * node + side, minlength=2 * (int(node[-1]) + 1)).reshape(-1, 2)
     return sizes, np.minimum(sizes[:, 0], sizes[:, 1]) > 0
 
 
 def _doubt(margin: Floats) -> Floats:
-    """1 / (1 + exp(margin)), the slope of the log loss, without overflow."""
+    """Return 1 / (1 + exp(margin)), the slope of the log loss, without overflow."""
     return (1 - np.tanh(margin / 2)) / 2
 
 
 def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats) -> Floats:
-    """Better weights, by accelerated proximal gradient steps; each node has its own momentum.
+    """Improve weights by accelerated proximal gradient steps; each node has its own momentum.
 
-    The Hessian is at most ¼ |A|ᵀ diag(|pull|) |A|, and that at most the diagonal matrix of its row
-    sums, as it has no negative entries: these are the steps' bounds.
+    The Hessian is at most ¼ |A|ᵀ diag(|pull|) |A|, which has no negative entries and is thus at
+    most the diagonal matrix of its row sums; these bound the step sizes.
     """
     A, n_nodes = X.matrix, len(enough)
     size = abs(A)
@@ -257,7 +258,7 @@ def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats)
         step = (after - ahead) * bound
         if (np.bincount(X.node, np.abs(step), n_nodes) <= enough).all():
             return after
-        # Where momentum leads uphill it starts again (O'Donoghue and Candès).
+        # Momentum restarts where it leads uphill (O'Donoghue and Candès).
         speed[np.bincount(X.node, step * (after - w), n_nodes) < 0] = 1
         faster = (1 + np.sqrt(1 + 4 * speed * speed)) / 2
         ahead = after + ((speed - 1) / faster)[X.node] * (after - w)
@@ -266,15 +267,15 @@ def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats)
 
 
 def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) -> Forest:
-    """A tree, level by level."""
+    """Grow a tree, level by level."""
     n_rows = X_all.shape[0]
     X, Y = Blocks.whole(X_all), Blocks.whole(Y_all)
-    home = np.zeros(n_rows, np.int64)  # of each row: its deepest node so far
-    rows = np.arange(n_rows if n_rows > params.max_leaf else 0)  # those in nodes to split
-    node = np.zeros(len(rows), np.int64)  # of each of these: its node among those of the level
-    number = np.zeros(1, np.int64)  # of each node of the level: its number in the tree
+    home = np.zeros(n_rows, np.int64)  # deepest node of each row so far
+    rows = np.arange(n_rows if n_rows > params.max_leaf else 0)  # rows in nodes to split
+    node = np.zeros(len(rows), np.int64)  # node of each of these rows, within the level
+    number = np.zeros(1, np.int64)  # number in the tree of each node of the level
     n_nodes = 1
-    branches: list[tuple[Ints, Ints]] = []  # numbers of nodes, and of their children
+    branches: list[tuple[Ints, Ints]] = []  # numbers of nodes and of their children
     none: Any = np.empty(0, np.int32)
     entries = [(none.astype(np.float32), none, none)]  # weights, their nodes and features
     while len(rows):
@@ -310,7 +311,7 @@ def _grown(params: FastXML, X_all: Any, Y_all: Any, rng: np.random.Generator) ->
 
 
 def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:
-    """The mean label vectors (CSR) of the rows of each node, of which the largest entries stay."""
+    """Return the mean label vectors (CSR) of the rows of each node, keeping the largest entries."""
     share = (1 / np.bincount(home)[home]).astype(np.float32)
     mean = sp.csr_matrix((share, (home, np.arange(len(home)))), (n_nodes, len(home))) @ Y
     node, _, entry = _best_entries(mean, most)
@@ -318,7 +319,7 @@ def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:
 
 
 def _best_entries(matrix: Any, k: int) -> tuple[Ints, Ints, Ints]:
-    """The k largest entries per row of a CSR matrix: rows, ranks from 0, positions in `data`."""
+    """Return the k largest entries per row of a CSR matrix: rows, ranks from 0, `data` places."""
     row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     order = np.lexsort((matrix.indices, -matrix.data, row))
     rank = np.arange(len(row)) - matrix.indptr[row]

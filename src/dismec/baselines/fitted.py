@@ -1,4 +1,4 @@
-"""What every system here offers."""
+"""The interface of all systems here."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ class Fitted(Protocol):
     """A trained system."""
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels per row, best first, and their scores.
+        """Return the best k labels per row, best first, and their scores.
 
-        Where a system finds fewer than k labels, the rest are −1 with a score of −inf.
+        If a system finds fewer than k labels, the remaining places are −1 with a score of −inf.
         """
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that prediction needs, as it would be stored."""
+        """Return everything that prediction needs, as it would be stored."""
 
 
 class Baseline(Protocol):
     """A system and its parameters."""
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> Fitted:
-        """Train on the rows of X (CSR, float32, rows of length 1) and their labels Y (CSR, ones).
+        """Train on the rows of X (CSR, float32, norm 1) and their labels Y (CSR, ones).
 
-        The result depends on the seed among the parameters, and not on the number of threads.
+        The result depends on the seed in the parameters but not on the number of threads.
         """
 
 
 def best_of(
     scores: npt.NDArray[np.floating[Any]], k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The best k columns of each row of a dense matrix; ties go to the smaller column.
+    """Return the best k columns of each row of a dense matrix; ties go to the smaller column.
 
-    Columns with a score of −inf are not found.
+    Columns with a score of −inf are never returned.
     """
     n_rows, n_columns = scores.shape
     width = min(k, n_columns)

@@ -1,13 +1,13 @@
 """LEML: one low-rank linear map for all labels.
 
 Yu, Jain, Kar, Dhillon, "Large-scale Multi-label Learning with Missing Labels", 2014. The weights of
-all labels form one matrix Z = WHᵀ of low rank: W takes a row to a few dimensions, and H, with one
-vector per label, takes these to scores.
+all labels form one matrix Z = WHᵀ of low rank: W maps a row to a few dimensions, and H, with one
+vector per label, maps these to scores.
 
     min over W, H of  ½‖Y − XWHᵀ‖² + λ/2·(‖W‖² + ‖H‖²)
 
-This is the paper's case of squared loss and no missing labels, where Y is never made dense. From a
-random start, each iteration improves W and then H, so that the objective never rises:
+This is the paper's case of squared loss without missing labels, in which Y is never made dense.
+From a random start, each iteration improves W and then H, so the objective never increases:
 
 1. Rotate the dimensions so that HᵀH is diagonal (D). The objective does not change, and the
    columns of W become separate ridge regressions: (d_j·XᵀX + λI) w_j = XᵀYh_j.
@@ -15,16 +15,15 @@ random start, each iteration improves W and then H, so that the objective never 
 3. Solve for H: H = YᵀA(AᵀA + λI)⁻¹, where A = XW.
 
 As in the authors' code: 10 iterations, at most 20 steps of conjugate gradients, and a tolerance of
-a tenth, here of each gradient's norm. What differs: their code starts from uniform random W and H
+a tenth, here of each gradient's norm. Differences: their code starts from uniform random W and H
 and first trains on a hundredth of the rows; here W starts at 0 and H from a normal distribution, on
-all rows. The rotation is ours: it lets columns be solved side by side.
+all rows. The rotation is our addition; it allows the columns to be solved in parallel.
 
-Rank and λ are left open by the authors, who vary both (their code's defaults are 10 and 0.1). The
-rank is the 0.8·L that others have run LEML with, and at most 500. λ = 2 was chosen on held-out
-tenths of the training rows: on bibtex (mean of five) it has the best P@1 and P@3 of 0.3, 1, 2, 3
-and 4, and on Eurlex-4K its P@1 is 0.2 points below that of 1 and 0.5 above that of 3. The rank
-matters more: on held-out rows of Eurlex-4K, rank 100 has a P@1 of 64, near the published 63.40, and
-rank 500 of 76.
+The authors leave rank and λ open and vary both (their code's defaults are 10 and 0.1). The rank is
+0.8·L, as others have run LEML, but at most 500. λ = 2 was chosen on held-out tenths of the training
+rows: on bibtex (mean of five) it has the best P@1 and P@3 of 0.3, 1, 2, 3 and 4, and on Eurlex-4K
+its P@1 is 0.2 points below that of 1 and 0.5 above that of 3. The rank matters more: on held-out
+rows of Eurlex-4K, rank 100 has a P@1 of 64, near the published 63.40, and rank 500 of 76.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ __all__ = ["LEML", "FittedLEML", "LowRank", "NormalEquations", "alternate", "bes
 
 Floats = npt.NDArray[np.float32]
 
-_BLOCK = 64  # columns at a time: what is computed does not depend on the number of threads
-_MOST_SCORES = 1 << 23  # of rows × labels, at a time
-# A dense XᵀX is used up to so many features, where it has at most so many entries per entry of X:
-# dense products are that much faster.
+_BLOCK = 64  # columns at a time, so results do not depend on the number of threads
+_MOST_SCORES = 1 << 23  # rows × labels, at a time
+# A dense XᵀX is used up to this number of features, if it has at most this many entries per entry
+# of X: dense products are faster by this factor.
 _MOST_DENSE, _DENSE_PER_SPARSE = 10_000, 12
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
@@ -78,7 +77,7 @@ class LEML:
         return FittedLEML(low_rank)
 
     def start(self, equations: NormalEquations) -> LowRank:
-        """W = 0, and H at random."""
+        """Return W = 0 and a random H."""
         n_features, n_labels = equations.XT.shape[0], equations.YT.shape[0]
         rank = min(500, round(0.8 * n_labels)) if self.rank is None else min(self.rank, n_labels)
         rank = max(rank, 1)
@@ -100,29 +99,29 @@ class FittedLEML(NamedTuple):
     low_rank: LowRank
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels per row, best first, and their scores."""
+        """Return the best k labels per row, best first, and their scores."""
         W, H = self.low_rank
         return best_of_rows(X, k, len(H), lambda rows: (rows @ W) @ H.T)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """W and H."""
+        """Return W and H."""
         return {"W": self.low_rank.W, "H": self.low_rank.H}
 
 
 @dataclass(frozen=True, eq=False)
 class NormalEquations:
-    """Products with XᵀX and XᵀY, and ridge regressions by them, a block of columns per thread."""
+    """Products with XᵀX and XᵀY, and ridge regressions with them, by blocks of columns."""
 
     X: Any
     Y: Any
     XT: Any
     YT: Any
-    gram: Floats | None  # XᵀX, if it pays
+    gram: Floats | None  # XᵀX, if worthwhile
     threads: int
 
     @classmethod
     def prepare(cls, X: Any, Y: Any, threads: int) -> NormalEquations:
-        """Those of the rows of X and their labels Y."""
+        """Prepare the products for the rows of X and their labels Y."""
         X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
         XT = X.T.tocsr()
         equations = cls(X, Y, XT, Y.T.tocsr(), None, threads)
@@ -134,25 +133,25 @@ class NormalEquations:
         return cls(X, Y, XT, equations.YT, gram, threads)
 
     def in_blocks(self, n_columns: int, compute: Callable[[slice], Any]) -> list[Any]:
-        """What is computed for each block of columns, in their order."""
+        """Return the result of `compute` for each block of columns, in order."""
         blocks = [slice(at, min(at + _BLOCK, n_columns)) for at in range(0, n_columns, _BLOCK)]
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(compute, blocks))
 
     def by_blocks(self, n_columns: int, compute: Callable[[slice], Floats]) -> Floats:
-        """The same, as one matrix."""
+        """Like `in_blocks`, joined into one matrix."""
         return np.concatenate(self.in_blocks(n_columns, compute), axis=1)
 
     def XTX(self, S: Floats) -> Floats:
-        """XᵀXS of a block of columns."""
+        """Return XᵀXS for a block of columns."""
         product: Floats = self.XT @ (self.X @ S) if self.gram is None else self.gram @ S
         return product
 
     def ridge(self, d: Floats, lambda_: float, target: Floats, start: Floats, steps: int) -> Floats:
         """For each column j of a block, improve on start_j: (d_j·XᵀX + λI) s_j ≈ target_j.
 
-        Conjugate gradients, a column's own in each: after `steps`, or where the gradients of all
-        have a tenth of their norm.
+        Uses conjugate gradients, separately per column, and stops after `steps`, or when all
+        gradients have shrunk to a tenth of their norm.
         """
         S = start
         gradient = target - self.XTX(S) * d - lambda_ * S
@@ -174,7 +173,7 @@ class NormalEquations:
 def alternate(
     equations: NormalEquations, low_rank: LowRank, lambda_: float, steps: int, V: Any = None
 ) -> LowRank:
-    """Improve W and then H, for targets Y, or Y − XV where there are weights V (CSR) besides."""
+    """Improve W and then H for the targets Y, or Y − XV with additional weights V (CSR)."""
     # 1. Rotate.
     W, H = low_rank
     d, Q = np.linalg.eigh(H.T.astype(np.float64) @ H)
@@ -209,7 +208,7 @@ def alternate(
 def best_of_rows(
     X: Any, k: int, n_labels: int, score: Callable[[Any], Floats]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The best k labels per row by dense scores, computed for some rows at a time."""
+    """Return the best k labels per row by dense scores, computed for some rows at a time."""
     X = sp.csr_matrix(X, dtype=np.float32)
     labels = np.empty((X.shape[0], k), np.int32)
     values = np.empty((X.shape[0], k), np.float32)

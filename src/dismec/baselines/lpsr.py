@@ -2,8 +2,8 @@
 
 J. Weston, A. Makadia, H. Yee, "Label Partitioning For Sublinear Ranking", ICML 2013.
 
-A base scorer f_y(x) that was trained for all labels is made fast, and at times more precise, by
-scoring only a few labels per row:
+It speeds up a base scorer f_y(x) that was trained for all labels, and sometimes makes it more
+precise, by scoring only a few labels per row:
 
 1. base: train f for all labels;
 2. partition the rows by hierarchical 2-means: at each node min Σ_t p_t min_c ‖x_t − c‖², where
@@ -21,14 +21,14 @@ Base "nb" is multinomial naive Bayes, one label against all other rows, with s·
 
     f_y(x) = log n_y/(N − n_y) + s·Σ_f x_f·log P(f|y)/P(f|not y),   P smoothed by `smoothing`.
 
-Base "ovr" is this package's one-vs-rest training, in memory; published figures of LPSR on small
-data sets probably had a one-vs-rest base too.
+Base "ovr" is this package's one-vs-rest training, in memory; published results of LPSR on small
+data sets probably used a one-vs-rest base, too.
 
-Leaves of at most 500 rows, and a quarter of all labels per leaf, at least 100, were chosen on a
+Leaves of at most 500 rows, and a quarter of all labels per leaf but at least 100, were chosen on a
 held-out tenth of the training rows: naive Bayes then loses less than a point of P@1 on Eurlex-4K,
-and neither base does on bibtex. The smoothing and the scale s, which rows of length 1 leave open,
-are chosen in each fit by P@1 of the base on a tenth of the rows. The 0.1, the ½, k = 5 and a limit
-of 100 labels that count as above another are ours, and were not tuned. The authors' own base
+and neither base does on bibtex. The smoothing and the scale s, which normalized rows leave open,
+are chosen in each fit by P@1 of the base on a tenth of the rows. The 0.1, the ½, k = 5 and the
+limit of 100 labels that count as above another are ours and were not tuned. The authors' own base
 (WSABIE) and routing to several leaves are left out.
 """
 
@@ -53,7 +53,7 @@ __all__ = ["LPSR", "FittedLPSR", "Pairs", "Rankings", "RowTree", "choose_labels"
 
 _SMOOTHINGS = (1.0, 0.1, 0.01)
 _SCALES = (1.0, 3.0, 10.0)
-_DEPTH = 100  # labels of a row's ranking that can stand above its own
+_DEPTH = 100  # labels of a row's ranking that can be above its own
 _MEANS_ROUNDS = 20
 _ASSIGNMENT_ROUNDS = 50
 _SCORES_AT_A_TIME = 1 << 24
@@ -69,19 +69,20 @@ class LPSR:
     Attributes
     ----------
     base
-        What is partitioned: "nb", naive Bayes, or "ovr", one-vs-rest.
+        The scorer to partition: "nb" (naive Bayes) or "ovr" (one-vs-rest).
     leaf_rows
-        Training rows of a leaf, at most.
+        Maximum number of training rows per leaf.
     leaf_labels
-        D, labels of a leaf; None: a quarter of those that training rows have, at least 100.
+        D, the number of labels per leaf; None: a quarter of the labels with training rows, at least
+        100.
     k
-        Wrong labels from which on a label counts as not found.
+        Number of wrong labels above a label from which it counts as not found.
     smoothing
-        Of naive Bayes, added to each sum of counts; None: chosen on held-out rows.
+        For naive Bayes, added to each sum of counts; None: chosen on held-out rows.
     scale
-        Of naive Bayes: what values count times; None: chosen on held-out rows.
+        For naive Bayes, the factor of the values; None: chosen on held-out rows.
     seed
-        Of the centers that 2-means begins with, and of the held-out rows.
+        For the initial centers of 2-means and the held-out rows.
     """
 
     base: Literal["nb", "ovr"] = "nb"
@@ -111,7 +112,7 @@ class LPSR:
         return FittedLPSR(tree, weights, kept, labels.astype(np.int32))
 
     def _base(self, X: Any, Y: Any, threads: int) -> Any:
-        """Step 1: weights (CSC, columns of `with_sums` × labels)."""
+        """Do step 1: return weights (CSC, columns of `with_sums` × labels)."""
         if self.base == "ovr" and Y.nnz:
             params = TrainingParams(normalize=False, precision="float32")
             by_label = train_one_vs_rest(X, Y, params, threads=threads).weights
@@ -121,7 +122,7 @@ class LPSR:
         return naive_bayes(X, Y, *self._settle(X, Y))
 
     def _settle(self, X: Any, Y: Any) -> tuple[float, float]:
-        """The smoothing and the scale of naive Bayes, by P@1 on a tenth of the rows."""
+        """Choose the smoothing and the scale of naive Bayes, by P@1 on a tenth of the rows."""
         smoothings = _SMOOTHINGS if self.smoothing is None else (self.smoothing,)
         scales = _SCALES if self.scale is None else (self.scale,)
         choices = [(smoothing, scale) for smoothing in smoothings for scale in scales]
@@ -139,19 +140,19 @@ class LPSR:
 
 
 def with_sums(X: Any) -> Any:
-    """X with two more columns: the sum of each row, and 1."""
+    """Return X with two more columns: the sum of each row, and 1."""
     more: Any = np.hstack((np.asarray(X.sum(axis=1)), np.ones((X.shape[0], 1))))
     return sp.csr_matrix(sp.hstack((X, sp.csr_matrix(more))), dtype=np.float32)
 
 
 def naive_bayes(X: Any, Y: Any, smoothing: float, scale: float = 1.0) -> Any:
-    """Weights (CSC, columns of `with_sums` × labels) that score as f_y, up to a term of x alone.
+    """Return weights (CSC, columns of `with_sums` × labels) for f_y, up to a term in x alone.
 
-    With c_fy the sum of feature f over the rows of label y, log P(f|y)/P(f|not y) is
-    log (c_fy + a)/(s_f − c_fy + a) minus a term of y. It is the same for all labels where c_fy = 0,
-    and subtracted from the others, so that the weights are as sparse as c.
+    With c_fy the sum of feature f over the rows of label y, log P(f|y)/P(f|not y) is log (c_fy +
+    a)/(s_f − c_fy + a) minus a term in y. It is the same for all labels with c_fy = 0 and is
+    subtracted from the others, so the weights are as sparse as c.
     """
-    a, n_features = smoothing / scale, X.shape[1]  # as scaling all sums would do
+    a, n_features = smoothing / scale, X.shape[1]  # equivalent to scaling all sums
     sums = sp.csc_matrix(X.T.astype(np.float64) @ Y.astype(np.float64))
     of_feature = np.asarray(X.sum(axis=0, dtype=np.float64)).ravel()[sums.indices]
     others = np.maximum(of_feature - sums.data, 0)
@@ -166,23 +167,23 @@ def naive_bayes(X: Any, Y: Any, smoothing: float, scale: float = 1.0) -> Any:
 
 
 class Pairs(NamedTuple):
-    """Rows with one of their labels each: what the assignment of a leaf is about."""
+    """Rows paired with each of their labels: the input of a leaf's assignment."""
 
     label: Ints
     value: Floats  # 1/(|y_t| w(R_ty))
-    above: Any  # pairs × labels, CSR: 1 for other labels that rank above, except those of the row
+    above: Any  # pairs × labels, CSR: 1 for labels that rank above and are not the row's
 
 
 class Rankings(NamedTuple):
-    """How the base ranks labels for each training row."""
+    """The base's ranking of labels for each training row."""
 
     Y: Any
     rank: Ints  # from 1, per entry of Y
     top: npt.NDArray[np.int32]  # rows × depth: the first labels
-    wrong: npt.NDArray[np.bool_]  # which of these are not the row's
+    wrong: npt.NDArray[np.bool_]  # which of these are not the row's own
 
     def pairs(self, rows: Ints) -> Pairs:
-        """The pairs of some rows."""
+        """Return the pairs of some rows."""
         counts = np.diff(self.Y.indptr)[rows]
         of_row = np.repeat(rows, counts)
         starts = np.cumsum(counts) - counts
@@ -199,7 +200,7 @@ class Rankings(NamedTuple):
 
 
 def rank_rows(X: Any, Y: Any, weights: Any) -> Rankings:
-    """Rank all labels for each row of X, which has the columns of `with_sums`."""
+    """Rank all labels for each row of X, which must have the columns of `with_sums`."""
     depth = min(_DEPTH, Y.shape[1])
     rank = np.ones(Y.nnz, np.int64)
     top = np.zeros((Y.shape[0], depth), np.int32)
@@ -216,7 +217,7 @@ def rank_rows(X: Any, Y: Any, weights: Any) -> Rankings:
 
 
 def assignment_objective(alpha: Floats, pairs: Pairs, k: int) -> tuple[float, Floats]:
-    """The relaxed objective of a leaf's labels, and its gradient."""
+    """Return the relaxed objective for a leaf's labels, and its gradient."""
     wrong = expit(pairs.above @ alpha - k)
     own = alpha[pairs.label]
     gradient: Floats = np.bincount(pairs.label, pairs.value * (1 - wrong), len(alpha)).astype(float)
@@ -225,7 +226,7 @@ def assignment_objective(alpha: Floats, pairs: Pairs, k: int) -> tuple[float, Fl
 
 
 def choose_labels(pairs: Pairs, n_labels: int, most: int, k: int) -> Ints:
-    """Step 3 for one leaf: projected gradient ascent, then the largest α, in ascending order."""
+    """Do step 3 for one leaf: projected gradient ascent, then the largest α, in ascending order."""
     alpha = np.zeros(n_labels)
     alpha[pairs.label] = 0.5
     value, gradient = assignment_objective(alpha, pairs, k)
@@ -237,7 +238,7 @@ def choose_labels(pairs: Pairs, n_labels: int, most: int, k: int) -> Ints:
             step /= 2
             continue
         alpha, value, gradient, step = trial, trial_value, trial_gradient, 1.5 * step
-    # Many labels end at α = 1: among these, the gradient tells what a label is worth.
+    # Many labels end at α = 1; among these, the gradient shows the value of a label.
     order = np.lexsort((-gradient, -alpha))
     candidates = order[alpha[order] > 0]
     return np.sort(candidates[:most])
@@ -247,7 +248,7 @@ def choose_labels(pairs: Pairs, n_labels: int, most: int, k: int) -> Ints:
 class RowTree:
     """Step 2, a tree of 2-means: node i sends rows with x·normal_i > offset_i to its second child.
 
-    Children are numbers of nodes, or −1 − l for leaf l. Without nodes there is one leaf.
+    Children are node numbers, or −1 − l for leaf l. Without nodes there is one leaf.
     """
 
     normals: Any  # nodes × features, CSR: difference of the two centers
@@ -257,7 +258,7 @@ class RowTree:
 
     @classmethod
     def grow(cls, X: Any, row_weights: Floats, most: int, seed: int) -> RowTree:
-        """Split nodes until none has more rows than `most`, except where 2-means parts no rows."""
+        """Split nodes until none has more than `most` rows, or 2-means separates no rows."""
         rng = np.random.default_rng(seed)
         normals: list[Any] = [sp.csr_matrix(np.zeros((0, X.shape[1]), np.float32))]
         offsets: list[np.float32] = []
@@ -287,7 +288,7 @@ class RowTree:
         )
 
     def leaves(self, X: Any) -> Ints:
-        """The leaf of each row."""
+        """Return the leaf of each row."""
         leaf = np.zeros(X.shape[0], np.int64)
         waiting = [(0, np.arange(X.shape[0]))] if len(self.offsets) else []
         while waiting:
@@ -301,24 +302,24 @@ class RowTree:
         return leaf
 
     def leaf_rows(self, X: Any) -> list[Ints]:
-        """The rows of each leaf."""
+        """Return the rows of each leaf."""
         leaf = self.leaves(X)
         order = np.argsort(leaf, kind="stable")
         return np.split(order, np.searchsorted(leaf[order], np.arange(1, self.n_leaves)))
 
 
 def _is_second(X: Any, normal: Any, offset: np.float32) -> npt.NDArray[np.bool_]:
-    """Which rows are nearer to the second center."""
+    """Return which rows are nearer to the second center."""
     return np.asarray((X @ normal.T).toarray()).ravel() > offset
 
 
 def _two_means(
     X: Any, weights: Floats, rng: np.random.Generator
 ) -> tuple[Any, np.float32, npt.NDArray[np.bool_]] | None:
-    """The normal and the offset between two centers, and which rows are nearer to the second."""
+    """Return the normal and offset between two centers, and which rows are nearer to the second."""
     n_rows = X.shape[0]
     first = X[int(rng.integers(n_rows))]
-    # The second center begins at one of the rows that are farther than most.
+    # The second center starts at one of the rows that are farther away than most.
     near = np.asarray((X @ first.T).toarray()).ravel()
     centers = [first, X[int(rng.choice(np.argsort(near, kind="stable")[: -(-n_rows // 2)]))]]
     second = np.zeros(n_rows, np.bool_)
@@ -338,7 +339,7 @@ def _two_means(
 
 
 def _dense_chunks(X: Any, weights: Any) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-    """Chunks of rows, with their scores of all labels."""
+    """Yield chunks of rows, with their scores for all labels."""
     by_feature = sp.csr_matrix(weights)
     size = max(1, _SCORES_AT_A_TIME // max(1, weights.shape[1]))
     for start in range(0, X.shape[0] if weights.shape[1] else 0, size):
@@ -349,7 +350,7 @@ def _dense_chunks(X: Any, weights: Any) -> Iterator[tuple[slice, npt.NDArray[np.
 def _top_scored(
     X: Any, weights: Any, k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The best k labels per row, of all that have weights."""
+    """Return the best k labels per row, among all labels with weights."""
     labels = np.full((X.shape[0], k), -1, np.int32)
     values = np.full((X.shape[0], k), -np.inf, np.float32)
     for some, scores in _dense_chunks(X, weights):
@@ -364,12 +365,12 @@ class FittedLPSR:
         self, tree: RowTree, weights: Any, kept: list[Ints], labels: npt.NDArray[np.int32]
     ) -> None:
         self.tree = tree
-        self.weights = weights  # CSC, columns of `with_sums` × labels that training rows have
+        self.weights = weights  # CSC, columns of `with_sums` × labels with training rows
         self.kept = kept  # per leaf, places in `labels`
         self.labels = labels
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels of the leaf that each row is routed to; see `Fitted`."""
+        """Return the best k labels of the leaf that each row is routed to; see `Fitted`."""
         X = sp.csr_matrix(X)
         labels = np.full((X.shape[0], k), -1, np.int32)
         scores = np.full((X.shape[0], k), -np.inf, np.float32)
@@ -382,7 +383,7 @@ class FittedLPSR:
         return labels, scores
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The tree, the weights and the labels of the leaves; see `Fitted`."""
+        """Return the tree, the weights and the labels of the leaves; see `Fitted`."""
         found = {
             "labels": self.labels,
             "offsets": self.tree.offsets,

@@ -3,12 +3,12 @@
 I. E.-H. Yen, X. Huang, K. Zhong, P. Ravikumar, I. S. Dhillon, "PD-Sparse: A Primal and Dual Sparse
 Approach to Extreme Multiclass and Multilabel Classification", ICML 2016.
 
-One matrix W (features × labels) is trained so that the labels P of a row score higher than all
-other labels N by a margin of 1, with an L1 penalty that leaves few weights:
+One matrix W (features × labels) is trained such that the labels P of a row score higher than all
+other labels N by a margin of 1, with an L1 penalty for sparse weights:
 
     min  λ‖W‖₁ + ½‖W‖² + C Σ_i max_{n∈N_i, p∈P_i} (1 + w_n·x_i − w_p·x_i)₊
 
-Its dual has a vector β_i per row, with few entries that are not 0, and W follows from all of them:
+The dual has a vector β_i per row, with few nonzero entries, and W is computed from all of them:
 
     min  G(β) = ½‖W(β)‖² + Σ_i Σ_{n∈N_i} β_in,   W(β) = prox(V),  V = Σ_i x_i β_iᵀ
     s.t. β_ip ≥ 0,  β_in ≤ 0,  Σ_p β_ip = −Σ_n β_in ≤ C;   prox(v) = sign(v)·(|v| − λ)₊
@@ -19,19 +19,20 @@ It is solved by block-coordinate Frank–Wolfe with active sets. For each row, i
 2. step: minimize a quadratic bound of G over the active labels, which is one projection;
 3. keep V and W up to date in the entries that change, and drop labels with β = 0 from the set.
 
-After each epoch P@1 is measured on a tenth of the training rows that is held out; training ends
-after three epochs without gain. A refit then goes on without L1, on the weights that are not 0.
-The best of all these W is the model.
+After each epoch, P@1 is measured on a held-out tenth of the training rows; training ends after
+three epochs without improvement. A refit then continues without L1, on the nonzero weights. The
+best of all these W is the model.
 
-What differs from the authors' code. V and W are dense arrays where theirs are hash tables: a step
-is then a few calls of numpy, but features × labels are bounded by memory (`max_bytes`). The search
-is exact, where theirs may sample features; it uses the W from before the current 64 rows, and finds
-five labels per row: on held-out rows of Eurlex-4K, P@1 is 77 after four epochs, and 71 with one.
+Differences from the authors' code: V and W are dense arrays instead of hash tables. A step is then
+a few numpy calls, but features × labels are bounded by memory (`max_bytes`). The search is exact,
+whereas theirs may sample features; it uses the W from before the current 64 rows, and finds five
+labels per row: on held-out rows of Eurlex-4K, P@1 is 77 after four epochs, and 71 with one.
 
-Settings are the authors': λ = 0.001, C = 1 and a refit (Eurlex-4K), and λ = 1 without a refit for
-data of fewer than 1,000 labels (bibtex). There C is 10, not their 1, which was probably for rows as
-they come: in bibtex these are about eight times as long. With λ = 1, three held-out tenths of its
-training rows gave a P@1 of 51 for C = 1, 60.4 for 10 and 59.8 for 64 after five epochs.
+The settings are the authors': λ = 0.001, C = 1 and a refit (Eurlex-4K), and λ = 1 without a refit
+for data with fewer than 1,000 labels (bibtex). For the latter, C is 10 instead of 1, which was
+probably meant for unnormalized rows; those of bibtex have a norm of about eight. With λ = 1, three
+held-out tenths of its training rows gave a P@1 of 51 for C = 1, 60.4 for 10 and 59.8 for 64 after
+five epochs.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ from dismec.measure.metrics import evaluate
 
 __all__ = ["FittedPDSparse", "FrankWolfe", "PDSparse", "project_pairs"]
 
-_FEW_LABELS = 1000  # below, the authors' settings for bibtex; from there on, those for Eurlex-4K
-_CHUNK = 64  # rows of one search
-_LEAST_CHANGE = 1e-6  # of β, per C
+_FEW_LABELS = 1000  # below: the authors' settings for bibtex; otherwise those for Eurlex-4K
+_CHUNK = 64  # rows per search
+_LEAST_CHANGE = 1e-6  # minimum change of β, relative to C
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -66,23 +67,23 @@ class PDSparse:
     Attributes
     ----------
     C
-        Weight of the losses; None: 10 for fewer than 1,000 labels, otherwise 1.
+        Loss weight; None: 10 for fewer than 1,000 labels, otherwise 1.
     l1
-        λ, weight of the L1 penalty; None: 1 for fewer than 1,000 labels, otherwise 0.001.
+        λ, the weight of the L1 penalty; None: 1 for fewer than 1,000 labels, otherwise 0.001.
     epochs
-        Passes over all rows, at most.
+        Maximum number of passes over all rows.
     refit_epochs
-        Further passes without L1; None: 0 for fewer than 1,000 labels, otherwise 2.
+        Number of further passes without L1; None: 0 for fewer than 1,000 labels, otherwise 2.
     select
-        Labels that a search adds to a row's active set, at most.
+        Maximum number of labels that a search adds to a row's active set.
     held_out
-        Share of the rows that the number of epochs is chosen on; 0: do all epochs on all rows.
+        Share of the rows held out to choose the number of epochs; 0: run all epochs on all rows.
     patience
-        Epochs without gain on held-out rows after which training ends.
+        Number of epochs without improvement on held-out rows after which training ends.
     max_bytes
-        Memory for dense features × labels arrays, at most.
+        Maximum memory for dense features × labels arrays.
     seed
-        Of the order of rows, and of those that are held out.
+        For the order of rows and the choice of held-out rows.
     """
 
     C: float | None = None
@@ -108,7 +109,7 @@ class PDSparse:
         l1 = (1.0 if few else 0.001) if self.l1 is None else self.l1
         refit_epochs = (0 if few else 2) if self.refit_epochs is None else self.refit_epochs
         settled = replace(self, C=C, l1=l1, refit_epochs=refit_epochs)
-        # Features and labels of no row have no weights.
+        # Features and labels that occur in no row have no weights.
         features = np.flatnonzero(np.bincount(X.indices, minlength=X.shape[1]))
         labels = np.flatnonzero(np.bincount(Y.indices, minlength=Y.shape[1]))
         needed = 9 * len(features) * len(labels)
@@ -125,7 +126,7 @@ class PDSparse:
 
 
 def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
-    """The best W of all epochs, as CSR."""
+    """Return the best W of all epochs, as CSR."""
     rng = np.random.default_rng(params.seed)
     usable = rng.permutation(np.flatnonzero((np.diff(X.indptr) > 0) & (np.diff(Y.indptr) > 0)))
     judged, rows = np.split(usable, [int(params.held_out * len(usable))])
@@ -164,10 +165,10 @@ def _row_chunks(order: Ints) -> Iterator[Ints]:
 
 
 class FrankWolfe:
-    """The dual variables of all rows, and the W that follows from them.
+    """The dual variables of all rows, and the W computed from them.
 
     X (n_rows, n_features) and Y (n_rows, n_labels) are CSR. A row's active labels are its own,
-    then those of the others that it is compared with at present.
+    followed by those it is currently compared with.
     """
 
     def __init__(self, X: Any, Y: Any, C: float, l1: float) -> None:
@@ -181,14 +182,14 @@ class FrankWolfe:
         self.beta: list[Floats] = [np.zeros(len(p)) for p in self._positives]
         self.V = np.zeros((X.shape[1], Y.shape[1]), np.float32)
         self.W = np.zeros_like(self.V)
-        self._support: npt.NDArray[np.bool_] | None = None  # that a refit keeps to
+        self._support: npt.NDArray[np.bool_] | None = None  # weights that a refit may change
 
     def search(
         self, rows: Ints, select: int, pool: ThreadPoolExecutor, threads: int = 1
     ) -> list[Ints]:
-        """The labels of each row that violate its margin most, at most `select`, by the W of now.
+        """Return the labels of each row that violate its margin most, at most `select`.
 
-        Rows are searched independently of each other: threads do not change what is found.
+        Rows are searched independently, so the number of threads does not change the result.
         """
 
         def of_some(some: Ints) -> list[Ints]:
@@ -209,8 +210,8 @@ class FrankWolfe:
     def step(self, row: int, added: Ints | None = None) -> None:
         """Add labels to a row's active set, and minimize the bound of G over that set.
 
-        ½‖prox(V)‖² has a gradient that changes no faster than V, so that with g the gradient,
-        G(β + Δ) ≤ G(β) + g·Δ + ½‖x‖²‖Δ‖²: the minimum is the projection of β − g/‖x‖².
+        The gradient of ½‖prox(V)‖² changes no faster than V, so with g the gradient, G(β + Δ) ≤
+        G(β) + g·Δ + ½‖x‖²‖Δ‖², whose minimum is the projection of β − g/‖x‖².
         """
         active, beta = self.active[row], self.beta[row]
         if added is not None and len(added):
@@ -234,7 +235,7 @@ class FrankWolfe:
         self.active[row], self.beta[row] = active[kept], new[kept]
 
     def _add(self, features: Ints, labels: Ints, product: npt.NDArray[np.float32]) -> None:
-        """V += x Δᵀ, in the entries of a row's features and some labels; and W after it."""
+        """Do V += x Δᵀ in the entries of a row's features and some labels, and update W."""
         if self._support is not None:
             self.W[features, labels] += product * self._support[features, labels]
             return
@@ -243,42 +244,43 @@ class FrankWolfe:
         self.W[features, labels] = v - np.clip(v, -self.l1, self.l1)
 
     def drop_l1(self) -> None:
-        """From here on λ is 0, and weights that are 0 stay so."""
+        """Set λ to 0 from here on, and keep zero weights at zero."""
         self._support = self.W != 0
         self.W = np.where(self._support, self.V, np.float32(0))
         self.V = np.zeros((0, 0), np.float32)
 
     def sparse_weights(self) -> Any:
-        """W as CSR (n_features, n_labels)."""
+        """Return W as CSR (n_features, n_labels)."""
         return sp.csr_matrix(self.W)
 
     def dual(self) -> float:
-        """G(β), which every step lowers; at the optimum it is −`primal`."""
+        """Return G(β), which every step decreases; at the optimum it is −`primal`."""
         pairs = zip(self.beta, self._positives, strict=True)
         linear = sum(float(beta[len(positives) :].sum()) for beta, positives in pairs)
         return 0.5 * float((self.W.astype(np.float64) ** 2).sum()) + linear
 
     def primal(self) -> float:
-        """The objective at W; a dense n_rows × n_labels matrix of scores is made."""
+        """Return the objective at W, using a dense n_rows × n_labels matrix of scores."""
         W = self.W.astype(np.float64)
         penalty = 0.0 if self._support is not None else self.l1 * float(np.abs(W).sum())
         scores, own = self.X @ W, self.Y.toarray() > 0
         least = np.where(own, scores, np.inf).min(axis=1)
         most = np.where(own, -np.inf, scores).max(axis=1)
-        losses = np.maximum(1 + most - least, 0)  # 0 for rows with no label, or with all
+        losses = np.maximum(1 + most - least, 0)  # 0 for rows with no label or all labels
         return penalty + 0.5 * float((W**2).sum()) + self.C * float(losses.sum())
 
 
 def project_pairs(b: Floats, n_positive: int, C: float) -> Floats:
-    """The nearest β to b with β ≥ 0 in the first places, β ≤ 0 after them, Σ = 0, positive sum ≤ C.
+    """Project b: β ≥ 0 in the first places, β ≤ 0 after them, Σ = 0, positive sum ≤ C.
 
-    With p the first places and q the others, negated, that is (p − τ)₊ and (q + τ)₊ for the τ where
-    their sums are equal; if these exceed C, each part is projected to the simplex of sum C.
+    With p the first places and q the others, negated, the nearest β is (p − τ)₊ and (q + τ)₊ for
+    the τ where their sums are equal; if these exceed C, each part is projected to the simplex of
+    sum C.
     """
     p, q = b[:n_positive], -b[n_positive:]
     knots = np.sort(np.concatenate((p, -q)))
     excess = np.maximum(p[:, None] - knots, 0).sum(0) - np.maximum(q[:, None] + knots, 0).sum(0)
-    # It falls with τ, linearly between knots and beyond them.
+    # It decreases with τ, linearly between knots and beyond them.
     after = int(np.searchsorted(-excess, 0))
     if after == 0:
         tau = knots[0] + excess[0] / len(p)
@@ -295,7 +297,7 @@ def project_pairs(b: Floats, n_positive: int, C: float) -> Floats:
 
 
 def _on_simplex(v: Floats, total: float) -> Floats:
-    """The nearest vector to v with entries of at least 0 and this sum."""
+    """Return the nearest vector to v with nonnegative entries and this sum."""
     falling = np.sort(v)[::-1]
     level = (np.cumsum(falling) - total) / np.arange(1, len(v) + 1)
     projected: Floats = np.maximum(v - level[np.count_nonzero(falling > level) - 1], 0)
@@ -305,7 +307,7 @@ def _on_simplex(v: Floats, total: float) -> Floats:
 def _best_labels_of(
     X: Any, W: Any, k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The best k columns of X·W per row, for chunks of rows."""
+    """Return the best k columns of X·W per row, computed for chunks of rows."""
     labels = np.full((X.shape[0], k), -1, np.int32)
     scores = np.full((X.shape[0], k), -np.inf, np.float32)
     size = max(1, (1 << 24) // max(W.shape[1], 1))
@@ -316,21 +318,21 @@ def _best_labels_of(
 
 
 class FittedPDSparse:
-    """The weights (CSR, features × labels that training rows have), and which labels these are."""
+    """The weights (CSR, features × labels with training rows), and the numbers of these labels."""
 
     def __init__(self, weights: Any, labels: npt.NDArray[np.int32]) -> None:
         self.weights = weights
         self.labels = labels
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels per row; see `Fitted`."""
+        """Return the best k labels per row; see `Fitted`."""
         places, scores = _best_labels_of(sp.csr_matrix(X), self.weights, k)
         if not len(self.labels):
             return places, scores
         return np.where(places < 0, np.int32(-1), self.labels[places]), scores
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The weights and the labels; see `Fitted`."""
+        """Return the weights and the labels; see `Fitted`."""
         return {
             "labels": self.labels,
             "weights": self.weights.data,

@@ -1,31 +1,31 @@
-"""RobustXML: LEML's low-rank weights, and sparse weights for what they leave.
+"""RobustXML: LEML's low-rank weights, plus sparse weights for the residual.
 
-Written after the paper's description: Xu, Tao, Xu, "Robust Extreme Multi-label Learning", 2016. Its
-code was not published. Labels with few rows do not fit into a few dimensions that all labels share,
-and are outliers to a low-rank model. Here they need not fit: the weights are WHᵀ + V, where WHᵀ has
-low rank and V is sparse.
+Written from the paper: Xu, Tao, Xu, "Robust Extreme Multi-label Learning", 2016; its code was not
+published. Labels with few rows do not fit into a few dimensions shared by all labels; they are
+outliers to a low-rank model. Here they need not fit: the weights are WHᵀ + V, where WHᵀ has low
+rank and V is sparse.
 
     min over W, H, V of
         ½‖Y − X(WHᵀ + V)‖² + λ/2·(‖W‖² + ‖H‖²) + ν/2·‖V‖² + μ‖V‖₁
 
-In rounds:
+Each round:
 
 1. LEML's iterations (`dismec.baselines.leml`) on Y − XV, from the W and H of the last round.
 2. Regress the residual Y − XWHᵀ on X, label by label, by ridge regression with ν.
 3. Soft-threshold these weights by θ, which makes them V.
 
-Steps 2 and 3 stand for an exact minimum by V: they find it where XᵀX is diagonal and equal for all
-features, with μ = θ·(XᵀX + ν), and otherwise only approach it. Neither Y − XV nor XWHᵀ is ever
+Steps 2 and 3 approximate the exact minimum over V: they find it if XᵀX is diagonal and equal for
+all features, with μ = θ·(XᵀX + ν), and otherwise only approach it. Neither Y − XV nor XWHᵀ is ever
 formed: XᵀXV and XᵀXW are enough.
 
-The paper solves its problem by divide and conquer, which is left out: the steps here are spread
-over threads without it. That the weights V are what is sparse, and not the scores XV, is this
-module's reading, and keeps the model small.
+The paper solves its problem by divide and conquer, which is left out because the steps here run in
+parallel without it. That the weights V are sparse, rather than the scores XV, is our
+interpretation, and keeps the model small.
 
-Rank and λ are LEML's, so that V alone makes the difference. ν = 1 and θ = 0.03 were chosen on
-held-out tenths of the training rows: on bibtex (mean of five) they are better than ν = 2 and than
-θ = 0.1; on Eurlex-4K ν = 0.3 is 0.4 points better than 1, and makes V larger. A second round
-changes P@k by 0.2 points or less on bibtex.
+Rank and λ are LEML's, so any difference is due to V. ν = 1 and θ = 0.03 were chosen on held-out
+tenths of the training rows: on bibtex (mean of five) they are better than ν = 2 and θ = 0.1; on
+Eurlex-4K ν = 0.3 is 0.4 points better than 1 but makes V larger. A second round changes P@k by at
+most 0.2 points on bibtex.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["FittedRobustXML", "RobustXML", "sparse_part"]
 class RobustXML:
     """RobustXML and its parameters."""
 
-    rank: int | None = None  # as for LEML
-    lambda_: float = 2.0  # of the low-rank part
-    nu: float = 1.0  # of the regression of the residual
+    rank: int | None = None  # as in LEML
+    lambda_: float = 2.0  # for the low-rank part
+    nu: float = 1.0  # for the regression of the residual
     threshold: float = 0.03  # θ
     rounds: int = 2
-    iterations: int = 3  # of LEML, per round
+    iterations: int = 3  # LEML iterations per round
     cg_steps: int = 20
     seed: int = 0
 
@@ -65,7 +65,7 @@ class RobustXML:
         self.leml()
 
     def leml(self) -> LEML:
-        """The system of the low-rank part."""
+        """The system for the low-rank part."""
         return LEML(self.rank, self.lambda_, self.iterations, self.cg_steps, self.seed)
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedRobustXML:
@@ -86,7 +86,7 @@ class FittedRobustXML(NamedTuple):
     V: Any  # CSR (n_features, n_labels)
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The best k labels per row, best first, and their scores."""
+        """Return the best k labels per row, best first, and their scores."""
         W, H = self.low_rank
 
         def score(rows: Any) -> Floats:
@@ -97,7 +97,7 @@ class FittedRobustXML(NamedTuple):
         return best_of_rows(X, k, len(H), score)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """W, H, and V as the three arrays of CSR."""
+        """Return W, H, and V as the three arrays of CSR."""
         return {
             "W": self.low_rank.W,
             "H": self.low_rank.H,
@@ -110,7 +110,7 @@ class FittedRobustXML(NamedTuple):
 def sparse_part(
     equations: NormalEquations, low_rank: LowRank, nu: float, threshold: float, steps: int
 ) -> Any:
-    """V (CSR): the residual of the low-rank part, regressed on X and soft-thresholded."""
+    """Return V (CSR): the residual of the low-rank part, regressed on X and soft-thresholded."""
     W, H = low_rank
     XTA = equations.by_blocks(W.shape[1], lambda at: equations.XTX(np.ascontiguousarray(W[:, at])))
     by_label = equations.Y.tocsc()

@@ -3,10 +3,10 @@
 Bhatia, Jain, Kar, Varma and Jain, "Sparse Local Embeddings for Extreme Multi-label
 Classification", NIPS 2015.
 
-Label vectors y are embedded as short vectors z that keep the inner products of each row with its
-nearest rows Ω, and only these; so rare labels need not lie in one low-dimensional space with all
-others. A linear map V predicts z from the features x, and a row gets the labels of the training
-rows whose predicted embeddings are nearest to its own:
+Label vectors y are embedded as short vectors z that preserve only the inner products of each row
+with its nearest rows Ω, so rare labels need not share one low-dimensional space with all others. A
+linear map V predicts z from the features x, and a row gets the labels of the training rows whose
+predicted embeddings are nearest to its own:
 
     min over M of low rank, M ⪰ 0:  ½‖P_Ω(YYᵀ − M)‖²              then M = ZZᵀ
     min over V:                     ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁)
@@ -18,19 +18,19 @@ rows whose predicted embeddings are nearest to its own:
 5. Prediction: the cluster with the nearest center, the k nearest rows of XV, their labels added
    up. An ensemble repeats all this from other starts of k-means and adds up the votes.
 
-What differs from the authors' settings, or is left open by the paper. Held-out figures are P@1 on
-one tenth of the training rows, which is 1,553 rows of Eurlex-4K and 488 of bibtex:
+Differences from the authors' settings, and choices that the paper leaves open, follow. Held-out
+results are P@1 on one tenth of the training rows, which is 1,553 rows of Eurlex-4K and 488 of
+bibtex:
 
-- C = 0.5 and k = 5 for data of several clusters, where the authors' code has 0.1 and 10. On
-  Eurlex-4K, four learners without the L1 term reach 77.0 with the first and 75.0 with the second.
-- k-means makes one round only. Run on to 20 rounds, it split Eurlex-4K into the same two clusters
-  from each of three starts, and then an ensemble has nothing to average.
-- Label vectors are scaled to length 1 before their inner products are taken: 65.2 instead of 63.5
-  on bibtex.
-- Eigenvectors are followed by subspace iteration from those of the step before. Steps end when the
-  entries in Ω are met within 5 %, at the latest after 100; ten steps are too few on Eurlex-4K.
-- Ties among the n̄ largest inner products are broken at random. Broken by position, all rows with
-  the same labels would have the same few neighbors.
+- C = 0.5 and k = 5 for data with several clusters, instead of 0.1 and 10 in the authors' code. On
+  Eurlex-4K, four learners without the L1 term reach 77.0 with the former and 75.0 with the latter.
+- k-means runs for one round only. With 20 rounds, it split Eurlex-4K into the same two clusters
+  from each of three starts, which leaves an ensemble nothing to average.
+- Label vectors are scaled to norm 1 before taking inner products: 65.2 instead of 63.5 on bibtex.
+- Eigenvectors are tracked by subspace iteration from those of the previous step. Steps end when the
+  entries in Ω are matched within 5 %, or after 100 steps; ten are too few on Eurlex-4K.
+- Ties among the n̄ largest inner products are broken at random. If they were broken by position,
+  all rows with the same labels would have the same few neighbors.
 - μ = 0.01 is relative to the squared error. The thresholds that make V and XV sparse in the
   authors' code are left out: both are stored dense.
 """
@@ -50,13 +50,13 @@ __all__ = ["SLEEC", "FittedSLEEC", "Learner", "Region"]
 Dense = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
 
-_MOST_CELLS = 1 << 23  # of a dense matrix that is made for some rows at a time
-_EXTRA = 10  # directions that are followed beyond those that are kept
+_MOST_CELLS = 1 << 23  # cells of a dense matrix that is made for some rows at a time
+_EXTRA = 10  # directions that are tracked in addition to those that are kept
 
 
 @dataclass(frozen=True)
 class SLEEC:
-    """Parameters; those that are None depend on the number of rows (`resolved`)."""
+    """The parameters of SLEEC; None depends on the number of rows (see `resolved`)."""
 
     n_learners: int | None = None
     rows_per_cluster: int = 6000
@@ -71,11 +71,11 @@ class SLEEC:
     seed: int = 0
 
     def resolved(self, n_rows: int) -> SLEEC:
-        """The parameters for data with so many rows.
+        """Return the parameters for data with `n_rows` rows.
 
-        Rows for at least two clusters have the defaults of the authors' code, except for C and k
-        (see the module). Fewer have their settings for bibtex; a single cluster is the same for
-        all learners, so one is enough.
+        With enough rows for two clusters, these are the defaults of the authors' code, except for C
+        and k (see the module docstring). With fewer rows, they are their settings for bibtex; a
+        single cluster is the same for all learners, so one learner is enough.
         """
         large = n_rows >= 2 * self.rows_per_cluster
         defaults = {
@@ -89,7 +89,7 @@ class SLEEC:
         return replace(self, **missing)  # type: ignore[arg-type]
 
     def fit(self, X: Any, Y: Any, *, threads: int = 1) -> FittedSLEEC:
-        """Train on the rows of X (CSR, float32, rows of length 1) and their labels Y (CSR)."""
+        """Train on the rows of X (CSR, float32, norm 1) and their labels Y (CSR)."""
         X, Y = sp.csr_matrix(X, dtype=np.float32), sp.csr_matrix(Y, dtype=np.float32)
         params = self.resolved(X.shape[0])
         assert params.n_learners is not None
@@ -115,7 +115,7 @@ class SLEEC:
         return FittedSLEEC(learners, Y, params.neighbors)
 
     def fit_region(self, X: Any, Y: Any, rows: Rows, rng: np.random.Generator) -> Region:
-        """Steps 2 to 4 for the rows of one cluster; no parameter is None."""
+        """Do steps 2 to 4 for the rows of one cluster; no parameter may be None."""
         assert self.svp_neighbors is not None
         assert self.dimension is not None
         assert self.cost is not None
@@ -131,12 +131,12 @@ class SLEEC:
 class Region:
     """A trained cluster."""
 
-    rows: Rows  # which training rows
+    rows: Rows  # training rows of the cluster
     V: Dense  # features × dimension
     embedded: Dense  # rows × dimension: XV
 
     def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
-        """The k nearest training rows of each row of X, as pairs (row of X, training row)."""
+        """Return the k nearest training rows per row of X, as pairs (row of X, training row)."""
         k = min(k, len(self.rows))
         closeness = (X @ self.V) @ self.embedded.T - np.sum(self.embedded**2, axis=1) / 2
         found = np.argpartition(closeness, -k, axis=1)[:, -k:]
@@ -145,13 +145,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Learner:
-    """One of the ensemble: clusters and what is trained in each."""
+    """A member of the ensemble: clusters with their trained regions."""
 
     centers: Dense
     regions: list[Region]
 
     def nearest(self, X: Any, k: int) -> tuple[Rows, Rows]:
-        """The k nearest training rows of each row of X, in its own cluster."""
+        """Return the k nearest training rows of each row of X, within its cluster."""
         home = nearest_center(X, self.centers)
         pairs = []
         for cluster in np.unique(home):
@@ -170,9 +170,9 @@ class FittedSLEEC:
     neighbors: int
 
     def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], Dense]:
-        """The best k labels per row, best first, and their share of the neighbors' votes.
+        """Return the best k labels per row, best first, and their share of the neighbors' votes.
 
-        Labels that no neighbor has are not found: −1 with a score of −inf.
+        Labels without votes are not returned; remaining places are −1 with a score of −inf.
         """
         X = sp.csr_matrix(X, dtype=np.float32)
         labels = np.full((X.shape[0], k), -1, np.int32)
@@ -197,7 +197,7 @@ class FittedSLEEC:
         return sp.csr_matrix((each, (asking, found)), shape) @ self.Y
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All that prediction needs, as it would be stored."""
+        """Return everything that prediction needs, as it would be stored."""
         stored: dict[str, npt.NDArray[Any]] = {
             "Y.indptr": self.Y.indptr.astype(np.int32),
             "Y.indices": self.Y.indices.astype(np.int32),
@@ -213,9 +213,9 @@ class FittedSLEEC:
 
 
 def k_means(X: Any, n_clusters: int, rng: np.random.Generator) -> tuple[Dense, Rows]:
-    """One round of k-means from random rows: the centers, and the cluster of each row.
+    """Run one round of k-means from random rows; return the centers, and the cluster of each row.
 
-    Clusters without rows are left out, so there may be fewer.
+    Empty clusters are left out, so there may be fewer.
     """
     centers = X[np.sort(rng.choice(X.shape[0], n_clusters, replace=False))].toarray()
     home = nearest_center(X, centers)
@@ -227,14 +227,14 @@ def k_means(X: Any, n_clusters: int, rng: np.random.Generator) -> tuple[Dense, R
 
 
 def nearest_center(X: Any, centers: Dense) -> Rows:
-    """The nearest center of each row."""
+    """Return the nearest center of each row."""
     closeness = X @ centers.T - np.sum(centers**2, axis=1) / 2
     nearest: Rows = np.argmax(closeness, axis=1).astype(np.int32)
     return nearest
 
 
 def unit_rows(Y: Any) -> Any:
-    """The label vectors at length 1; those without labels stay zero."""
+    """Return the label vectors with norm 1; empty ones stay zero."""
     Y = sp.csr_matrix(Y, dtype=np.float32)
     counts = np.diff(Y.indptr)
     scale = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts).astype(np.float32)
@@ -242,15 +242,15 @@ def unit_rows(Y: Any) -> Any:
 
 
 def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
-    """P_Ω(YYᵀ) as a symmetric CSR matrix that keeps its zeros.
+    """Return P_Ω(YYᵀ) as a symmetric CSR matrix with stored zeros.
 
-    (i, j) is in Ω if j has one of the n̄ largest inner products with i, or i with j. A row is its
-    own neighbor.
+    (i, j) is in Ω if j has one of the n̄ largest inner products with i, or i with j. Each row is
+    its own neighbor.
     """
     n_rows = Y.shape[0]
     width = min(n_nearest, n_rows)
     transposed = Y.T.tocsr()
-    # Row i takes the noise from i on: as good as a matrix of its own noise, and nearly free.
+    # Row i uses the noise from i on: as good as a full noise matrix, and nearly free.
     noise = np.lib.stride_tricks.sliding_window_view(
         (1e-4 * rng.random(2 * n_rows)).astype(np.float32), n_rows
     )
@@ -273,7 +273,7 @@ def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
 def singular_value_projection(
     products: Any, dimension: int, steps: int, tolerance: float, rng: np.random.Generator
 ) -> Dense:
-    """Z with ZZᵀ ≈ `products` where these have entries.
+    """Return Z with ZZᵀ ≈ `products` at the stored entries.
 
     M is never formed: it is ZZᵀ, and the residual R = P_Ω(YYᵀ − M) is sparse.
     """
@@ -286,7 +286,7 @@ def singular_value_projection(
     start = rng.standard_normal((n_rows, min(rank + _EXTRA, n_rows))).astype(np.float32)
     basis = np.linalg.qr(R @ (R @ start))[0]
     for _ in range(steps):
-        # (M + R) on the basis, twice: once to turn it, once for its eigenvalues there.
+        # Apply (M + R) to the basis twice: once to rotate it, once for its eigenvalues.
         basis = np.linalg.qr(R @ basis + Z @ (Z.T @ basis))[0]
         values, turn = np.linalg.eigh(basis.T @ (R @ basis + Z @ (Z.T @ basis)))
         basis = basis @ turn[:, ::-1]
@@ -300,10 +300,10 @@ def singular_value_projection(
 
 
 def regress(X: Any, Z: Dense, cost: float, l1: float, rounds: int = 10) -> Dense:
-    """V with the smallest ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁).
+    """Return the V that minimizes ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁).
 
-    By the method of multipliers for XV = B, with 2C as the weight of the constraint; without l1
-    it is ridge regression, done at once.
+    Uses the method of multipliers for XV = B, with 2C as the weight of the constraint; without l1
+    it is a single ridge regression.
     """
     V = ridge(X, Z, 2 * cost, np.zeros((X.shape[1], Z.shape[1]), np.float32))
     if l1 == 0:
@@ -319,9 +319,9 @@ def regress(X: Any, Z: Dense, cost: float, l1: float, rounds: int = 10) -> Dense
 
 
 def ridge(X: Any, Z: Dense, weight: float, V: Dense, steps: int = 50) -> Dense:
-    """V with the smallest ½‖V‖² + ½·weight·‖Z − XV‖², by conjugate gradients from a given V.
+    """Return the V that minimizes ½‖V‖² + ½·weight·‖Z − XV‖², by conjugate gradients from `V`.
 
-    All columns at once, until every residual is a thousandth of its right-hand side.
+    All columns are solved at once, until every residual is a thousandth of its right-hand side.
     """
     transposed = X.T.tocsr()
     wanted = transposed @ Z
@@ -343,6 +343,6 @@ def ridge(X: Any, Z: Dense, weight: float, V: Dense, steps: int = 50) -> Dense:
 
 
 def _slices_of_rows(n_rows: int, n_columns: int) -> list[slice]:
-    """Slices of rows whose dense matrices with so many columns stay small."""
+    """Return slices of rows whose dense matrices with `n_columns` columns stay small."""
     size = max(_MOST_CELLS // max(n_columns, 1), 1)
     return [slice(begin, min(begin + size, n_rows)) for begin in range(0, n_rows, size)]

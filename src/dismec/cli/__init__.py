@@ -1,7 +1,7 @@
-"""The command line: thin commands over the library; the one room that imports click.
+"""The command line: thin commands over the library; the only package that imports click.
 
-In: arguments. Out: files, lines for a person, JSON. May use: `data`, `features`, `measure`,
-`model`, `cluster`, `training`, `report`, `compare`, `serve`.
+In: arguments. Out: files, lines for people, JSON. May use: `data`, `features`, `measure`, `model`,
+`cluster`, `training`, `report`, `compare`, `serve`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["main"]
 
 
 class _Commands(click.Group):
-    """Errors that a person can do something about become one line and exit code 2."""
+    """Turns errors that users can act on into one line and exit code 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if stream is None:  # closed by whoever started us
+            if stream is None:  # closed by the parent process
                 setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  until the end
             elif isinstance(stream, TextIOWrapper):
-                # Names of labels may have letters that the terminal's encoding lacks.
+                # Label names may contain characters that the terminal's encoding lacks.
                 stream.reconfigure(errors="backslashreplace")
         with printable_streams():
             return super().main(*args, **kwargs)
@@ -53,7 +53,7 @@ def _one_line_errors(ctx: click.Context) -> Iterator[None]:
         try:
             sys.stdout.flush()
         except OSError:
-            sys.stdout = None  # else Python tries, fails and complains once more at the end
+            sys.stdout = None  # otherwise Python tries again, fails and complains at exit
         click.echo(f"dismec: {' '.join(message.split())}", err=True)
         ctx.exit(2)
 
@@ -65,7 +65,7 @@ def _one_line_errors(ctx: click.Context) -> Iterator[None]:
         click.echo("dismec: stopped", err=True)
         ctx.exit(130)
     except BrokenPipeError:
-        # The reader of our output has seen enough; there is nobody to tell.
+        # The reader of our output has closed it; there is nobody to report to.
         sys.stdout = None
         ctx.exit(141)
     except MemoryError:

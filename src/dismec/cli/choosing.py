@@ -1,4 +1,4 @@
-"""Options that say which labels a command may choose from."""
+"""Options that restrict the labels a command may predict."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["LabelChoice", "choice_options", "say_left_out"]
 
 @dataclass(frozen=True)
 class LabelChoice:
-    """Files of labels that are the only ones to predict, or are not to be predicted."""
+    """Files of labels to predict exclusively, or to exclude."""
 
     only: Path | None
     exclude: Path | None
 
     def among(self, model: TopkModel) -> Allowed | None:
-        """The labels that the model may choose from; None for all."""
+        """Return the labels that the model may predict; None for all."""
         from dismec.data.names import load_names
 
         given = {"only": self.only, "exclude": self.exclude}
@@ -50,7 +50,7 @@ class LabelChoice:
 
 
 def choice_options(command: F) -> F:
-    """Add --only and --exclude, which become the parameter `choice`."""
+    """Add --only and --exclude, passed to the command as `choice`."""
 
     @click.option(
         "--only",
@@ -72,7 +72,7 @@ def choice_options(command: F) -> F:
 
 
 def say_left_out(allowed: Allowed, Y: Any) -> None:
-    """Say how many true labels do not count because they are not allowed."""
+    """Print how many true labels are ignored because they are not allowed."""
     kept, left_out = allowed.filter(Y)
     if left_out:
         without = int((kept.indptr[1:] == kept.indptr[:-1]).sum())

@@ -1,4 +1,4 @@
-"""What commands print for a person: progress, results, news of a cluster. The door to rich."""
+"""What commands print for people: progress, results, cluster messages. The only user of rich."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WIDE = 200  # characters
 
 @contextmanager
 def shown_progress(quiet: bool, what: str) -> Iterator[Progress | None]:
-    """A bar on a terminal, a line now and then in a log, nothing if quiet."""
+    """Show a bar on a terminal, occasional lines in a log, nothing if quiet."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -86,14 +86,14 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
 
 
 def spoken(line: str) -> None:
-    """A line of news, apart from what a command prints as its result."""
-    click.echo(printable(line), err=True)  # a progress bar takes the place of the stream
+    """Print a message, separate from a command's results."""
+    click.echo(printable(line), err=True)  # a progress bar replaces the stream
 
 
 def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
-    """What `say_trained` and `say_unsolved` say of a model that has been written, as JSON has it.
+    """Return the facts that `say_trained` and `say_unsolved` print about a saved model, for JSON.
 
-    Also what was learned on the way to it, as its manifest has that.
+    Includes what was learned during training, as stored in its manifest.
     """
     stats = model.manifest.stats
     learned = ("C_auto", "delta_auto", "delta_effect", "calibrated", "refine_effect")
@@ -111,7 +111,7 @@ def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
 
 
 def say_trained(model: Model, path: Path, seconds: float) -> None:
-    """One line on a model that has been written."""
+    """Print one line about a saved model."""
     facts = trained_facts(model, path, seconds)
     spoken(
         f"{path}: {counted(model.n_labels, 'label')}, {counted(model.nnz, 'weight')} in "
@@ -121,7 +121,7 @@ def say_trained(model: Model, path: Path, seconds: float) -> None:
 
 
 def say_unsolved(model: Model) -> None:
-    """A line if some labels were not solved to the tolerance."""
+    """Print a line if some labels were not solved to the tolerance."""
     stats = model.manifest.stats
     if stats and stats.unsolved:
         spoken(
@@ -132,7 +132,7 @@ def say_unsolved(model: Model) -> None:
 
 
 def say_unknown(model: TopkModel, dataset: Dataset) -> None:
-    """A line if DATA has labels that the model has never seen."""
+    """Print a line if DATA has labels that the model does not know."""
     import numpy as np
 
     counts = np.bincount(dataset.Y.indices, minlength=dataset.Y.shape[1])
@@ -148,7 +148,7 @@ def say_unknown(model: TopkModel, dataset: Dataset) -> None:
 
 
 def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
-    """A table: a row for each metric, a column for each k."""
+    """Print a table with a row per metric and a column per k."""
     names = dict.fromkeys(key.split("@")[0] for key in result if "@" in key)
     rows = [[name, *(f"{result[f'{name}@{k}']:.2f}" for k in ks)] for name in names]
     print_table(["%", *(f"@{k}" for k in ks)], rows, counted(int(result["rows"]), "row"))
@@ -157,13 +157,13 @@ def print_metrics(result: dict[str, float], ks: tuple[int, ...]) -> None:
 
 
 def _console(*, in_full: bool = False) -> Console:
-    """Prints what it is given, and takes nothing in it for markup. Text goes through `printable`.
+    """Create a console that ignores markup. Text goes through `printable`.
 
-    A log has no width to keep to: there it prints wide tables in full, if that is requested.
+    A log has no fixed width: with `in_full`, wide tables are printed completely there.
     """
     from rich.console import Console
 
-    file = unfiltered(sys.stdout)  # colours are control characters, too
+    file = unfiltered(sys.stdout)  # colors are control characters, too
     console = Console(highlight=False, markup=False, emoji=False, file=file)
     if in_full and not console.is_terminal:
         console.width = _WIDE
@@ -178,9 +178,9 @@ def print_table(
     left: int = 1,
     best: int | None = None,
 ) -> None:
-    """A table, its first `left` columns aligned to the left; with 0 none is ever shortened.
+    """Print a table with the first `left` columns left-aligned; with 0, none is shortened.
 
-    The row number `best` is marked. Without rows nothing is printed.
+    Row number `best` is highlighted. Nothing is printed without rows.
     """
     from rich.table import Table
     from rich.text import Text
@@ -189,12 +189,12 @@ def print_table(
         return
     table = Table(*heads, caption=None if caption is None else printable(caption))
     if left:
-        table.columns[0].max_width = 30  # names may be of any length, and numbers are to be seen
+        table.columns[0].max_width = 30  # names may be long, but numbers must be visible
     for place, column in enumerate(table.columns):
         column.justify = "left" if place < left else "right"
         column.no_wrap = place == 0 or not left
     for number, row in enumerate(rows):
-        # Marked by more than its weight: a log has no bold letters.
+        # Not marked by font weight alone: a log has no bold letters.
         shown = [f"* {row[0]}", *row[1:]] if number == best else row
         cells = [Text(printable(cell)) for cell in shown]
         table.add_row(*cells, style="bold" if number == best else None)
@@ -202,7 +202,7 @@ def print_table(
 
 
 def print_pairs(lines: Mapping[str, str]) -> None:
-    """Keys and values in two columns; a value may have several lines."""
+    """Print keys and values in two columns; a value may have several lines."""
     console = _console()
     width = max(map(len, lines))
     for key, value in lines.items():
@@ -211,7 +211,7 @@ def print_pairs(lines: Mapping[str, str]) -> None:
 
 
 def print_paragraphs(lines: Iterable[str]) -> None:
-    """Lines, wrapped at the width of the terminal."""
+    """Print lines, wrapped to the width of the terminal."""
     console = _console()
     for line in lines:
         console.print(printable(line))
@@ -223,7 +223,7 @@ def print_explanation(
     words: list[tuple[int, int, float]] | None,
     limit: int,
 ) -> None:
-    """What carried a score: the text with its words colored, if there is one, and a table."""
+    """Print what contributed to a score: the text with colored words, if given, and a table."""
     from rich.table import Table
     from rich.text import Text
 
@@ -241,7 +241,7 @@ def print_explanation(
             style = ""
             if abs(part) >= most / 50:
                 strength = "bold " if abs(part) > most / 4 else ""
-                # Underlined and not: colors alone are not for everybody.
+                # Underlined or not: not everybody can distinguish colors.
                 style = f"{strength}underline blue" if part > 0 else f"{strength}red"
             shown.append(printable(text[reached:begin]))
             shown.append(printable(text[begin:end]), style)
@@ -285,7 +285,7 @@ def print_explanation(
 
 @contextmanager
 def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
-    """Print what the library has to say of a cluster, and not what Dask has."""
+    """Print the library's messages about a cluster, but not Dask's."""
     if cluster is None:
         yield
         return
@@ -306,13 +306,13 @@ def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
 
 
 def hush_dask() -> None:
-    """Keep Dask from printing what it has to say."""
+    """Silence Dask's own messages."""
     import logging
 
     from dismec.cluster import connection as dask_engine  # noqa: F401  sets the levels of Dask's loggers
 
     def is_shown(record: logging.LogRecord) -> bool:
-        # How Dask ends its own waiting for a worker that has died.
+        # Dask stops waiting for a dead worker in this way.
         return not (record.exc_info and getattr(record.exc_info[0], "__name__", "") == "AllExit")
 
     logging.getLogger("distributed").setLevel(logging.CRITICAL)

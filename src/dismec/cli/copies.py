@@ -1,4 +1,4 @@
-"""Commands that make models of finished ones: smaller, of fewer labels, of several together."""
+"""Commands that derive models from finished ones: smaller, with fewer labels, or merged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _output_options(command: F) -> F:
-    """Where the new model goes, and what is said of it."""
+    """Add options for the new model and for the output of the command."""
     for option in (
         quiet_option,
         json_option,
@@ -157,7 +157,7 @@ def _write(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a model that is made of others, unless its place is taken."""
+    """Write a model derived from others, unless the output already exists."""
     from dismec.model.opening import open_model
     from dismec.training.resume import check_output
 

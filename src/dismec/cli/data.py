@@ -1,4 +1,4 @@
-"""Commands that look at data and models, convert data or make it up."""
+"""Commands that describe data and models, convert data or generate it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _check_inspection(
     hierarchy: Path | None,
     reading: Reading,
 ) -> None:
-    """Refuse what cannot be, before anything is read."""
+    """Reject invalid combinations before anything is read."""
     for target in (page, sheet):
         for source in (path, test, hierarchy):
             if target and source and target.resolve().is_relative_to(source.resolve()):
@@ -128,7 +128,7 @@ def _facts_of_model(
     from dismec.data.hierarchy import load_tree
     from dismec.model.opening import open_model
 
-    model = open_model(path, check=False)  # it has just been
+    model = open_model(path, check=False)  # it has just been checked
     tree = load_tree(hierarchy, model.names, model.n_labels) if hierarchy else None
     if test is not None:
         from dismec.report.tested import describe_test

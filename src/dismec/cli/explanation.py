@@ -1,4 +1,4 @@
-"""The command that says why a row has a label."""
+"""The command that explains why a row has a label."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def explain(
 def _say_why(
     model: RankingModel, x: Any, label: int, text: str | None, limit: int, as_json: bool
 ) -> None:
-    """Print the explanation of a label of a row, and of a text the words that carried it."""
+    """Print the explanation of a label for a row, and the words of a text that contributed most."""
     from dismec.model.explanation import highlights
 
     vocabulary = model.vocabulary
@@ -106,7 +106,7 @@ def _say_why(
 def _row_to_explain(
     model: RankingModel, row: str, number: int | None, reading: Reading
 ) -> tuple[str | None, Any]:
-    """The row that is given, without its dense features, and its text if it has one."""
+    """Return the given row without its dense features, and its text, if any."""
     if number is None and len(row) < 1000 and Path(row).is_file():
         raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
     if model.n_dense and not model.n_features:
@@ -117,7 +117,7 @@ def _row_to_explain(
 
 
 def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
-    """The row with its dense features, if the model takes such."""
+    """Return the row with its dense features, if the model uses them."""
     dense = reading.dense_for(model)
     if dense is None:
         return x
@@ -134,7 +134,7 @@ def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | N
 def _row_in(
     model: RankingModel, data: Path, number: int, reading: Reading
 ) -> tuple[str | None, Any]:
-    """A row of a data file, and its text if it has one."""
+    """Return a row of a data file, and its text, if any."""
     from dismec.data.corpus import read_texts
     from dismec.data.dataset import load_features
     from dismec.training.texts import vocabulary_of
@@ -156,7 +156,7 @@ def _row_in(
 
 
 def _row_of(model: RankingModel, given: str) -> Any:
-    """A text, or feature:value pairs, as one row."""
+    """Return a text, or feature:value pairs, as one row."""
     import scipy.sparse as sp
 
     if model.vocabulary is not None:

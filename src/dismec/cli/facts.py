@@ -1,4 +1,4 @@
-"""Facts of data and models (`dismec.report.facts`) → lines, small bars and tables on a terminal."""
+"""Facts about data and models (`dismec.report.facts`) → lines, small bars and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTED = 10  # entries of a table; pages and JSON have more
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """The facts of data or a model (`dismec.report.facts`): lines, small bars and tables."""
+    """Print facts about data or a model (`dismec.report.facts`)."""
     from dismec.report.estimate import tell_estimate
     from dismec.report.facts import plain_facts
     from dismec.report.headline import tell_data, tell_oddities, tell_test
@@ -53,7 +53,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def _print_labels(facts: Mapping[str, Any]) -> None:
-    """The labels by name: frequent, rare, alike, together; and rows that occur twice."""
+    """Print labels by name (frequent, rare, similar, co-occurring), and duplicate rows."""
     print_table(
         ["most frequent labels", "rows"],
         [[e["name"], f"{e['rows']:,}"] for e in facts["most frequent labels"][:_LISTED]],
@@ -129,7 +129,7 @@ def _frequency_lines(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _coarse(counts: Sequence[int], size: int = 4) -> list[int]:
-    """Bins of weights, so many in one on either side of the middle one."""
+    """Merge bins of weights, `size` at a time on either side of the middle bin."""
     middle = len(counts) // 2
     below, above = counts[middle - 1 :: -1], counts[middle + 1 :]
     low, high = ([sum(c[i : i + size]) for i in range(0, len(c), size)] for c in (below, above))
@@ -186,7 +186,7 @@ def _logs(counts: Sequence[float]) -> list[float]:
 
 
 def _bars(heights: Sequence[float]) -> str:
-    """A bar per number; none where it is 0."""
+    """Return a bar per number; blank for 0."""
     most = max(heights, default=0) or 1
     return "".join(
         _BARS[min(int(len(_BARS) * h / most), len(_BARS) - 1)] if h else " " for h in heights

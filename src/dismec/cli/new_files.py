@@ -1,4 +1,4 @@
-"""Files that a command is about to write: refused before anything is read."""
+"""Files that a command will write, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def check_new_files(
     sources: Iterable[Path | None] = (),
     makes_folder: bool = False,
 ) -> None:
-    """Refuse files that cannot be written, or that are there and may not be overwritten.
+    """Reject files that cannot be written, or that exist and may not be overwritten.
 
-    A device or a pipe is never refused, and a file that is one of the `sources` always.
-    `makes_folder` is for commands that make the directories of their files.
+    A device or a pipe is always accepted, and one of the `sources` never. `makes_folder` is for
+    commands that create the directories of their files.
     """
     seen = set()
     for target in filter(None, targets):

@@ -1,4 +1,4 @@
-"""A model for a command: opened here, or spread over the workers of a cluster."""
+"""A model for a command: opened locally, or distributed over the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["model_at"]
 
 @contextmanager
 def model_at(model: Path, cluster: str | None) -> Iterator[RankingModel]:
-    """The model, here or on a cluster (``--cluster``); workers forget it in the end."""
+    """Open the model locally or on a cluster (``--cluster``); workers release it at the end."""
     from dismec.model.opening import open_model
 
     if cluster is None:

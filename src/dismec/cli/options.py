@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _COLUMNS = ("text_column", "label_column", "label_separator", "id_column", "weig
 
 
 class DataBatch(NamedTuple):
-    """Some rows of DATA, in its order."""
+    """Some consecutive rows of DATA."""
 
     X: Any  # CSR, or with dense features
-    ids: list[str] | None = None  # what DATA calls them
+    ids: list[str] | None = None  # their ids in DATA
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,23 @@ class Reading:
 
     labels: Path | None  # the file of the label matrix
     names: Path | None  # the file of label names
-    columns: dict[str, str]  # those of _COLUMNS that were given
-    kind: str | None = None  # of file, if that was given
-    numeric: bool | None = None  # whether a model of texts takes numeric rows
-    weights: Path | None = None  # the file of the weights of rows
+    columns: dict[str, str]  # the given ones of _COLUMNS
+    kind: str | None = None  # kind of file, if given
+    numeric: bool | None = None  # whether a text model accepts numeric rows
+    weights: Path | None = None  # the file of row weights
     dense: Path | None = None  # the file of dense features
 
     @property
     def fmt(self) -> TextFormat:
-        """How to read texts that no model has been trained on yet."""
+        """Return how to read texts before a model has been trained."""
         from dismec.data.corpus import TextFormat
 
         return TextFormat(**self.columns)
 
     def fmt_for(self, model: TopkModel, data: DataFile, *, trains: bool = False) -> TextFormat:
-        """How to read texts for a model: as those that it was trained on, unless told otherwise.
+        """Return how to read texts for a model: as in its training, unless options override it.
 
-        Its column of weights is for what `trains` it.
+        The model's weight column is only used if `trains` is set.
         """
         from dismec.data.corpus import TextFormat
 
@@ -69,15 +69,15 @@ class Reading:
 
     @property
     def row_weights(self) -> RowWeights | None:
-        """Those of the file that was given."""
+        """Return the row weights of the given file."""
         from dismec.data.row_weights import load_row_weights
 
         return None if self.weights is None else load_row_weights(self.weights)
 
     def look(self, data: Path) -> DataFile:
-        """DATA and what it holds; options that do not go with that are refused.
+        """Detect the kind of DATA; options that do not apply to it are an error.
 
-        It is opened here and nowhere else: pass on what this returns, in place of the path.
+        The file is opened only here: pass on the result instead of the path.
         """
         from dismec.data.formats import detect
 
@@ -97,13 +97,13 @@ class Reading:
         return found
 
     def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:
-        """DATA as rows of the model's features and labels, in memory."""
+        """Read DATA as rows of the model's features and labels, in memory."""
         return self.weighted_rows_of(model, data, threads)[0]
 
     def weighted_rows_of(
         self, model: TopkModel, data: DataFile, threads: int | None, *, trains: bool = False
     ) -> tuple[Dataset, RowWeights | None]:
-        """As `rows_of`, and how much each row counts; None if that is not said."""
+        """Like `rows_of`, with row weights; None if none are given."""
         weights = self.row_weights
         if not data.is_texts:
             self._check_numeric(model, data)
@@ -120,7 +120,7 @@ class Reading:
         return dataset._replace(X=rows.X), weights
 
     def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
-        """The rows of DATA, a batch at a time; with dense features DATA is read twice."""
+        """Yield the rows of DATA in batches; with dense features, DATA is read twice."""
         rows = self._batches(model, data, threads)
         return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
@@ -131,10 +131,10 @@ class Reading:
         data: str,
         n_rows: Callable[[], int],
     ) -> Iterator[DataBatch]:
-        """Rows with the dense features that go with them, for a model that takes such.
+        """Combine rows with their dense features, for a model that uses them.
 
-        `n_rows` says how many there are in all: another number of dense ones is refused before the
-        first batch.
+        `n_rows` returns the total number of rows: a different number of dense rows is an error
+        before the first batch.
         """
         dense = self.dense_for(model)
         if dense is None:
@@ -153,7 +153,7 @@ class Reading:
         seen = 0
         for batch in batches:
             first, seen = seen, seen + batch.X.shape[0]
-            # A model of dense features alone leaves out all others.
+            # A model with only dense features ignores all others.
             sparse = batch.X if model.n_features else None
             yield batch._replace(X=mixed_rows(sparse, dense[first:seen]))
 
@@ -169,7 +169,7 @@ class Reading:
         return sum(len(batch.texts) for batch in read)
 
     def dense_for(self, model: TopkModel) -> Any:
-        """The dense features of the rows, if the model takes such."""
+        """Return the dense features of the rows, if the model uses them."""
         if self.dense is None:
             if model.n_dense:
                 raise DismecError(
@@ -209,7 +209,7 @@ class Reading:
                 yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
 
     def terms(self, model: TopkModel, data: DataFile, rows: csr_array) -> csr_array:
-        """Numeric rows of DATA as the model takes them, if it does or --numeric is given."""
+        """Return numeric rows of DATA for the model, if it accepts them or --numeric is given."""
         self._check_numeric(model, data)
         if model.vocabulary is None:
             return rows
@@ -225,7 +225,7 @@ class Reading:
             )
 
     def load(self, data: DataFile, threads: int | None) -> Dataset:
-        """Numeric data with label names, if there are some."""
+        """Load numeric data with label names, if any."""
         from dismec.data.dataset import load_data
         from dismec.data.names import load_names
 
@@ -236,9 +236,9 @@ class Reading:
 
 
 def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
-    """The data with the columns of a model's labels, found by name, before those of others.
+    """Return the data with the model's labels, matched by name, before other labels.
 
-    Data without names have them by number.
+    Data without names are matched by number.
     """
     if names is None or dataset.names is None or names == dataset.names:
         return dataset
@@ -249,7 +249,7 @@ def _aligned_by_name(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
 
 
 def no_features(n_rows: int) -> csr_array:
-    """Rows without any."""
+    """Return rows without features."""
     import numpy as np
     import scipy.sparse as sp
 
@@ -268,10 +268,10 @@ dense_option = click.option(
 def data_options(
     matrix: str = "--labels", *, model: bool = False, ids: bool = False, weights: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Options for reading DATA, given to the command as one `Reading`.
+    """Add options for reading DATA, passed to the command as one `Reading`.
 
-    `model` is for commands that read it for a model, `ids` for those that repeat ids of rows, and
-    `weights` for those that count some rows more than others.
+    `model` is for commands that read DATA for a model, `ids` for those that repeat row ids, and
+    `weights` for those that use row weights.
     """
     texts = "Column or key with the text; join several with commas [default: text]."
     of_model = "as in training" if model else ""
@@ -350,7 +350,7 @@ def data_options(
 
 
 def propensity_options(command: F) -> F:
-    """The constants of propensities."""
+    """Add the propensity constants."""
     for name, default in (("B", 1.5), ("A", 0.55)):
         flag, text = f"--propensity-{name.lower()}", f"The constant {name} of propensities."
         command = click.option(flag, name, default=default, show_default=True, help=text)(command)
@@ -358,7 +358,7 @@ def propensity_options(command: F) -> F:
 
 
 def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> float | str | None:
-    """A number, "auto", or nothing."""
+    """Parse a number, "auto", or nothing."""
     if value is None:
         return None
     try:
@@ -368,7 +368,7 @@ def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> flo
 
 
 def precision_option(default: str | None) -> Callable[[F], F]:
-    """``--precision``."""
+    """Return the option ``--precision``."""
     return click.option(
         "--precision",
         type=click.Choice(["float16", "float32", "int8"]),
@@ -378,7 +378,7 @@ def precision_option(default: str | None) -> Callable[[F], F]:
 
 
 def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """Numbers joined by commas, in order."""
+    """Parse comma-separated numbers, in order."""
     try:
         ks = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a command writes: a file that is not there yet, or standard output."""
+"""Where a command writes: a new file, or standard output."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dismec.data.prediction_formats import BINARY_FORMATS, ENDINGS, FORMATS, for
 if TYPE_CHECKING:
     from dismec.data.predictions import Columns, PredictionWriter
 
-STANDARD = Path("-")  # standard output, and as DATA standard input
+STANDARD = Path("-")  # standard output; as DATA, standard input
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where predictions go, and in which form."""
+    """Where predictions go, and in which format."""
 
     path: Path  # STANDARD or a file
     form: str  # one of FORMATS
 
     @contextmanager
     def writer(self, columns: Columns) -> Iterator[PredictionWriter]:
-        """What predictions are written with; a file appears when all of them are in it."""
+        """Open a writer for predictions; a file appears only when it is complete."""
         from dismec.data.predictions import prediction_file, prediction_writer
 
         if self.path != STANDARD:
@@ -41,17 +41,17 @@ class Output:
             return
         sys.stdout.flush()
         encoding = sys.stdout.encoding or "utf-8"
-        file = unfiltered(sys.stdout).buffer  # each form has its own way to escape characters
+        file = unfiltered(sys.stdout).buffer  # each format escapes characters in its own way
         with prediction_writer(file, self.form, columns, encoding) as writer:
             yield writer
         sys.stdout.flush()
 
 
 def output_options(command: F) -> Callable[..., Any]:
-    """``-o``, ``--format``, ``--json`` and ``--overwrite``, given to the command as one `Output`.
+    """Add ``-o``, ``--format``, ``--json`` and ``--overwrite``, passed as one `Output`.
 
-    They are checked before the command begins: a file that is there is refused before anything is
-    read. Arguments of the command that are paths are never overwritten.
+    They are checked before the command starts: an existing file is an error before anything is
+    read. Paths among the command's arguments are never overwritten.
     """
     options = (
         click.option(
@@ -120,5 +120,5 @@ def _checked_output(path: Path, form: str | None) -> Output:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is a device or a pipe, whose name has no ending."""
+    """Return whether it is a device or a pipe, whose name has no extension."""
     return path.exists() and not path.is_file() and not path.is_dir()

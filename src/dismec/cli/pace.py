@@ -1,4 +1,4 @@
-"""Labels and work that are done → how many per second, and the time that is left."""
+"""Finished labels and work → labels per second, and the remaining time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Pace"]
 
 
 class Pace(WorkProgress):
-    """Calls ``show(pace, done, total)`` whenever there is news.
+    """Calls ``show(pace, done, total)`` on every update.
 
-    Time goes by the work that is done, not by labels: frequent labels come first, and one of them
-    may take as long as a hundred others. What an earlier run has done does not count.
+    Time is estimated from the work done, not from labels: frequent labels come first, and one of
+    them may take as long as a hundred others. Work done by an earlier run does not count.
     """
 
     def __init__(
@@ -23,12 +23,12 @@ class Pace(WorkProgress):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.rate = 0.0  # labels per second
-        self.seconds_left: float | None = None  # None if that cannot be told yet
+        self.seconds_left: float | None = None  # None if not known yet
         self._show, self._clock = show, clock
         self._first: tuple[int, float, float] | None = None
 
     def update(self, done: int, total: int, share: float) -> None:
-        """So many labels of `total` are done, which is this share of the work."""
+        """Record that `done` of `total` labels are finished, which is this share of the work."""
         now = self._clock()
         if self._first is None:
             self._first = done, share, now
@@ -40,7 +40,7 @@ class Pace(WorkProgress):
 
     @property
     def left(self) -> str:
-        """The time left as the end of a sentence; empty if there is none, or it is not known."""
+        """Return the remaining time as the end of a sentence; empty if zero or unknown."""
         if not self.seconds_left:
             return ""
         minutes, seconds = divmod(round(self.seconds_left), 60)

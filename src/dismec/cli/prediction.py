@@ -1,4 +1,4 @@
-"""Commands that use models: to predict, and to measure."""
+"""Commands that use models for prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dismec.model.topk_model import TopkModel
 
 _ROWS_AT_ONCE = 1 << 14
-_PLACES_AT_ONCE = 1 << 22  # of labels and scores: 8 bytes each
+_PLACES_AT_ONCE = 1 << 22  # labels and scores, 8 bytes each
 
 
 def _parse_threshold(
@@ -171,7 +171,7 @@ def predict(
         if rank is None and rerank is None:
             probabilities = probabilities or opened.capabilities.probabilities
         places = opened.n_labels if k is None and threshold is not None else k or 5
-        places = min(places, max(opened.n_labels, 1))  # the others would be empty
+        places = min(places, max(opened.n_labels, 1))  # further places would be empty
         how = {"allowed": allowed, "threads": threads}
         rank_rows = _ranking(opened, places, threshold, probabilities, how)
         rank_rows = branches.close(rank_rows, tree)
@@ -195,7 +195,7 @@ def _ranking(
     probabilities: bool,
     how: dict[str, Any],
 ) -> Callable[[Any], tuple[Any, Any]]:
-    """What gives rows their labels and scores."""
+    """Return the function that ranks labels for rows."""
     from dismec.model.thresholds import ranked
 
     view: Any = model
@@ -215,7 +215,7 @@ def _rows_of_texts(model: TopkModel, texts: tuple[str, ...], threads: int | None
 
 
 def _no_other_rows(model: TopkModel, reading: Reading) -> DataBatch:
-    """As many rows without sparse features as there are dense ones."""
+    """Return as many rows without sparse features as there are dense rows."""
     dense = reading.dense_for(model)
     if model.n_features:
         raise click.UsageError(
@@ -226,7 +226,7 @@ def _no_other_rows(model: TopkModel, reading: Reading) -> DataBatch:
 
 
 def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
-    """The same rows in batches whose predictions take little memory; at least one batch."""
+    """Yield the same rows in batches whose predictions take little memory; at least one batch."""
     most = max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // places))
     for X, ids in batches:
         n_rows: int = X.shape[0]
@@ -239,7 +239,7 @@ def _slices(batches: Iterable[DataBatch], places: int) -> Iterator[DataBatch]:
 
 
 def _reranked(model: RankingModel, alpha: float | None, A: float, B: float) -> TopkModel:
-    """The model, or a view of it that ranks rare labels higher."""
+    """Return the model, or a view of it that ranks rare labels higher."""
     if alpha is None:
         return model
     return model.reranked(alpha, A, B, probabilities=model.capabilities.probabilities)
@@ -298,7 +298,7 @@ def evaluate(
                 raise click.UsageError("--rank cannot be combined with --rerank")
             how["rank"] = rank
         levels: dict[str, Any] = {}
-        if hierarchy is not None:  # first, as the file may be wrong
+        if hierarchy is not None:  # first, because the file may be invalid
             levels = measure_levels(hierarchy, opened, dataset, ks, threads, **how)
         result = opened.evaluate(dataset.X, dataset.Y, ks, A=A, B=B, threads=threads, **how)
     if as_json:

@@ -1,4 +1,4 @@
-"""The command that answers over HTTP."""
+"""The command that serves predictions over HTTP."""
 
 from __future__ import annotations
 

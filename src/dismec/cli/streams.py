@@ -1,4 +1,4 @@
-"""Standard output and error, on which nothing is printed that a terminal would act on."""
+"""Standard output and error without control characters for the terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _PrintableStream:
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # click would write to it, past the filter
+        if name == "buffer":  # click would bypass the filter through it
             raise AttributeError(name)
         return getattr(self.unfiltered, name)
 
 
 @contextmanager
 def printable_streams() -> Iterator[None]:
-    """Have all that is printed go through the filter."""
+    """Filter everything that is printed within the context."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     ours = {name: _PrintableStream(stream) for name, stream in before.items()}
     for name, stream in ours.items():
@@ -44,5 +44,5 @@ def printable_streams() -> Iterator[None]:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """The stream behind the filter, for bytes of files and for the colours of tables."""
+    """Return the stream behind the filter, for bytes of files and for the colors of tables."""
     return stream.unfiltered if isinstance(stream, _PrintableStream) else stream

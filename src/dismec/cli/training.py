@@ -1,4 +1,4 @@
-"""Commands that make models."""
+"""Commands that train and edit models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
     from dismec.training.params import TrainingParams
 
-_FEW_ROWS = 100  # to learn probabilities on
+_FEW_ROWS = 100  # fewer rows give rough probabilities
 
 
 @click.command()

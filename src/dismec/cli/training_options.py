@@ -1,4 +1,4 @@
-"""Options of commands that train, and the request that they stand for."""
+"""Options of the training commands, and the request built from them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """What a command is asked to train, as its options say."""
+    """A training request, as given by the options of a command."""
 
     reading: Reading
-    params: dict[str, Any]  # the options of `TrainingParams`, by their names on the command line
-    text: dict[str, Any]  # those of `TextParams`
+    params: dict[str, Any]  # options of `TrainingParams`, by their names on the command line
+    text: dict[str, Any]  # options of `TextParams`
     validation: Path | None
     validation_labels: Path | None
     dense_only: bool
@@ -51,14 +51,14 @@ class Order:
 
     @property
     def holds_out(self) -> bool:
-        """Whether something is learned from rows that the training does not see."""
+        """Whether something is learned from rows held out of training."""
         return bool(self.params["delta"] == AUTO or self.params["calibrate"])
 
     @contextmanager
     def request(
         self, data: Path, path: Path | None, what: str = "training", **fixed: Any
     ) -> Iterator[Request]:
-        """The request for a model of DATA, while what is done for it is shown.
+        """Yield the request for a model of DATA, showing progress meanwhile.
 
         `fixed` are parameters that are not among the options.
         """
@@ -114,7 +114,7 @@ class Order:
 
     @contextmanager
     def request_there(self, data: Path, path: Path) -> Iterator[Request]:
-        """As `request`, for a file of rows that workers see."""
+        """Like `request`, for a file of rows that workers can read."""
         from dismec.data.names import load_names
         from dismec.training.request import Request
 
@@ -174,7 +174,7 @@ class Order:
             raise click.UsageError(in_flags(str(error))) from None
 
     def _text_params(self, data: DataFile) -> TextParams | None:
-        """How texts become features; None if DATA holds no texts."""
+        """Return how texts become features; None if DATA contains no texts."""
         given = {key: value for key, value in self.text.items() if value is not None}
         if not data.is_texts:
             if given:
@@ -197,10 +197,10 @@ class Order:
 def training_options(
     *without: str, validation: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """All options of a training, given to the command as one `Order`.
+    """Add all training options, passed to the command as one `Order`.
 
-    An option for every field of `TrainingParams` but `without`; with `validation`, which is its
-    help, also for rows to learn on and for overwriting a model.
+    There is an option for every field of `TrainingParams` except `without`; with `validation`,
+    which is its help text, also for validation rows and for overwriting a model.
     """
     options = [_option(f) for f in fields(TrainingParams) if f.name not in without]
     if validation is not None:
@@ -246,13 +246,13 @@ def _is_param(name: str) -> bool:
 
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
-    """The option of a hyper-parameter, from its default and its metadata."""
+    """Create the option of a hyperparameter from its default and its metadata."""
     name, default = field.name, field.default
     flag = "--" + name.replace("_", "-")
     more: dict[str, Any] = {"help": field.metadata["help"]}
     if name == "delta":
         more |= {"callback": parse_delta, "metavar": field.metadata["metavar"]}
-    elif name == "tfidf":  # by default it depends on DATA
+    elif name == "tfidf":  # the default depends on DATA
         flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
     elif isinstance(default, bool):
         more |= {"is_flag": True}
@@ -268,7 +268,7 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
 def _parse_lengths(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
-    """One length, or the least and the greatest."""
+    """Parse one length, or a minimum and a maximum."""
     if value is None:
         return None
     from dismec.cpu import kernels
@@ -311,7 +311,7 @@ _TEXT_OPTIONS: dict[str, Any] = {
 
 @contextmanager
 def resumable(model: Path | None) -> Iterator[None]:
-    """Say after Ctrl-C that nothing is lost, if there is a model directory."""
+    """After Ctrl-C, print that nothing is lost, if there is a model directory."""
     try:
         yield
     except KeyboardInterrupt:

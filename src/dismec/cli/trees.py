@@ -1,4 +1,4 @@
-"""Options for a hierarchy of labels, and what commands do with one."""
+"""Options for a hierarchy of labels, and how commands use one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ hierarchy_option = click.option(
 
 
 def tree_of_test(path: Path, model: TopkModel, data: Dataset) -> LabelTree:
-    """The hierarchy in a file, of the labels of a model and of data that it is measured on."""
+    """Read the hierarchy of the labels of a model and of its test data."""
     from dismec.data.hierarchy import load_tree
 
     names = model.names
@@ -41,14 +41,14 @@ def tree_of_test(path: Path, model: TopkModel, data: Dataset) -> LabelTree:
 
 @dataclass(frozen=True)
 class Branches:
-    """Which labels of a hierarchy are predicted."""
+    """Which labels of a hierarchy to predict."""
 
     path: Path | None
     upwards: bool
     leaves: bool
 
     def tree(self, model: TopkModel, names: Sequence[str] | None) -> LabelTree | None:
-        """The hierarchy of a model's labels, if there is one."""
+        """Return the hierarchy of a model's labels, if given."""
         if self.path is None:
             return None
         from dismec.data.hierarchy import load_tree
@@ -58,7 +58,7 @@ class Branches:
     def among(
         self, model: TopkModel, tree: LabelTree | None, allowed: Allowed | None
     ) -> Allowed | None:
-        """The labels to choose from, or those of them that are leaves."""
+        """Return the allowed labels, restricted to leaves if requested."""
         if tree is None or not self.leaves:
             return allowed
         leaves = tree.leaves
@@ -67,14 +67,14 @@ class Branches:
         return model.select_labels(only=leaves.nonzero()[0].tolist())
 
     def close(self, rank: Ranking, tree: LabelTree | None) -> Ranking:
-        """What ranks labels, or also their ancestors."""
+        """Return the ranking function, extended by ancestors if requested."""
         if tree is None or not self.upwards:
             return rank
         return lambda X: tree.close_ranking(*rank(X))
 
 
 def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--hierarchy``, ``--close-upwards`` and ``--leaves-only``, given as one `Branches`."""
+    """Add ``--hierarchy``, ``--close-upwards`` and ``--leaves-only`` as one `Branches`."""
 
     @functools.wraps(command)
     def gathered(
@@ -109,7 +109,7 @@ def measure_levels(
     weights: Any,
     **how: Any,
 ) -> dict[str, Any]:
-    """How good a model is at each level of a hierarchy (`dismec.measure.levels`)."""
+    """Evaluate a model at each level of a hierarchy (`dismec.measure.levels`)."""
     from dismec.measure.levels import by_level
 
     tree = tree_of_test(path, model, data)
@@ -119,14 +119,14 @@ def measure_levels(
 
 
 def rounded(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics as JSON has them, those of levels included."""
+    """Round metrics for JSON, including those of levels."""
     found = {key: round(value, 2) for key, value in metrics.items() if key != "levels"}
     levels = [rounded(entry) for entry in metrics.get("levels", ())]
     return found | ({"levels": levels} if levels else {})
 
 
 def print_levels(result: dict[str, Any], ks: tuple[int, ...]) -> None:
-    """The metrics of all labels, and those of levels if there are some."""
+    """Print the metrics of all labels, and those of levels, if any."""
     levels = result.pop("levels", None)
     print_metrics(result, ks)
     if levels is not None:
@@ -134,7 +134,7 @@ def print_levels(result: dict[str, Any], ks: tuple[int, ...]) -> None:
 
 
 def print_level_table(levels: Sequence[dict[str, Any]], ks: Sequence[int]) -> None:
-    """A row per level."""
+    """Print a table with one row per level."""
     counts = ("level", "nodes", "labels")
     found = [f"{name}@{k}" for name in ("hP", "hR") for k in ks if f"{name}@{k}" in levels[0]]
     print_table(

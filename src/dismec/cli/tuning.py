@@ -1,4 +1,4 @@
-"""Commands that compare models: which C, which delta."""
+"""Commands that compare values of C or delta."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DELTAS = "0,0.001,0.003,0.01,0.02,0.03,0.05,0.07,0.1,0.2,0.3"
 
 
 def _parse_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """Numbers joined by commas."""
+    """Parse comma-separated numbers."""
     try:
         return tuple(float(part) for part in value.split(","))
     except ValueError:
@@ -106,7 +106,7 @@ def _check_plot(plot: Path | None, overwrite: bool) -> None:
 def _print_tuned(tuned: Tuned) -> None:
     from dismec.model.provenance import sentence
 
-    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # what fits a terminal; JSON has all
+    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # fits a terminal; JSON has all
     metrics = usual if tuned.metric in usual else [*usual, tuned.metric]
     rows = [
         [
@@ -168,11 +168,11 @@ def sweep(
 
     ordered = check_deltas(deltas)
     _check_plot(plot, order.overwrite)
-    # What counts how much is for training.
+    # Row weights are for training.
     columns = {k: v for k, v in order.reading.columns.items() if k != "weight_column"}
     of_test = Reading(test_labels, None, columns, dense=test_dense)
     test_file = of_test.look(test)
-    if test_file.is_texts:  # what cannot be read is an error before the training
+    if test_file.is_texts:  # errors in the file appear before training
         next(read_texts(test_file, of_test.fmt))
     if data.is_dir():
         from dismec.model.opening import open_model

@@ -1,4 +1,4 @@
-"""Errors of the library, which name parameters of Python → the flags of the command line."""
+"""Error messages of the library, with Python parameters → command line flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 __all__ = ["in_flags"]
 
-# What the library says → what is typed here; the longer of two that fit comes first.
+# The library's words → the flags; the longer of two matches comes first.
 _PHRASES = {
     "name another for the labels (labels=…)": "name another for the labels (--labels-to)",
     "pass dismec.TextRows(X)": "add --numeric",
@@ -39,12 +39,12 @@ _PARAMETERS = (
     "weight_column",
     "data_format",
 )
-# As words of their own: what is in quotes, or part of a path, is the user's.
+# Only as separate words: text in quotes, or in a path, is the user's.
 _WORD = re.compile(rf"(?<![\w/.'\"=-])({'|'.join(_PARAMETERS)})(?![\w/.'\"-])")
 
 
 def in_flags(message: str) -> str:
-    """The message with flags in place of parameters."""
+    """Return the message with flags instead of parameters."""
     for phrase, flag in _PHRASES.items():
         message = message.replace(phrase, flag)
     message = re.sub("^weights: ", "--weights: ", message)

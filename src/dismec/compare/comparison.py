@@ -1,4 +1,4 @@
-"""Data and names of systems → what each reaches and takes."""
+"""Data and names of systems → accuracy and cost of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dismec.model.directory import locked
 
 __all__ = ["DEPTHS", "SYSTEMS", "TUNED", "Comparison", "check_folder", "check_systems"]
 
-# In the order of tables: ours, the paper's, today's peers.
+# In the order of the tables: ours, the paper's, current peers.
 SYSTEMS = (
     "dismec",
     "dismec-refined",
@@ -60,14 +60,14 @@ DEPTHS = (1, 3, 5)
 _METRICS = ("P", "nDCG", "PSP")
 assert max(DEPTHS) <= K
 
-_STORE = re.compile("[0-9a-f]{16}")  # the name of the folder of one comparison
-_ROWS = "rows-"  # what folders of data for systems begin with
+_STORE = re.compile("[0-9a-f]{16}")  # name of the folder of one comparison
+_ROWS = "rows-"  # prefix of folders with data for systems
 
 Log = Callable[[str], None]
 
 
 def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
-    """The systems to run, in the order of tables; `DataError` for a name that is not known."""
+    """Return the systems to run in table order; raise `DataError` for an unknown name."""
     asked = {name for name in names if name}
     known = (*SYSTEMS, *TUNED.values())
     unknown = sorted(asked - {*known})
@@ -86,7 +86,7 @@ def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise `DataError` if a folder for results holds something else."""
+    """Raise `DataError` if a folder for results contains anything else."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -104,23 +104,23 @@ def check_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Systems on the same rows.
+    """A comparison of systems on the same rows.
 
     Attributes
     ----------
     folder
-        Where reports of finished systems are kept: a second start goes on from there.
+        Where to store reports of finished systems; a second run resumes from there.
     seeds
-        How often each system is trained, with seeds 0, 1, …; metrics are means, and times and
-        memory are the least.
+        How often to train each system, with seeds 0, 1, …; metrics are means, times and memory are
+        minimums.
     threads
-        Of training; rows are predicted with one.
+        Threads for training; prediction uses one.
     limit
-        Seconds for a training with its predictions.
+        Time limit in seconds for one training run with its predictions.
     memory
-        Bytes that a system may have; nine tenths of the machine's by default.
+        Memory limit of a system in bytes; by default nine tenths of the machine's memory.
     python
-        The Python of an environment that has the peers; the caller's by default.
+        The Python of an environment with the peers installed; by default the caller's.
     """
 
     folder: Path
@@ -131,14 +131,15 @@ class Comparison:
     python: Path | None = None
 
     def run(self, pair: Pair, systems: Sequence[str], log: Log | None = None) -> dict[str, Any]:
-        """Train and predict, and say what came out.
+        """Train and predict, and return the results.
 
-        Systems take turns: each is trained with the first seed before any is with the second.
+        Systems take turns: each is trained with the first seed before any is trained with the
+        second.
 
         Returns
         -------
         dict
-            ``{"data": {…}, "systems": {name: {"P@1": …, …}}}``; what each entry means is in
+            ``{"data": {…}, "systems": {name: {"P@1": …, …}}}``; the entries are described in
             ``docs/howto/comparing.md``.
         """
         check_systems(systems, tuned=False)
@@ -148,7 +149,7 @@ class Comparison:
         truth = _truth_of(train, test, log)
         reports: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
         with locked(store), tempfile.TemporaryDirectory(dir=store, prefix=_ROWS) as scratch:
-            for left in store.glob(f"{_ROWS}*"):  # by a run that was killed
+            for left in store.glob(f"{_ROWS}*"):  # left by a killed run
                 if left.name != Path(scratch).name:
                     rmtree(left, ignore_errors=True)
             rows = RowFiles(Path(scratch), train, test, pair)
@@ -160,7 +161,7 @@ class Comparison:
         for name in systems:
             try:
                 found[name] = judged.summary(reports[name])
-            except DataError as error:  # such as a label that it predicts twice
+            except DataError as error:  # for example a label predicted twice
                 found[name] = {"error": f"its predictions cannot be judged: {error}"}
         judged.compare(found)
         return {
@@ -176,7 +177,7 @@ class Comparison:
         }
 
     def _digest(self, pair: Pair, train: Dataset, test: Dataset) -> str:
-        """What tells one comparison from another."""
+        """Return a digest that identifies the comparison."""
         digest = hashlib.sha256(f"{self.threads} {pair.tfidf}".encode())
         for part in (train, test):
             digest.update(fingerprint(part.X, part.Y).encode())
@@ -188,10 +189,10 @@ class Comparison:
     def _report(
         self, store: Path, rows: RowFiles, name: str, seed: int, log: Log | None
     ) -> dict[str, Any]:
-        """The report of a system, or what an earlier start of the same code has kept of it."""
+        """Return the report of a system, or the one stored by an earlier run of the same code."""
         kept = store / f"{name}-{seed}.json"
         code = str(self.python or sys.executable) if name in PEERS else _code_digest()
-        with suppress(OSError, ValueError, AttributeError):  # not there, or cut off
+        with suppress(OSError, ValueError, AttributeError):  # missing or truncated
             report: dict[str, Any] = json.loads(kept.read_text("utf-8"))
             if report["code"] == code and _is_whole(report, rows.n_test_rows):
                 if log:
@@ -222,7 +223,7 @@ class Comparison:
 
 
 def _truth_of(train: Dataset, test: Dataset, log: Log | None) -> Truth:
-    """The true labels of the test rows; says how many of them nobody can find."""
+    """Return the true labels of the test rows; log how many of them no system can find."""
     counts = np.bincount(train.Y.indices, minlength=train.Y.shape[1])
     truth = Truth.align(test.Y, counts, train.Y.shape[0])
     unknown = truth.label_counts[truth.Y.indices] == 0
@@ -235,7 +236,7 @@ def _truth_of(train: Dataset, test: Dataset, log: Log | None) -> Truth:
 
 
 def _is_whole(report: Mapping[str, Any], n_rows: int) -> bool:
-    """Whether a report has a time, and predictions of all rows or none."""
+    """Return whether a report has a time, and predictions for all rows or for none."""
     top = report.get("top")
     return isinstance(report.get("train"), float) and (
         top is None or (len(top) == n_rows and all(len(row) == K for row in top))
@@ -244,7 +245,7 @@ def _is_whole(report: Mapping[str, Any], n_rows: int) -> bool:
 
 @cache
 def _code_digest() -> str:
-    """The version of this package: its sources and native modules."""
+    """Return a digest of this package's sources and native modules."""
     digest = hashlib.sha256()
     folder = Path(__file__).resolve().parents[1]
     for path in sorted([*folder.rglob("*.py"), *Path(kernels.__file__).parent.glob("_native*.so")]):
@@ -253,14 +254,14 @@ def _code_digest() -> str:
 
 
 class _Judge:
-    """Reports → metrics."""
+    """Turns reports into metrics."""
 
     def __init__(self, truth: Truth, n_labels: int) -> None:
         self._truth, self._n_labels = truth, n_labels
         self._draws: dict[str, Mapping[str, npt.NDArray[np.float64]]] = {}
 
     def summary(self, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What several trainings of a system came to; {"error": …} if one of them failed."""
+        """Summarize several training runs of a system; {"error": …} if one of them failed."""
         failed = next((report["error"] for report in reports if "error" in report), None)
         if failed is not None:
             return {"error": failed}
@@ -287,7 +288,7 @@ class _Judge:
             }
         draws = [drawn(self._truth.Y, top, self._truth.propensities, DEPTHS) for top in tops]
         mean = {name: np.mean([d[name] for d in draws], axis=0) for name in names}
-        found["draws"] = mean  # taken out by `compare`
+        found["draws"] = mean  # removed by `compare`
         found["intervals"] = {name: list(interval(mean[name])) for name in names}
         truth = self._truth
         groups = by_group(truth.Y, tops[0], truth.label_counts, truth.propensities, DEPTHS)
@@ -306,7 +307,7 @@ class _Judge:
         return found
 
     def compare(self, found: dict[str, dict[str, Any]]) -> None:
-        """Add how each system differs from dismec, with paired intervals."""
+        """Add the difference between each system and dismec, with paired intervals."""
         draws = {name: entry.pop("draws") for name, entry in found.items() if "draws" in entry}
         for name, own in draws.items():
             if name != "dismec" and "dismec" in draws:
@@ -316,7 +317,7 @@ class _Judge:
                 }
 
     def _checked(self, top: Any) -> npt.NDArray[np.int32]:
-        """The labels of a report; a system may name labels that nobody has."""
+        """Return the labels of a report; a system may predict labels that do not exist."""
         labels = np.asarray(top, np.int32)
         labels[(labels < 0) | (labels >= self._n_labels)] = -1
         return labels

@@ -33,7 +33,7 @@ def _trained(work: Assignment, **params: Any) -> Trained:
 
 
 def _tuned(work: Assignment) -> Trained:
-    """With the C that is best on a tenth of the rows."""
+    """Train with the C that is best on a tenth of the rows."""
     with Stopwatch() as training:
         tuned = tune(work.X, work.Y, work.scratch / "model", threads=work.threads)
     return _predicting(work, training, tuned.model)._replace(note=f"C = {tuned.C:g}")
@@ -57,7 +57,7 @@ def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
 
 
 def _baseline(make: Callable[..., Baseline], work: Assignment, **params: Any) -> Trained:
-    """A system of `dismec.baselines`."""
+    """Train a system of `dismec.baselines`."""
     with Stopwatch() as training:
         fitted = make(seed=work.seed, **params).fit(work.X, work.Y, threads=work.threads)
     with Stopwatch() as saving:

@@ -1,4 +1,4 @@
-"""A system in a process of its own, watched: it may run out of time or memory, and nothing else."""
+"""A system in its own process, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from dismec.errors import DismecError
 
 __all__ = ["PACKAGES", "SystemProcess", "peers_python"]
 
-_LOOK_SECONDS = 0.2  # between looks at the memory of a process
-_MOST_OF_MEMORY = 0.9  # that a system may have unless something else is said
+_LOOK_SECONDS = 0.2  # between checks of the memory of a process
+_MOST_OF_MEMORY = 0.9  # default share of the machine's memory for a system
 _LIBRARIES = ("OMP", "OPENBLAS", "MKL")
 PACKAGES = tuple(dict.fromkeys(package for _, package, _ in PEERS.values()))
 
 
 class SystemProcess:
-    """A system at work: trained once, it predicts as often as it is asked to.
+    """A running system: it is trained once and predicts as often as requested.
 
-    It is ended after `limit` seconds without a report, and when it and its children have more than
+    It is killed after `limit` seconds without a report, or when it and its children use more than
     `memory` bytes.
     """
 
@@ -51,14 +51,14 @@ class SystemProcess:
         self._limit = limit
         present = physical_memory()
         self._memory = memory or (int(_MOST_OF_MEMORY * present) if present else None)
-        self._lines: SimpleQueue[str] = SimpleQueue()  # the last is cut off, or empty
-        self._peak = 0  # bytes of it and its children, as far as it has some
+        self._lines: SimpleQueue[str] = SimpleQueue()  # the last line is truncated or empty
+        self._peak = 0  # bytes used by it and its children, if any
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  until it is closed
         command: list[object] = [sys.executable, "-m", "dismec.compare.ours"]
         if system in PEERS:
             command = [python or sys.executable, worker.__file__]
         command += [folder, system, threads, seed]
-        # Libraries of linear algebra have threads of their own, on top of those of our systems.
+        # Linear algebra libraries start their own threads in addition to those of our systems.
         of_library = str(threads if system in PEERS else 1)
         environment = os.environ | {f"{name}_NUM_THREADS": of_library for name in _LIBRARIES}
         self._process = subprocess.Popen(
@@ -80,7 +80,7 @@ class SystemProcess:
         self._lines.put("")
 
     def report(self) -> dict[str, Any]:
-        """The next report; {"error": …} if there will be none."""
+        """Return the next report; {"error": …} if there will be none."""
         begin = time.monotonic()
         while True:
             with suppress(Empty):
@@ -101,14 +101,14 @@ class SystemProcess:
         return report
 
     def again(self) -> dict[str, Any]:
-        """Another report, with prediction timed once more."""
+        """Return another report, with prediction timed again."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self.report()
 
     def output(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of its output."""
         self._output.seek(0)
         return self._output.read()[-3000:]
 
@@ -123,7 +123,7 @@ class SystemProcess:
         return f"ended with code {code}{why}"
 
     def close(self) -> None:
-        """End it, and all that it has started."""
+        """Kill it and everything it has started."""
         assert self._process.stdin
         with suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
@@ -137,19 +137,19 @@ class SystemProcess:
 
 
 def _kill_all(leader: int) -> None:
-    """End a process and those that it has started."""
+    """Kill a process and the processes it has started."""
     if sys.platform == "win32":
         command = ["taskkill", "/F", "/T", "/PID", str(leader)]
         subprocess.run(command, capture_output=True, check=False)
     else:
-        with suppress(OSError):  # nothing of it is left
+        with suppress(OSError):  # no process is left
             os.killpg(leader, signal.SIGKILL)
 
 
 def _group_bytes(group: int) -> tuple[int, int]:
-    """Memory of the processes of a group, and how many these are; 0 where nobody tells.
+    """Return the memory and number of the processes in a group; 0 if unknown.
 
-    What several of them share counts once: a process that has just been forked shares everything.
+    Shared memory counts once: a process that has just been forked shares everything.
     """
     total = n_processes = 0
     if sys.platform == "win32":
@@ -167,9 +167,9 @@ def _group_bytes(group: int) -> tuple[int, int]:
 
 
 def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> Path:
-    """The Python of an environment that has the peers; made and filled with pip if need be.
+    """Return the Python of an environment with the peers, creating it with pip if needed.
 
-    `log` is told what is installed, and what pip could not install.
+    `log` receives what is installed, and what pip could not install.
     """
     folder = folder.resolve()
     windows = sys.platform == "win32"
@@ -187,7 +187,7 @@ def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> P
     missing = []
     for package in PACKAGES:
         log(f"{folder}: installing {package}")
-        # One by one: some have no wheel for some machines, and the others need not miss out.
+        # One by one: some have no wheel for some machines, which should not affect the others.
         command = [str(python), "-m", "pip", "install", "--quiet", package]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -23,16 +23,16 @@ _READ_LINES = ("fasttext", "fasttext-tuned")
 
 
 class Pair(NamedTuple):
-    """Training and test data that systems are compared on."""
+    """The training and test data of a comparison."""
 
-    train: Dataset  # its rows may be of any length
+    train: Dataset  # rows may have any norm
     test: Dataset
-    texts: tuple[Texts, Texts] | None = None  # if X was made of these
-    tfidf: bool = False  # whether X holds counts of terms
+    texts: tuple[Texts, Texts] | None = None  # the texts that X was made from, if any
+    tfidf: bool = False  # whether X holds term counts
 
 
 def pair_of_texts(train: Texts, test: Texts, *, threads: int | None = None) -> Pair:
-    """Texts as data: terms and labels of the training texts, and rows of both."""
+    """Convert texts to data: terms and labels come from the training texts, rows from both."""
     vocabulary, names = learn(train, TextParams(), threads=threads)
     numbers = {name: number for number, name in enumerate(names)}
     parts = [vectorized(texts, vocabulary, numbers, threads=threads) for texts in (train, test)]
@@ -40,7 +40,7 @@ def pair_of_texts(train: Texts, test: Texts, *, threads: int | None = None) -> P
 
 
 def aligned(pair: Pair) -> tuple[Dataset, Dataset]:
-    """Training and test data, checked, with the same columns."""
+    """Return the training and test data, checked, with the same columns."""
     X, X_test = check_X(pair.train.X), check_X(pair.test.X)
     if X.shape[0] == 0 or X_test.shape[0] == 0:
         raise DataError("there are no rows to compare systems on")
@@ -68,7 +68,7 @@ class RowFiles:
         self.n_test_rows = test.X.shape[0]
 
     def write(self, system: str) -> None:
-        """Write what a system reads."""
+        """Write the files that a system reads."""
         if self._normal is None:
             self._normal = write_rows(self.folder, self._train, self._test, self._pair.tfidf)
         if system in _READ_TEXT and not (self.folder / "train.txt").exists():
@@ -81,7 +81,7 @@ class RowFiles:
 
 
 def write_rows(folder: Path, train: Dataset, test: Dataset, tfidf: bool = False) -> Dataset:
-    """Write normalized rows of both parts; the training part is returned."""
+    """Write normalized rows of both parts; return the training part."""
     transform = Transform.fit(train.X, tfidf=tfidf, bias=0)
     rows, test_rows = (transform.apply(part.X)[:, :-1] for part in (train, test))
     for part, matrix in (("train_X", rows), ("train_Y", train.Y), ("test_X", test_rows)):
@@ -91,7 +91,7 @@ def write_rows(folder: Path, train: Dataset, test: Dataset, tfidf: bool = False)
 
 
 def _write_lines(path: Path, batches: Iterable[TextBatch], Y: Any) -> None:
-    """One text per line with its labels by number, as fastText reads it."""
+    """Write one text per line with its label numbers, in fastText's format."""
     row = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for batch in batches:

@@ -1,15 +1,15 @@
-"""One system at work: rows in, training and prediction timed, a report out.
+"""One running system: rows in, training and prediction timed, a report out.
 
-It is run as a script with a folder, a system, threads and a seed, in a process of its own and by
-the Python of an environment that has the system, which need not have dismec: nothing but numpy and
-scipy is imported for the systems here. `dismec.compare.ours` does the same for those of dismec.
+It runs as a script with a folder, a system, threads and a seed as arguments, in its own process and
+in an environment that need not have dismec: apart from the systems themselves, only numpy and scipy
+are imported here. `dismec.compare.ours` does the same for the systems of dismec.
 
-The folder holds train_X.npz, train_Y.npz and test_X.npz, rows normalized; train.txt, the same as
-XMC text; and if the data are texts, train.ft and test.ft, one text per line, with label numbers.
-Timed are training, from loaded data to a model that can be used; writing the model to the disk,
-where that is not part of the training (it is for dismec and napkinXC); and prediction with one
-thread: of all test rows at once, and of one row at a time. Each line of standard input asks for
-prediction to be timed once more, to take turns. A report is a line of JSON on standard output.
+The folder holds train_X.npz, train_Y.npz and test_X.npz with normalized rows; train.txt, the same
+as XMC text; and for texts train.ft and test.ft, one text per line, with label numbers. Timed are
+training, from loaded data to a usable model; writing the model to disk, unless this is part of
+training (as in dismec and napkinXC); and prediction with one thread, of all test rows at once and
+one row at a time. Each line of standard input requests another timing of prediction, so systems can
+take turns. A report is a line of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["PEERS", "Assignment", "K", "Stopwatch", "System", "Trained", "main",
 
 K = 5
 _BATCHES, _SINGLE_ROWS = 3, 300
-_SECONDS = 20.0  # after which a prediction is not repeated
+_SECONDS = 20.0  # a prediction that takes longer is not repeated
 _LIBLINEAR_LABELS, _AUTOTUNE_SECONDS = 60, 300
 
 
 class Stopwatch:
-    """Measures the block of a with statement: seconds, those of all cores, and memory so far."""
+    """Measures the body of a with statement: seconds, CPU seconds, and peak memory so far."""
 
     seconds = 0.0
     cpu = 0.0
@@ -57,32 +57,32 @@ class Stopwatch:
 
 
 class Assignment(NamedTuple):
-    """What a system is given."""
+    """The input of a system."""
 
     X: Any  # CSR float32
     Y: Any  # CSR
-    folder: Path  # of the data
-    scratch: Path  # where the model goes
+    folder: Path  # folder of the data
+    scratch: Path  # folder for the model
     threads: int
     seed: int
 
 
 class Trained(NamedTuple):
-    """A model: what it took, how it predicts rows, and how to read that."""
+    """A model: its cost, its prediction function, and how to read the output."""
 
     training: Stopwatch
-    saving: float  # seconds on top
-    size: int | None  # bytes of the model on the disk
-    predict: Callable[[Any], Any] | None  # the best K labels of rows; None: it cannot
+    saving: float  # additional seconds for saving
+    size: int | None  # bytes of the model on disk
+    predict: Callable[[Any], Any] | None  # the best K labels of rows; None if it cannot predict
     labels: Callable[[Any], Sequence[Any]] = list
-    rows: Callable[[Any], Any] = lambda X: X  # as the system takes them; not timed
+    rows: Callable[[Any], Any] = lambda X: X  # converts rows for the system; not timed
     note: str = ""
     rankings: dict[str, Callable[[Any], Any]] = {}  # noqa: RUF012  other orders of the same model
-    texts: bool = False  # whether it predicts lines of test.ft instead of rows
+    texts: bool = False  # whether it predicts the lines of test.ft instead of rows
 
 
 def xr_linear(work: Assignment) -> Trained:
-    """PECOS XR-Linear; predicts with what its documentation calls a predict-only model."""
+    """PECOS XR-Linear, predicting with what its documentation calls a predict-only model."""
     from pecos.xmc import Indexer, LabelEmbeddingFactory
     from pecos.xmc.xlinear.model import XLinearModel
 
@@ -122,16 +122,16 @@ def plt(work: Assignment, **params: Any) -> Trained:
 
 
 def tuned_plt(work: Assignment) -> Trained:
-    """As its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
+    """The label tree as its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
     return plt(work, liblinear_c=12, arity=16, kmeans_balanced=False, ensemble=3)
 
 
 def parabel(work: Assignment, **params: Any) -> Trained:
-    """Parabel as omikuji has it by default: three balanced binary trees."""
+    """Parabel with the defaults of omikuji: three balanced binary trees."""
     from omikuji import Model
     from omikuji._libomikuji import ffi, lib
 
-    # Model.train_on_data reads the file as well, so its two steps are taken one by one.
+    # Model.train_on_data also reads the file, so its two steps are called separately.
     pool = ffi.gc(lib.init_omikuji_thread_pool(work.threads), lib.free_omikuji_thread_pool)
     text = ffi.new("char[]", str(work.folder / "train.txt").encode())
     data = ffi.gc(lib.load_omikuji_data_set(text, pool), lib.free_omikuji_data_set)
@@ -143,7 +143,7 @@ def parabel(work: Assignment, **params: Any) -> Trained:
     with Stopwatch() as saving:
         model.save(str(work.scratch / "model"))
     model.init_prediction_thread_pool(1)
-    model.densify_weights()  # its documentation: faster prediction for more memory
+    model.densify_weights()  # according to its documentation, faster prediction for more memory
     return Trained(
         training,
         saving.seconds,
@@ -155,12 +155,12 @@ def parabel(work: Assignment, **params: Any) -> Trained:
 
 
 def bonsai(work: Assignment) -> Trained:
-    """Bonsai as omikuji's README runs it: wide, not balanced, shallow."""
+    """Bonsai as in omikuji's README: wide, unbalanced, shallow."""
     return parabel(work, cluster_k=100, cluster_balanced=False, max_depth=3)
 
 
 def liblinear(work: Assignment) -> Trained:
-    """LIBLINEAR -s 2 -e 0.01, label by label; a sample of labels, evenly spaced by frequency."""
+    """LIBLINEAR -s 2 -e 0.01, label by label, on a sample of labels evenly spaced by frequency."""
     from liblinear import liblinearutil
 
     counts = np.bincount(work.Y.indices, minlength=work.Y.shape[1])
@@ -191,13 +191,13 @@ def sklearn(work: Assignment) -> Trained:
     from sklearn.multiclass import OneVsRestClassifier
     from sklearn.svm import LinearSVC
 
-    # Of labels in one byte it makes nonsense, and of labels without rows warnings.
+    # It computes nonsense for labels of one byte, and warns about labels without rows.
     trained = np.flatnonzero(np.bincount(work.Y.indices, minlength=work.Y.shape[1]))
     Y: Any = sp.csr_matrix(work.Y, dtype=np.int64)[:, trained]
     Y = Y.toarray() if len(trained) == 1 else Y
     with Stopwatch() as training:
         model = OneVsRestClassifier(LinearSVC(), n_jobs=work.threads).fit(work.X, Y)
-        get_reusable_executor().shutdown(wait=True)  # its processes' time counts when they end
+        get_reusable_executor().shutdown(wait=True)  # CPU time counts when its processes end
     with Stopwatch() as saving, (work.scratch / "model.pkl").open("wb") as file:
         pickle.dump(model, file)
 
@@ -235,9 +235,9 @@ def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trai
 
 
 def tuned_fasttext(work: Assignment) -> Trained:
-    """The same, trained on nine tenths; its own autotune chooses all else on the last one."""
+    """Train fastText on nine tenths of the rows; its autotune uses the last tenth."""
     if not (work.folder / "train.ft").exists():
-        return fasttext(work)  # says why not
+        return fasttext(work)  # raises with the reason
     lines = (work.folder / "train.ft").read_text("utf-8").splitlines(keepends=True)
     held = np.random.default_rng(work.seed).random(len(lines)) < 0.1
     parts = work.folder / "others.ft", work.folder / "held.ft"
@@ -253,11 +253,11 @@ def tuned_fasttext(work: Assignment) -> Trained:
 
 
 class UnfitError(Exception):
-    """The system cannot be run on such data."""
+    """The system cannot be run on this kind of data."""
 
 
 class System(NamedTuple):
-    """How a system is run, and the package that has it."""
+    """How to run a system, and the package it comes from."""
 
     run: Callable[[Assignment], Trained]
     package: str
@@ -278,12 +278,12 @@ PEERS = {
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the total size of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process had so far; its children are watched from outside."""
+    """Return the peak memory of this process so far; children are watched from outside."""
     if sys.platform == "win32":
         import ctypes
 
@@ -306,19 +306,19 @@ def _seconds(predict: Callable[[Any], Any], rows: Any) -> float:
 
 
 def _filled(top: Sequence[Any]) -> list[list[int]]:
-    """The labels of each row; −1 where a system has found fewer than K."""
+    """Return the labels of each row, filled up with −1 if there are fewer than K."""
     return [([int(label) for label in row] + [-1] * K)[:K] for row in top]
 
 
 def _listen(requests: SimpleQueue[str]) -> None:
-    """Pass requests on, and end with whoever has started the process."""
+    """Pass on requests; exit when the parent process ends."""
     for line in sys.stdin:
         requests.put(line)
     os._exit(0)
 
 
 def _report(trained: Trained, X: Any, folder: Path, requests: SimpleQueue[str]) -> Any:
-    """Reports, the first at once and another for each request."""
+    """Write a report at once, and another one per request."""
     facts: dict[str, Any] = {
         "train": trained.training.seconds,
         "cpu": trained.training.cpu,
@@ -359,13 +359,13 @@ def _report(trained: Trained, X: Any, folder: Path, requests: SimpleQueue[str]) 
 
 
 def main(systems: Mapping[str, System]) -> None:
-    """Run one of the systems, as the arguments of the process say."""
+    """Run the system that the process arguments name."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     threads, seed = map(int, sys.argv[3:5])
-    # What lies beside this script is not to be taken for somebody's module.
+    # Files next to this script must not shadow other modules.
     sys.path[:] = [path for path in sys.path if Path(path) != Path(__file__).parent]
     reports = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what systems print goes to standard error
+    os.dup2(2, 1)  # output of systems goes to standard error
     requests: SimpleQueue[str] = SimpleQueue()
     Thread(target=_listen, args=(requests,), daemon=True).start()
 

@@ -1,5 +1,5 @@
-"""Files ⇄ matrices and texts: the only room that reads and writes data files.
+"""Files ⇄ matrices and texts: the only package that reads and writes data files.
 
-In: paths, matrices and texts of a caller. Out: checked CSR matrices, label names, batches of texts,
-files that appear whole. May use: `errors`, `cpu`.
+In: paths, matrices and texts from callers. Out: checked CSR matrices, label names, batches of
+texts, complete files. May use: `errors`, `cpu`.
 """

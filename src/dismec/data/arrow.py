@@ -1,6 +1,6 @@
 """Parquet, Arrow and Zstandard ⇄ our rows: the only importer of pyarrow, the extra ``arrow``.
 
-Whoever imports this module does so where it is needed, and says what to install if it fails.
+Import this module only where it is needed, and tell the user what to install if that fails.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 __all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
 ARROW_ERRORS = (pa.ArrowException, OSError)
-_ROWS = 4096  # read at a time
-_ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100  # that a Parquet file may have: equal ones take no room
+_ROWS = 4096  # rows read at a time
+_ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100  # of a Parquet file: equal rows take no space
 
 
 def zstd_stream(file: Any) -> Any:
-    """A file object with the decompressed bytes of another."""
+    """Return a file object with the decompressed bytes of another."""
     return pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
 
 
@@ -39,15 +39,15 @@ class ArrowTable:
         else:
             try:
                 self._arrow = pa.ipc.open_file(source)
-            except pa.ArrowInvalid:  # not the form with an index of its batches
+            except pa.ArrowInvalid:  # not the format with an index of its batches
                 source.seek(0)
                 self._arrow = pa.ipc.open_stream(source)
             self.names = self._arrow.schema.names
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """The values of these columns, row by row, as Python objects."""
+        """Yield the values of these columns, row by row, as Python objects."""
         for batch in self._batches(columns):
-            batch.validate(full=True)  # else a place beyond the values ends the process
+            batch.validate(full=True)  # otherwise an index out of range crashes the process
             values = ((value.as_py() for value in batch.column(name)) for name in columns)
             yield from zip(*values, strict=True)
 
@@ -63,7 +63,7 @@ class ArrowTable:
 
 
 def _parquet_file(source: Any) -> Any:
-    """A Parquet file, open so that a text that many rows have is in memory once."""
+    """Open a Parquet file such that repeated texts are in memory only once."""
     found = pq.ParquetFile(source)
     n_rows, size = found.metadata.num_rows, source.size()
     if n_rows > max(_ALWAYS_ROWS, _ROWS_PER_BYTE * size):
@@ -75,16 +75,16 @@ def _parquet_file(source: Any) -> Any:
 
 
 class ParquetLists:
-    """Rows that hold lists, written to a Parquet file a row group at a time.
+    """Writes rows of lists to a Parquet file, one row group at a time.
 
     Parameters
     ----------
     file
-        A binary file that is only written to, from its beginning to its end.
+        A binary file, written sequentially from beginning to end.
     items
-        The lists' columns and the type of an item in each: "string", "int32" or "float32".
+        The list columns and their item types: "string", "int32" or "float32".
     with_ids
-        Whether there is a column ``id`` of text before them.
+        Whether a text column ``id`` comes first.
     """
 
     def __init__(self, file: BinaryIO, items: dict[str, str], *, with_ids: bool) -> None:
@@ -100,7 +100,7 @@ class ParquetLists:
         items: dict[str, Sequence[str] | npt.NDArray[Any]],
         ids: Sequence[str] | None = None,
     ) -> None:
-        """Write rows: the length of each one's lists, and the items of all of them end to end."""
+        """Write rows, given the lengths of their lists and the concatenated items."""
         bounds = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         columns = [pa.array(ids, pa.string())] if ids is not None else []
         columns += [

@@ -1,4 +1,4 @@
-"""Binary datasets ⇄ the arrays of CSR matrices, whole or in pieces of rows; reading maps a file."""
+"""Binary datasets ⇄ the arrays of CSR matrices, whole or in pieces of rows; files are mapped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _XMC_ARRAYS = {
     "y.indices": np.dtype("<i4"),
 }
 _NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
-# What the data of a training on a cluster may have besides.
+# Optional arrays for training on a cluster.
 _EXTRAS = {"weights": (np.dtype("<f8"), 1), "dense": (np.dtype("<f4"), 2)}  # type, dimensions
 
 
@@ -50,9 +50,9 @@ def write_xmc(
     weights: RowWeights | None = None,
     dense: NDArray[np.float32] | Spooled | None = None,
 ) -> None:
-    """Write arrays that are known to be sound as a binary dataset, atomically.
+    """Write arrays that are known to be valid as a binary dataset, atomically.
 
-    `weights` of rows and `dense` features are for `read_xmc_extras`.
+    Row `weights` and `dense` features can be read with `read_xmc_extras`.
     """
     arrays: dict[str, NDArray[Any] | Spooled] = {
         "x.indptr": x[0].astype(np.int64, copy=False),
@@ -71,9 +71,9 @@ def write_xmc(
 
 
 def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[str] | None]:
-    """X, (indptr, indices) of Y, how many columns they have, and the names of labels if any.
+    """Return X, (indptr, indices) of Y, their numbers of columns, and the label names, if any.
 
-    Nobody has looked at the entries yet. The arrays are read-only.
+    The entries are not checked yet. The arrays are read-only.
     """
     try:
         arrays, metadata = open_arrays(path)
@@ -113,9 +113,9 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
 
 
 def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] | None]:
-    """The weights and the dense features of the rows of a file that `read_xmc` takes, or None.
+    """Return the row weights and dense features of a file that `read_xmc` accepts, or None.
 
-    Nobody has looked at the dense features yet.
+    The dense features are not checked yet.
     """
     arrays, _ = open_arrays(path)
     weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
@@ -125,18 +125,19 @@ def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] 
 
 
 class XmcWriter:
-    """Writes a ``.xmc`` file whose rows come in pieces: to be used in a ``with`` statement.
+    """Writes a ``.xmc`` file whose rows arrive in pieces; use it in a ``with`` statement.
 
-    `append` pieces, then `finish`. Only then is there a file at ``path``, complete and with the
-    bytes that `save_data` would have written; without `finish`, what was there before stays.
+    `append` pieces, then `finish`. The file at ``path`` appears only then, complete and with the
+    same bytes that `save_data` would have written; without `finish`, an existing file stays as it
+    is.
 
-    The file begins with the row pointers of all rows, which are known last. So ids and values wait
-    in temporary files: in memory are one piece, and 16 bytes per row. The temporary files, beside
-    ``path`` and of no name, take as much of the disk again until the end; they vanish with the
-    process. An ``OSError`` of any of them has ``path`` as its ``filename``.
+    The file starts with the row pointers of all rows, which are known last, so ids and values are
+    kept in temporary files. Memory holds one piece, plus 16 bytes per row. The unlinked temporary
+    files next to ``path`` take the same disk space again until the end and vanish with the process.
+    An ``OSError`` from any of them has ``path`` as its ``filename``.
 
-    Without `n_features` the largest feature of all rows counts. With a `width` every row has so
-    many dense features too.
+    If `n_features` is not given, the largest feature of all rows determines it. With a `width`,
+    every row also has that many dense features.
     """
 
     def __init__(
@@ -175,12 +176,12 @@ class XmcWriter:
         labels: Sequence[Sequence[int]] | csr_array[Any],
         dense: NDArray[np.float32] | None = None,
     ) -> None:
-        """Add rows, with the label ids of each in any order, or the indicator matrix of those.
+        """Add rows, with the label ids of each in any order, or with their indicator matrix.
 
-        `dense` features are known to be sound, and there if the writer has a width.
+        `dense` features must be valid, and are required if the writer has a width.
 
-        If the piece is unsound, the `DataError` has the row's number in the whole file, and no row
-        of it is added.
+        If the piece is invalid, the `DataError` gives the number of the row in the whole file, and
+        no row of the piece is added.
         """
         if self._n_features not in (None, X.shape[1]):
             raise DataError(
@@ -204,7 +205,7 @@ class XmcWriter:
         names: Sequence[str] | None = None,
         weights: RowWeights | None = None,
     ) -> None:
-        """Write the file, now that all rows are known; by default the largest label counts."""
+        """Write the file; by default the largest label determines the number of labels."""
         n_labels = 1 + self._largest_label if n_labels is None else n_labels
         n_features = self._n_features
         n_features = 1 + self._largest_feature if n_features is None else n_features
@@ -238,7 +239,7 @@ class XmcWriter:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Give errors of temporary files the name of the file that they are for."""
+    """Give errors of temporary files the name of the file they are for."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Columns of a caller → lists: texts from lists, arrays, Series, frames, Arrow, generators.
+"""Columns from callers → lists: texts from lists, arrays, Series, frames, Arrow, generators.
 
-No package of frames is imported: pandas, polars and pyarrow are known by what they can do.
+No data frame library is imported: pandas, polars and pyarrow are recognized by their methods.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
     "text_column",
 ]
 
-_SHOWN = 5  # columns of a frame that an error names
+_SHOWN = 5  # columns of a frame named in an error
 
 
 def frame_columns(data: Any) -> list[Any] | None:
-    """The names of the columns of a frame (pandas, polars, Arrow); None for anything else."""
+    """Return the column names of a frame (pandas, polars, Arrow); None for anything else."""
     if sp.issparse(data) or isinstance(data, np.ndarray) or not hasattr(data, "shape"):
         return None
     names = getattr(data, "column_names", None)
@@ -39,7 +39,7 @@ def frame_columns(data: Any) -> list[Any] | None:
 
 
 def label_names_of(Y: Any) -> list[str] | None:
-    """The names of labels that the columns of a frame give; None if they are just 0, 1, 2 …."""
+    """Return the label names given by the columns of a frame; None if they are just 0, 1, 2 …."""
     names = frame_columns(Y)
     if names is None or names == list(range(len(names))):
         return None
@@ -47,7 +47,7 @@ def label_names_of(Y: Any) -> list[str] | None:
 
 
 def column_values(data: Any, what: str, one: str) -> list[Any]:
-    """The values of one column, in order; `what` and `one` name it and a value in errors."""
+    """Return the values of one column; `what` and `one` name it and a value in errors."""
     if isinstance(data, str | bytes | Mapping | AbstractSet):
         kind = "one text" if isinstance(data, str) else f"a {type(data).__name__}"
         raise DataError(f"expected a list of {what}, not {kind}")
@@ -76,7 +76,7 @@ def column_values(data: Any, what: str, one: str) -> list[Any]:
 
 
 def text_column(texts: Any) -> list[str]:
-    """Texts, one per row, of whatever holds them; `DataError` where one is not text."""
+    """Return texts, one per row, from any container; raise `DataError` if one is not text."""
     values = column_values(texts, "texts", "text")
     for row, value in enumerate(values):
         if not isinstance(value, str):
@@ -88,14 +88,14 @@ def text_column(texts: Any) -> list[str]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for none: None, NaN, or what pandas has for it."""
+    """Return whether a value is missing: None, NaN, or the pandas equivalent."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float) and value != value
 
 
 def is_matrix(data: Any) -> bool:
-    """Whether data is rows of numbers, rather than a column of texts."""
+    """Return whether data is rows of numbers rather than a column of texts."""
     if sp.issparse(data):
         return True
     if isinstance(data, np.ndarray):
@@ -104,7 +104,7 @@ def is_matrix(data: Any) -> bool:
 
 
 def is_texts(data: Any) -> bool:
-    """Whether data begins with a text, or is one."""
+    """Return whether data is a text or starts with one."""
     if isinstance(data, list | tuple | str):
         return isinstance(data, str) or (bool(data) and isinstance(data[0], str))
     if sp.issparse(data) or getattr(data, "ndim", 1) != 1 or frame_columns(data) is not None:

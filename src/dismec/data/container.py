@@ -1,9 +1,9 @@
 """Named arrays ⇄ one memory-mapped safetensors file.
 
-The file is eight bytes of header length, a JSON header that gives each array's type, shape and
-place, and then the arrays, back to back. It can be read by any safetensors library; this module
-parses it itself, because arrays are handed out as views of the mapped file, without a copy, and
-because nothing in a file may be believed before it has been checked.
+The file consists of eight bytes of header length, a JSON header with each array's type, shape and
+position, and then the arrays, back to back. Any safetensors library can read it. This module parses
+it itself, because arrays are returned as views of the mapped file, without a copy, and because
+nothing in a file may be trusted before it has been checked.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 _MAX_HEADER = 100_000_000  # the limit of the safetensors format
-_ALIGNMENT = 64  # of the first array: a cache line
+_ALIGNMENT = 64  # alignment of the first array: a cache line
 
 
 class ContainerError(ValueError):
-    """A file that is not a sound container; the text is the reason, without the path."""
+    """A file that is not a valid container; the message is the reason, without the path."""
 
 
 @dataclass(frozen=True)
 class Spooled:
-    """An array that waits in a file of its own, as little-endian bytes, to be copied from there."""
+    """An array stored in its own file, as little-endian bytes, to be copied from there."""
 
     file: IO[bytes]
     dtype: np.dtype[Any]
-    width: int | None = None  # columns of a matrix
+    width: int | None = None  # number of columns, for a matrix
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +63,7 @@ class Spooled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of a matrix if it has a width, and otherwise of a vector."""
+        """Shape of a matrix if it has a width, otherwise of a vector."""
         size = self.nbytes // self.dtype.itemsize
         return (size,) if self.width is None else (size // self.width, self.width)
 
@@ -78,12 +78,12 @@ def write_arrays(
 ) -> None:
     """Write arrays and metadata to ``path``, atomically.
 
-    The same arrays and metadata always give the same bytes. Arrays of Python objects, booleans,
-    text and complex numbers have no place in the format and raise ``TypeError``. A `digest` of
-    `hashlib` is updated with the bytes as they are written, on a thread of its own.
+    The same arrays and metadata always give the same bytes. The format does not support arrays of
+    Python objects, booleans, text and complex numbers; they raise ``TypeError``. A `digest` from
+    `hashlib` is updated with the bytes as they are written, on a separate thread.
     """
     header: dict[str, Any] = {_METADATA: {str(k): str(v) for k, v in sorted(metadata.items())}}
-    # Wide types first: then every array is aligned to its own item size without gaps.
+    # Wide types first, so every array is aligned to its own item size without gaps.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     offset = 0
     for name, array in ordered:
@@ -126,9 +126,9 @@ def open_arrays(
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
     """Map a container into memory and return ``(arrays, metadata)``.
 
-    The arrays are read-only views of the file: nothing is read until it is touched, and processes
-    that open the same file share one copy. What the arrays hold is for the caller to check; a file
-    that is not a container, is cut off or has a header that lies is a `ContainerError`.
+    The arrays are read-only views of the file: nothing is read until it is accessed, and processes
+    that open the same file share one copy. The caller must check the contents of the arrays; a file
+    that is not a container, is truncated or has an inconsistent header raises `ContainerError`.
     """
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -170,7 +170,7 @@ def open_arrays(
 
 
 def forget(array: np.ndarray[Any, Any]) -> None:
-    """Let go of the memory of a mapped file, until it is touched again; of others nothing."""
+    """Release the memory of a mapped file until the next access; do nothing for other arrays."""
     if isinstance(array.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         array.base.madvise(mmap.MADV_DONTNEED)
 
@@ -195,7 +195,7 @@ def _parse_header(text: bytes) -> dict[str, Any]:
 
 
 def _parse_entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    """Type, shape, first and last byte of one array, with its size checked against its shape."""
+    """Return type, shape, first and last byte of an array, with size and shape checked."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ContainerError(f"array {name!r} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

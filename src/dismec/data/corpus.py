@@ -1,8 +1,8 @@
 """Text files and frames → texts with label names.
 
-A file is JSON lines, a JSON array, CSV, TSV, fastText lines, plain text, Parquet or Arrow, and is
-read a batch of rows at a time: it may be larger than memory. Nothing in it is left out in silence;
-the first line that is not as it should be ends the reading with an error that names it.
+A file contains JSON lines, a JSON array, CSV, TSV, fastText lines, plain text, Parquet or Arrow,
+and is read one batch of rows at a time, so it may be larger than memory. Nothing is skipped
+silently; the first invalid line raises an error that names it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dismec.errors import DataError
 
 __all__ = ["TextBatch", "TextFormat", "is_frame", "read_frame", "read_texts"]
 
-_ROW_CHARS = 256  # what the objects of a row take beyond the characters of its text
+_ROW_CHARS = 256  # size of a row's objects in addition to its text
 
 
 class TextBatch(NamedTuple):
-    """Some rows of a file, in its order."""
+    """Some consecutive rows of a file."""
 
     texts: list[str]
     labels: list[list[str]]
-    """Names of each row's labels in the file's order, each once."""
+    """Label names of each row in the file's order, without duplicates."""
     first_row: int
-    """How many rows came before this batch."""
+    """Number of rows before this batch."""
     ids: list[str] | None = None
-    """What identifies each row, if the file has a column for it that was asked for."""
+    """Id of each row, if an id column was requested."""
     weights: list[float] | None = None
-    """How much each row counts, if the file has a column for it that was asked for."""
+    """Weight of each row, if a weight column was requested."""
 
 
 def read_texts(
@@ -46,30 +46,30 @@ def read_texts(
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
 ) -> Iterator[TextBatch]:
-    """Read a text file, a batch at a time.
+    """Read a text file, one batch at a time.
 
     Parameters
     ----------
     path
         JSON lines ``{"text": …, "labels": [names]}``, where labels may also be one name, or an
-        array of such objects; CSV or TSV with a header; fastText lines, where words that begin with
+        array of such objects; CSV or TSV with a header; fastText lines, where words that start with
         ``__label__`` are labels; plain text, one text per line, without labels; Parquet or Arrow.
-        The text forms in UTF-8, compressed by gzip or Zstandard or not. Blank lines are skipped,
-        except in plain text.
+        Text formats must be UTF-8, optionally compressed with gzip or Zstandard. Blank lines are
+        skipped, except in plain text.
     fmt
-        Names of the columns; an entry that the file's kind has no use for is refused.
+        Names of the columns; an entry that does not apply to the kind of file is an error.
     needs_labels
-        Whether a row without a ``labels`` key, or a file without such a column, is refused. A row
-        whose list of labels is empty is fine.
+        Whether a row without a ``labels`` key, or a file without such a column, is an error. A row
+        with an empty list of labels is valid.
     batch_chars
-        About how many characters a batch has, with some for each row's own objects.
+        Approximate number of characters per batch, including an allowance for each row's objects.
 
     Raises
     ------
     DataError
-        ``path:line: reason`` at the first line that is wrong, or if there is nothing to read. The
-        line is that where the row begins. Also if labels seem to be separated by something else
-        than ``fmt`` says or, where it says nothing, a comma.
+        ``path:line: reason`` at the first invalid line, or if there is nothing to read. The line is
+        the one where the row starts. Also if labels seem to be separated by something other than
+        the separator in ``fmt``, or a comma by default.
     """
     with detect(path) as data, data.open() as file:
         default = None if data.kind.startswith("JSON") else ","
@@ -80,7 +80,7 @@ def read_texts(
 
 
 def is_frame(source: Any) -> bool:
-    """Whether something is a table with named columns that `read_frame` can read."""
+    """Return whether `source` is a table with named columns that `read_frame` can read."""
     return frame_columns(source) is not None
 
 
@@ -91,7 +91,7 @@ def read_frame(
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
 ) -> Iterator[TextBatch]:
-    """As `read_texts`, of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
+    """Like `read_texts`, for a frame from pandas, polars, pyarrow or Hugging Face datasets."""
     header = frame_columns(frame)
     if header is None:
         raise DataError(f"a {type(frame).__name__} is not a table with named columns")

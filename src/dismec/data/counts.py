@@ -1,4 +1,4 @@
-"""Numbers of things: checked, and in words."""
+"""Counts: checked, and in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_k", "check_ks", "counted"]
 
 
 def check_k(k: Any) -> int:
-    """How many places a row has: a whole number of at least 1."""
+    """Check k, the number of places per row: an integer of at least 1."""
     try:
         number = operator.index(k)
     except TypeError:
@@ -23,7 +23,7 @@ def check_k(k: Any) -> int:
 
 
 def check_ks(ks: Any) -> tuple[int, ...]:
-    """The depths to report, of which there is at least one."""
+    """Check the depths to report, of which there must be at least one."""
     if isinstance(ks, str) or not isinstance(ks, Iterable):
         raise DataError(f"ks is {ks!r}; expected depths such as (1, 3, 5)")
     found = tuple(map(check_k, ks))
@@ -33,7 +33,7 @@ def check_ks(ks: Any) -> tuple[int, ...]:
 
 
 def counted(n: int, what: str) -> str:
-    """A number with its thing, which is in the plural unless there is one.
+    """Format a count with its noun, in the plural unless it is 1.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Files ⇄ matrices: the only door to data files.
+"""Files ⇄ matrices: the only access to data files.
 
-Ids within a row are sorted as they are read. A value of zero that is written in a file is an entry
-of X and stays one through every format.
+Ids within a row are sorted when they are read. A zero that is written explicitly in a file is an
+entry of X and is preserved in every format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _BATCH_ROWS = 1 << 14
-# Rows, and bytes of arrays, that a .npz file may speak of whatever it holds.
+# Rows, and bytes of arrays, that any .npz file may declare, whatever its size.
 _ALWAYS_ROWS, _ALWAYS_UNPACKED = 1 << 24, 1 << 26
 
 
@@ -59,7 +59,7 @@ class Dataset(NamedTuple):
     X: csr_array[np.float32]
     """Features, n_rows × n_features, finite."""
     Y: csr_array[np.uint8]
-    """Indicator of the labels, n_rows × n_labels: every stored entry is 1."""
+    """Indicator matrix of the labels, n_rows × n_labels: every stored entry is 1."""
     names: list[str] | None = None
     """Names of the labels, if the file has them."""
 
@@ -72,41 +72,41 @@ def load_data(
     n_labels: int | None = None,
     threads: int | None = None,
 ) -> Dataset:
-    """Read a data file of any supported format, which is known by its content.
+    """Read a data file in any supported format, detected from its content.
 
     Parameters
     ----------
     path
         XMC text (header ``N D L``) or multi-label svmlight text (no header), either of them
-        gzipped; a binary dataset (``.xmc``), which is mapped into memory and not copied; or X as
-        a scipy ``.npz`` file.
+        optionally gzipped; a binary dataset (``.xmc``), which is mapped into memory and not copied;
+        or X as a scipy ``.npz`` file.
     labels
-        Y as a scipy ``.npz`` file, where ``path`` is one.
+        Y as a scipy ``.npz`` file, if ``path`` is one.
     n_features, n_labels
-        The sizes the file must have. svmlight text does not state its own; without these they are
+        The sizes that the file must have. svmlight text does not state them; by default they are
         the largest ids plus one.
     threads
-        How many threads parse text; all CPUs by default.
+        Number of threads for parsing text; all CPUs by default.
 
     Raises
     ------
     DataError
-        If there is no such file or it is unsound: ``path:line: reason`` for text.
+        If the file does not exist or is invalid: ``path:line: reason`` for text.
     """
     return _loaded(path, labels, (n_features, n_labels), threads)
 
 
 def load_features(path: StrPath, *, threads: int | None = None) -> csr_array[np.float32]:
-    """X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
+    """Return X of a data file, as `load_data` reads it; a ``.npz`` file needs no labels here."""
     return _loaded(path, None, (None, None), threads, needs_labels=False).X
 
 
 def feature_batches(
     path: StrPath, *, threads: int | None = None
 ) -> Iterator[csr_array[np.float32]]:
-    """X of a data file, a batch of rows at a time: text is not in memory as a whole.
+    """Yield X of a data file in batches of rows, without holding all of the text in memory.
 
-    A batch of text without a header has as many columns as its largest feature asks for.
+    A batch of text without a header has as many columns as its largest feature requires.
     """
     with detect(path) as data:
         if data.kind != "XMC text":
@@ -151,19 +151,19 @@ def save_data(
     *,
     labels: StrPath | None = None,
 ) -> None:
-    """Write a data file in the format of its ending, atomically.
+    """Write a data file in the format given by its extension, atomically.
 
-    ``.xmc`` keeps everything. ``.txt`` is XMC text and ``.svm`` or ``.svmlight`` the same without
-    the header, so without the sizes; values read back to the same float32, and with a further
-    ``.gz`` the text is gzipped. ``.npz`` holds X and needs ``labels=`` for Y. Only ``.xmc`` keeps
-    label names.
+    ``.xmc`` stores everything. ``.txt`` is XMC text; ``.svm`` or ``.svmlight`` is the same without
+    the header, and thus without the sizes. Values read back as the same float32, and an additional
+    ``.gz`` compresses the text. ``.npz`` holds X and requires ``labels=`` for Y. Only ``.xmc``
+    stores label names.
 
     Raises
     ------
     DataError
-        If the ending is unknown or the dataset is unsound.
+        If the extension is unknown or the dataset is invalid.
     OSError
-        If the file cannot be written; what was there before is left as it was.
+        If the file cannot be written; an existing file is left unchanged.
     """
     path = Path(path)
     X, Y, names = _check_dataset(path, dataset)
@@ -196,9 +196,9 @@ def save_data(
 
 
 def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
-    """SHA-256 of what the matrices hold, in hex: the same for any index type or storage order.
+    """Return the SHA-256 of the matrices' contents in hex, for any index type or storage order.
 
-    Weights of rows are part of it, if there are some.
+    Row weights are included, if given.
     """
     digest = hashlib.sha256()
     if isinstance(X, MixedRows):
@@ -219,7 +219,7 @@ def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
 
 
 def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
-    """The dataset in the types that ``Dataset`` promises, with everything checked."""
+    """Check everything, and return the dataset with the types that ``Dataset`` promises."""
     x, y, columns = checked_arrays(path, dataset.X, dataset.Y)
     try:
         return _dataset(x, y, columns, check_names(dataset.names, columns[1]))
@@ -228,7 +228,7 @@ def _check_dataset(path: Path, dataset: Dataset) -> Dataset:
 
 
 def _map(path: Path) -> Dataset:
-    """A binary dataset: nobody can write to its X once it has been checked."""
+    """Map a binary dataset; its X is read-only once it has been checked."""
     x, y, columns, names = read_xmc(path)
     check_entries("X", path, x, columns[0])
     check_entries("Y", path, y, columns[1])
@@ -239,7 +239,7 @@ def _map(path: Path) -> Dataset:
 def _dataset(
     x: Rows, y: tuple[Any, Any], columns: tuple[int, int], names: list[str] | None = None
 ) -> Dataset:
-    """A dataset on arrays that are known to be sound."""
+    """Return a dataset on arrays that are known to be valid."""
     X = csr_on(x.data, x.indices, x.indptr, (x.n_rows, columns[0]), canonical=True)
     ones = np.ones(len(y[1]), np.uint8)
     Y = csr_on(ones, y[1], y[0], (x.n_rows, columns[1]), canonical=True)
@@ -262,7 +262,7 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
 
 
 def _read_npz(path: Path, file: BinaryIO) -> Any:
-    """A scipy matrix whose indices may be trusted: scipy does not check them by itself."""
+    """Read a scipy matrix and check its indices, which scipy itself does not."""
     try:
         _check_packed_size(path, file)
         matrix: Any = scipy.sparse.load_npz(cast(Any, file))
@@ -292,7 +292,7 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
 
 
 def _check_packed_size(path: Path, file: BinaryIO) -> None:
-    """Refuse an archive that would unpack to far more than matrices do."""
+    """Reject an archive that would unpack to much more than matrices do."""
     with zipfile.ZipFile(file) as packed:
         entries = packed.infolist()
     held = sum(entry.file_size for entry in entries)

@@ -19,10 +19,10 @@ StrPath: TypeAlias = str | os.PathLike[str]
 def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name only when it is complete.
 
-    It is written under a temporary name in the same directory, flushed to the disk and renamed. If
-    the body raises, the temporary file is removed and what was at ``path`` stays as it was. A link
-    is followed; a device or a pipe cannot be replaced and is written to as it is. Unless `follow`
-    is set, whatever is at ``path`` is replaced, and what a link points to is left alone. An
+    It is written under a temporary name in the same directory, flushed to disk and renamed. If the
+    body raises, the temporary file is removed and an existing file at ``path`` stays as it was. A
+    link is followed; a device or a pipe cannot be replaced and is written to directly. If `follow`
+    is false, whatever is at ``path`` is replaced, and the target of a link is left alone. An
     ``OSError`` has ``path`` as its ``filename``.
     """
     path = Path(path)
@@ -51,7 +51,7 @@ def whole_file(path: StrPath, *, follow: bool = True) -> Iterator[BinaryIO]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush what was renamed or linked to the disk, on systems that let a directory be opened."""
+    """Flush renames and links to disk, on systems that can open a directory."""
     with suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -1,6 +1,6 @@
-"""A path → what kind of data file is there, and its bytes from the first one on, decompressed.
+"""A path → the kind of data file, and its decompressed bytes.
 
-The only place that looks at how a file begins: whoever asked passes the answer on to the reader.
+This is the only module that looks at how a file starts; callers pass the result on to the reader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Kind: TypeAlias = Literal[
     "xmc",
 ]
 
-# What a caller may call the kinds of files that need not be told by how they begin.
+# Names for the kinds of files that cannot always be recognized by their content.
 KINDS: dict[str, Kind] = {
     "jsonl": "JSON",
     "json": "JSON array",
@@ -62,7 +62,7 @@ _ENDINGS: dict[str, Kind] = {
     ".feather": "Arrow",
 }
 _MAGIC: dict[bytes, Kind] = {b"PK\x03\x04": "npz", b"PAR1": "Parquet", b"ARROW1": "Arrow"}
-_BLANKS = r" \t\n\v\f\r"  # what fastText splits at: no-break spaces are part of a word
+_BLANKS = r" \t\n\v\f\r"  # where fastText splits: no-break spaces are part of a word
 FASTTEXT_LABEL = re.compile(rf"__label__(?<![^{_BLANKS}]__label__)([^{_BLANKS}]*)[{_BLANKS}]*")
 _QUOTED = re.compile(r'"[^"]*"')
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -71,12 +71,12 @@ _FEATURE = re.compile(r"(?<!\S)-?\d+:")
 
 
 class DataFile(os.PathLike[str]):
-    """A data file that has been looked into; stands for its path wherever that is expected.
+    """A data file whose kind has been detected; usable wherever its path is expected.
 
     Its `kind` is that of texts ("JSON" lines, a "JSON array", "CSV", "TSV", "fastText" lines,
-    "plain text", one per line, "Parquet" or "Arrow"); of rows as "XMC text", with a header or
-    without one (svmlight); of X as a scipy "npz" file; or of a binary dataset, "xmc". Closed at the
-    end of a ``with`` statement; a `DataError` if it cannot be opened.
+    "plain text", one per line, "Parquet" or "Arrow"); of rows, "XMC text", with or without a header
+    (svmlight); of X, a scipy "npz" file; or of a binary dataset, "xmc". It is closed at the end of
+    a ``with`` statement; `DataError` is raised if it cannot be opened.
     """
 
     def __init__(self, path: StrPath, kind: Kind | None = None) -> None:
@@ -88,10 +88,10 @@ class DataFile(os.PathLike[str]):
             file, packed = open_unpacked(self._place)
         try:
             start = file.peek(_BUFFER)
-        except UnreadableError:  # the reader meets it again and says in which line
+        except UnreadableError:  # the reader fails again, and names the line
             start = b""
         begin = start.removeprefix(BOM).lstrip()
-        self.is_blank = not begin  # so far as was seen
+        self.is_blank = not begin  # as far as it was read
         self.kind: Kind = kind or self._kind(start, begin, packed)
         self.delimiter = _delimiter(begin) if self.kind == "CSV" else "\t"
         self._file = file
@@ -110,12 +110,12 @@ class DataFile(os.PathLike[str]):
 
     @property
     def is_texts(self) -> bool:
-        """Whether it holds texts with the names of their labels."""
+        """Whether the file contains texts with label names."""
         return self.kind in _TEXTS
 
     @property
     def found(self) -> str | None:
-        """What a person may not expect of the file, or None."""
+        """Describe what may be unexpected about the file, or return None."""
         if self.kind == "CSV" and self.delimiter != ",":
             return f"columns are separated by {_DELIMITERS[self.delimiter]}"
         if self.kind == "plain text":
@@ -123,7 +123,7 @@ class DataFile(os.PathLike[str]):
         return None
 
     def read_twice(self) -> DataFile:
-        """Make sure that it can be opened again: a pipe is copied to a temporary file."""
+        """Make sure that the file can be opened again: a pipe is copied to a temporary file."""
         if self._copy is None and not self._place.is_file() and self._file is not None:
             with self._errors(), self._file:
                 self._copy = spooled(self._file)
@@ -133,7 +133,7 @@ class DataFile(os.PathLike[str]):
 
     @contextmanager
     def open(self) -> Iterator[io.BufferedReader[Any]]:
-        """The bytes from the first one on, decompressed. A pipe can be opened once."""
+        """Open the decompressed bytes from the start. A pipe can be opened only once."""
         with self._errors():
             file, self._file = self._file, None
             if file is None or file.closed:
@@ -173,7 +173,7 @@ class DataFile(os.PathLike[str]):
 
 
 def _is_prose(line: bytes) -> bool:
-    """Whether a line has words of letters, and nothing that looks like a feature."""
+    """Return whether a line has words of letters and nothing that looks like a feature."""
     try:
         text = line[:4096].decode(errors="ignore" if len(line) > 4096 else "strict")
     except UnicodeDecodeError:
@@ -182,26 +182,26 @@ def _is_prose(line: bytes) -> bool:
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether a line names the columns that a table of texts has by default."""
+    """Return whether a line names the default columns of a table of texts."""
     text = line.decode(errors="replace")
     names = [name.strip(' "') for name in text.rstrip().split(_delimiter(line))]
     return len(names) > 1 and "text" in names
 
 
 def _delimiter(begin: bytes) -> str:
-    """What the header of a CSV file has between columns; a comma if nothing is more frequent."""
+    """Return the delimiter in the header of a CSV file; a comma unless another is more frequent."""
     header = _QUOTED.sub("", begin.partition(b"\n")[0].decode(errors="replace"))
     return max(_DELIMITERS, key=header.count)
 
 
 def detect(path: StrPath, kind: str | None = None) -> DataFile:
-    """Look into a data file, unless that has been done already; ``-`` is standard input.
+    """Detect the kind of a data file, unless that is already done; ``-`` is standard input.
 
-    CSV, TSV, JSON lines, Parquet and Arrow files are known by their endings (``.csv``, ``.tsv``,
-    ``.jsonl``, ``.ndjson``, ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, the first four with or
-    without ``.gz`` or ``.zst``), other kinds by how the file begins: a header with a column
-    ``text`` is that of a table. `kind` is one of `KINDS`, for
-    files of which neither is true.
+    CSV, TSV, JSON lines, Parquet and Arrow files are recognized by their extensions (``.csv``,
+    ``.tsv``, ``.jsonl``, ``.ndjson``, ``.parquet``, ``.pq``, ``.arrow``, ``.feather``, the first
+    four optionally with ``.gz`` or ``.zst``), other kinds by how the file starts: a header with a
+    column ``text`` belongs to a table. `kind`, one of `KINDS`, is for files that neither rule
+    recognizes.
     """
     if isinstance(path, DataFile):
         return path

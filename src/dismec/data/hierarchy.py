@@ -19,31 +19,31 @@ from dismec.errors import DataError
 __all__ = ["Hierarchy", "load_tree"]
 
 Ints = npt.NDArray[np.int64]
-_HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # and the order of the columns
+_HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order of the columns
 
 
 class Hierarchy:
-    """Which names are below which others; a name may have several parents, but no cycle.
+    """A hierarchy of names; a name may have several parents, but cycles are not allowed.
 
     Parameters
     ----------
     pairs
-        A child's name and a parent's name each; of a dict, its ``items()``.
+        Pairs of a child's name and a parent's name; for a dict, its ``items()``.
 
     Attributes
     ----------
     names
-        All names, in the order in which they first occur.
+        All names, in the order of their first occurrence.
 
     Raises
     ------
     DataError
-        For what is not a pair of names, a name that is empty or its own parent, and a cycle.
+        If an item is not a pair of names, a name is empty or its own parent, or there is a cycle.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._path: StrPath | None = None
-        self._lines: list[int] = []  # of the pairs, if they come from a file
+        self._lines: list[int] = []  # line numbers of the pairs, if read from a file
         if isinstance(pairs, Mapping | str) or not isinstance(pairs, Iterable):
             raise DataError(
                 f"pairs is {reprlib.repr(pairs)}; expected a list of pairs (child, parent)"
@@ -53,10 +53,10 @@ class Hierarchy:
 
     @classmethod
     def load(cls, path: StrPath) -> Hierarchy:
-        """Read a file: a child and its parent per line, with a tab or, as in CSV, a comma between.
+        """Read a file with a child and its parent per line, separated by a tab or a comma (CSV).
 
         The first line may be a header, "child" and "parent" in either order. Blank lines are
-        skipped. A file without pairs is refused. Errors name the line.
+        skipped. A file without pairs is an error. Errors name the line.
         """
         self = cls.__new__(cls)
         self._path, self._lines = path, []
@@ -72,12 +72,12 @@ class Hierarchy:
         return self
 
     def _at(self, place: int) -> str:
-        """Where a pair comes from."""
+        """Describe where a pair comes from."""
         return f"pair index {place}" if self._path is None else f"{self._path}:{self._lines[place]}"
 
     def _fill(self, pairs: Iterable[tuple[str, str]]) -> None:
         numbers: dict[str, int] = {}
-        ends: list[int] = []  # a child and a parent in turns
+        ends: list[int] = []  # children and parents, alternating
         for place, pair in enumerate(pairs):
             if not _is_pair(pair):
                 raise DataError(f"{self._at(place)}: {reprlib.repr(pair)} is not a pair of names")
@@ -90,16 +90,16 @@ class Hierarchy:
             ends.append(numbers.setdefault(parent, len(numbers)))
         self.names, self._numbers = list(numbers), numbers
         edges = np.array(ends, np.int64).reshape(-1, 2)
-        # Where each pair is first: one that is there twice counts once.
+        # The first place of each pair: duplicates count once.
         keys = edges[:, 0] * len(numbers) + edges[:, 1]
         self._place = np.sort(np.unique(keys, return_index=True)[1])
         self._child, self._parent = edges[self._place].T
         self._levels = self._find_levels()
 
     def _find_levels(self) -> Ints:
-        """1 for names without parents, and for others 1 more than the highest of their parents."""
+        """Return 1 for names without parents; otherwise 1 more than the highest parent level."""
         n_names = len(self.names)
-        waiting = np.bincount(self._child, minlength=n_names)  # parents that have no level yet
+        waiting = np.bincount(self._child, minlength=n_names)  # parents without a level so far
         by_parent = np.argsort(self._parent, kind="stable")
         starts = np.searchsorted(self._parent[by_parent], np.arange(n_names + 1))
         levels, level = np.zeros(n_names, np.int64), 1
@@ -117,7 +117,7 @@ class Hierarchy:
         return levels
 
     def _refuse_cycle(self, left: npt.NDArray[np.bool_]) -> None:
-        """Each name that is left has a parent that is: follow them until one comes again."""
+        """Raise for a cycle; each remaining name has a remaining parent, so one must repeat."""
         edge_of = {
             int(self._child[edge]): int(edge)
             for edge in np.flatnonzero(left[self._child] & left[self._parent])
@@ -140,11 +140,11 @@ class Hierarchy:
         return found
 
     def parents(self, name: str) -> list[str]:
-        """The parents of a name; none if it is a root or not in the hierarchy."""
+        """Return the parents of a name; empty for a root or a name outside the hierarchy."""
         return list(self._parents.get(name, ()))
 
     def ancestors(self, name: str) -> list[str]:
-        """Parents, their parents and so on, the nearest first, each once."""
+        """Return parents, their parents and so on, the nearest first, each once."""
         found: dict[str, None] = {}
         above = self.parents(name)
         while above:
@@ -155,21 +155,21 @@ class Hierarchy:
 
     @property
     def leaves(self) -> list[str]:
-        """Names that are no parents."""
+        """Names that are not parents."""
         is_parent = np.zeros(len(self.names), np.bool_)
         is_parent[self._parent] = True
         return [self.names[number] for number in np.flatnonzero(~is_parent).tolist()]
 
     def levels(self, names: Sequence[str]) -> Ints:
-        """int64: 1 for roots and names that are not in the hierarchy.
+        """Return the levels as int64: 1 for roots and for names outside the hierarchy.
 
-        The level of others is 1 more than the highest level of their parents.
+        The level of other names is 1 more than the highest level of their parents.
         """
         numbers = [self._numbers.get(name) for name in names]
         return np.array([1 if n is None else self._levels[n] for n in numbers], np.int64)
 
     def closed(self, rows: Iterable[Iterable[str]]) -> list[list[str]]:
-        """The labels of each row and after them their ancestors, each once."""
+        """Return the labels of each row followed by their ancestors, each once."""
         closed = []
         for row in rows:
             own = list(row)
@@ -178,15 +178,15 @@ class Hierarchy:
         return closed
 
     def over(self, names: Sequence[str]) -> LabelTree:
-        """The hierarchy of labels with these names, in their order.
+        """Return the hierarchy of labels with these names, in this order.
 
-        Names of the hierarchy that are not among them may stand for groups of labels: then they
-        have children.
+        Names in the hierarchy that are not labels may stand for groups of labels; these must have
+        children.
 
         Raises
         ------
         DataError
-            For a name without children that is no label's.
+            If a name has no children and is not a label.
         """
         nodes = {name: number for number, name in reversed(list(enumerate(names)))}
         is_parent = np.zeros(len(self.names), np.bool_)
@@ -219,13 +219,13 @@ def _is_pair(pair: Any) -> bool:
 
 
 def load_tree(path: StrPath, names: Sequence[str] | None, n_labels: int) -> LabelTree:
-    """The hierarchy in a file, of so many labels with these names; others have their numbers."""
+    """Read a hierarchy for `n_labels` labels; labels without names are named by number."""
     named = list(names or ())[:n_labels]
     return Hierarchy.load(path).over([*named, *map(str, range(len(named), n_labels))])
 
 
 def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
-    """The pairs of a file with their lines, counted from 1."""
+    """Yield the pairs of a file with their line numbers, counted from 1."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -252,7 +252,7 @@ def _read(path: Path) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _fields(path: Path, lines: list[str], with_tabs: bool) -> Iterator[tuple[int, list[str]]]:
-    """The fields of lines that are not blank."""
+    """Yield the fields of lines that are not blank."""
     if with_tabs:
         for number, line in enumerate(lines, 1):
             if line.strip():

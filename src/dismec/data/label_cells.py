@@ -1,8 +1,8 @@
-"""A cell of a table → the names of labels in it.
+"""A cell of a table → the label names in it.
 
-A cell is names with a separator between them, or a list as pandas or JSON writes it. While cells
-are read with the separator that nobody has chosen, the comma, it is watched whether another one
-would fit them: names that were not separated would train a model of garbage.
+A cell contains names joined by a separator, or a list as written by pandas or JSON. If no separator
+was chosen, cells are split at commas while checking whether another separator would fit better:
+names that are not separated would train a useless model.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dismec.data.text_format import RefusedError, checked_names, quoted
 
 __all__ = ["LabelCells"]
 
-_WATCHED = 2000  # cells, after which a separator that was forgotten would have shown
-_FEWEST = 5  # cells with a separator, for it to be one
+_WATCHED = 2000  # cells after which a wrong separator would have been noticed
+_FEWEST = 5  # minimum number of cells with a separator
 _CANDIDATES = ("|", ";", "\t", ",", " ")
 _ENTRY = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++"""
 _LIST = re.compile(rf"\s*+(?:(?:{_ENTRY})(?:\s*+,\s*+|\s++|\s*+$))*+", re.DOTALL)
 _ENTRIES = re.compile(_ENTRY, re.DOTALL)
-_WHOLE = re.compile(r"\A([-+]?[0-9]+)\.0*\Z")  # a float of a list, as numpy writes it
+_WHOLE = re.compile(r"\A([-+]?[0-9]+)\.0*\Z")  # a float in a list, as numpy writes it
 _WHOLE_OF_PANDAS = re.compile(r"\A(-?[0-9]+)\.0\Z")
 _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 
@@ -32,10 +32,10 @@ _BRACKETS = {"[": "]", "(": ")", "{": "}"}
 class LabelCells:
     """Reads the cells of one column.
 
-    `separator` is None if nobody has chosen one: then it is `default`, and if that is None, too, a
-    text is one name. A whole number is the name that its digits are, also where it comes as a
-    float: pandas makes floats of whole numbers if some are missing. `untyped` says that numbers,
-    too, are given as text, as in CSV files: then 1.0 is a number.
+    `separator` is None if none was chosen: then it is `default`, and if that is None, too, a text
+    is one name. An integer becomes the name made of its digits, even if it is stored as a float:
+    pandas converts integers to floats if some are missing. `untyped` means that numbers, too, are
+    given as text, as in CSV files: then 1.0 is a number.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class LabelCells:
         self._watch = _Watch(default) if separator is None else None
 
     def names(self, value: Any) -> list[str]:
-        """The names in a cell, each once; `RefusedError` for what is neither names nor nothing."""
-        if is_missing(value):  # what frames have where nothing was written
+        """Return the names in a cell, each once; raise `RefusedError` for anything else."""
+        if is_missing(value):  # missing values in frames
             return []
         if isinstance(value, str):
             listed = _list_entries(value.strip(), self._separator)
@@ -63,7 +63,7 @@ class LabelCells:
             return list(dict.fromkeys(names))
         if isinstance(value, bool | dict | bytes):
             raise RefusedError(f"the labels are {quoted(value)}; expected names")
-        if hasattr(value, "tolist"):  # of numpy
+        if hasattr(value, "tolist"):  # numpy values
             value = value.tolist()
         if isinstance(value, int | float) and (name := _number_name(value)) is not value:
             return [name]
@@ -73,12 +73,12 @@ class LabelCells:
         return checked_names(map(_number_name, entries))
 
     def doubt(self) -> str | None:
-        """Why the separator seems to be another one, or None."""
+        """Return why another separator seems to be right, or None."""
         return None if self._watch is None else self._watch.doubt()
 
 
 class _Watch:
-    """What separators other than the default would make of the first cells."""
+    """Tries separators other than the default on the first cells."""
 
     def __init__(self, default: str | None) -> None:
         self._default = default
@@ -103,8 +103,8 @@ class _Watch:
     def doubt(self) -> str | None:
         for separator in self._with:
             n_with, n_parts = self._with[separator], len(self._parts[separator])
-            # Names of several words share words, too: only where few make up most cells. And if
-            # the default occurs as well, it may be part of names, but only where these are fewer.
+            # Names of several words share words, too, so few words must make up most cells. If the
+            # default occurs as well, it may be part of names, but only if this gives fewer names.
             is_clear = self._separated < 0.1 * n_with
             fewer = 0.5 if separator == " " else 1.0 if is_clear else 0.7
             often = self._seen * (0.5 if separator == " " else 0.05)
@@ -123,7 +123,7 @@ class _Watch:
 
 
 def _list_entries(cell: str, separator: str | None) -> list[Any] | None:
-    """The entries of a cell that is a list, a tuple or a set as Python, numpy or JSON writes it."""
+    """Return the entries of a list, tuple or set as Python, numpy or JSON writes it."""
     if cell == "set()":
         return []
     if len(cell) < 2 or _BRACKETS.get(cell[0]) != cell[-1]:
@@ -148,7 +148,7 @@ def _list_entries(cell: str, separator: str | None) -> list[Any] | None:
 
 
 def _numbers(cell: str, inner: str) -> list[str] | None:
-    """Numbers as numpy writes them, ``[1 2]``; otherwise the cell is a name in brackets."""
+    """Return numbers as numpy writes them, ``[1 2]``; otherwise the cell is a name in brackets."""
     words = inner.split()
     if cell[0] != "[" or not words or not all(map(_is_number, words)):
         return None
@@ -156,14 +156,14 @@ def _numbers(cell: str, inner: str) -> list[str] | None:
 
 
 def _number_name(value: Any) -> Any:
-    """The name that a whole number is; anything else as it is."""
+    """Return the name for an integer, and anything else unchanged."""
     if type(value) is int or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     return value
 
 
 def _digits(number: str) -> str:
-    """A number without a fraction that is 0."""
+    """Return a number without a zero fraction."""
     return _WHOLE.sub(r"\1", number)
 
 

@@ -1,4 +1,4 @@
-"""The labels of a model in a hierarchy: what is above what, as arrays."""
+"""The labels of a model in a hierarchy, as arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class LabelTree:
-    """Nodes are the labels 0 … n_labels − 1, and after them groups, which are above labels only.
+    """Nodes are the labels 0 … n_labels − 1, followed by groups, which are only above labels.
 
-    Made by `Hierarchy.over`.
+    Created by `Hierarchy.over`.
     """
 
-    names: Sequence[str]  # of the nodes
+    names: Sequence[str]  # names of the nodes
     n_labels: int
-    child: Ints  # of each pair of a child and a parent
+    child: Ints  # for each pair of a child and a parent
     parent: Ints
-    levels: Ints  # (n_nodes,), from 1: roots, and labels that the hierarchy does not name
+    levels: Ints  # (n_nodes,), from 1: roots, and labels outside the hierarchy
 
     @property
     def n_nodes(self) -> int:
@@ -36,14 +36,14 @@ class LabelTree:
 
     @cached_property
     def leaves(self) -> npt.NDArray[np.bool_]:
-        """Which labels have no children: bool (n_labels,)."""
+        """Labels without children: bool (n_labels,)."""
         found = np.ones(self.n_nodes, np.bool_)
         found[self.parent] = False
         return found[: self.n_labels]
 
     @cached_property
     def up(self) -> sp.csr_array:
-        """int32 (n_nodes, n_nodes): 1 where the column is the row's own node or an ancestor."""
+        """int32 (n_nodes, n_nodes): 1 if the column is the row's own node or an ancestor."""
         shape = self.n_nodes, self.n_nodes
         ones = np.ones(len(self.child), np.int32)
         step: Any = sp.csr_array((ones, (self.child, self.parent)), shape=shape)
@@ -57,16 +57,16 @@ class LabelTree:
 
     @property
     def labels_below(self) -> Ints:
-        """int64 (n_nodes,): labels below each node, without itself."""
+        """int64 (n_nodes,): number of labels below each node, excluding itself."""
         up: Any = self.up
         found: Ints = np.bincount(up[: self.n_labels].indices, minlength=self.n_nodes)
         found[: self.n_labels] -= 1
         return found
 
     def closed(self, Y: Any) -> sp.csr_array:
-        """Labels of rows with all their ancestors: bool (n_rows, n_nodes).
+        """Return the labels of rows with all their ancestors: bool (n_rows, n_nodes).
 
-        Y is sparse (n_rows, up to n_labels); entries other than 0 are labels.
+        Y is sparse (n_rows, up to n_labels); nonzero entries are labels.
         """
         rows: Any = sp.csr_array(Y, copy=True)
         rows.eliminate_zeros()
@@ -77,11 +77,11 @@ class LabelTree:
     def close_ranking(
         self, labels: npt.NDArray[np.int32], scores: npt.NDArray[np.float32]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Ranked labels of rows, (n_rows, places), with the ancestors that are labels.
+        """Add those ancestors that are labels to ranked labels of rows, (n_rows, places).
 
-        An ancestor has the highest score of the labels below it, or its own if that is higher. Best
-        first; among equal scores ancestors come before their descendants, then the smaller label.
-        Empty places hold label −1 and score −inf, before and after.
+        An ancestor gets the highest score of the labels below it, or its own if that is higher.
+        Best first; among equal scores, ancestors come before their descendants, then smaller labels
+        first. Empty places hold label −1 and score −inf, in the input and the output.
         """
         up, there = self.up, labels >= 0
         n_rows = len(labels)
@@ -108,6 +108,6 @@ class LabelTree:
 
 
 def _ones(matrix: Any) -> Any:
-    """The same places, each with 1: sums and products count in how many ways there is one."""
+    """Return the matrix with all stored values set to 1, so sums and products count paths."""
     matrix.data = np.ones(len(matrix.data), np.int32)
     return matrix

@@ -1,4 +1,4 @@
-"""What can be said of labels before anything is trained: how often they are seen."""
+"""Label statistics that need no model: propensities."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Floats = npt.NDArray[np.float64]
 def propensities(
     label_counts: npt.ArrayLike, n_rows: int, A: float = 0.55, B: float = 1.5
 ) -> Floats:
-    """How likely a true label is to have been recorded, by the model of Jain et al. (2016).
+    """Return the probability that a true label was recorded, by the model of Jain et al. (2016).
 
-    p_l = 1 / (1 + C·(N_l + B)^(−A)) with C = (ln N − 1)·(B + 1)^A: the rarer a label, the more of
-    its occurrences are taken to be missing.
+    p_l = 1 / (1 + C·(N_l + B)^(−A)) with C = (ln N − 1)·(B + 1)^A: the rarer a label, the larger
+    the share of its occurrences that is assumed to be missing.
 
     Parameters
     ----------
     label_counts
         N_l, the number of training rows of each label.
     n_rows
-        N, the number of training rows. Below e the model has no meaning (C < 0); every p is 1 then.
+        N, the number of training rows. Below e the model is meaningless (C < 0), and every p is 1.
     A, B
-        The Repository's constants: 0.5, 0.4 for Wikipedia's large sets, 0.6, 2.6 for Amazon's,
+        The Repository's constants: 0.5, 0.4 for the large Wikipedia data sets, 0.6, 2.6 for Amazon,
         0.55, 1.5 for all others.
 
     Returns

@@ -1,9 +1,9 @@
-"""Files mapped into memory, and whether they are still what they were when they were mapped.
+"""Files mapped into memory, and whether they have changed since.
 
-A mapped file that somebody else cuts off ends the process that reads it, by SIGBUS. A server
-watches the files of its model instead: what is gone reads as zeros, and the server asks after each
-request whether a file was cut off or written to meanwhile. dismec itself never does either: its
-files are written under temporary names and renamed.
+If another process truncates a mapped file, reading it ends the process with SIGBUS. A server
+therefore watches the files of its model: missing pages read as zeros, and after each request the
+server checks whether a file was truncated or written to in the meantime. dismec itself never does
+either: it writes files under temporary names and renames them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["MappedFile", "WatchedFiles", "map_file", "watching"]
 
 
 class MappedFile(mmap.mmap):
-    """A file mapped for reading, which may be watched."""
+    """A file mapped for reading, which can be watched."""
 
     name = ""
     _handle = -1
@@ -31,7 +31,7 @@ class MappedFile(mmap.mmap):
     _watch: Any = None
 
     def watch(self, handle: int, name: str) -> None:
-        """Have memory that can no longer be read become zeros, and `damage` tell of it."""
+        """Make memory that can no longer be read return zeros, and let `damage` report it."""
         from dismec.cpu import kernels
 
         self.name = name
@@ -51,7 +51,8 @@ class MappedFile(mmap.mmap):
     def damage(self) -> str | None:
         """What has happened to a watched file since it was mapped, or None.
 
-        What was read before this was asked is what the file held when it was mapped, if it is None.
+        If it is None, everything read before the check is what the file contained when it was
+        mapped.
         """
         if self._watch is None:
             return None
@@ -77,18 +78,18 @@ def _unwatch_all() -> None:
 
 
 class WatchedFiles:
-    """The mapped files that are watched together, as long as somebody else keeps them mapped."""
+    """Mapped files that are watched together while something else keeps them mapped."""
 
     def __init__(self) -> None:
         self._files: list[weakref.ref[MappedFile]] = []
 
     def add(self, file: MappedFile) -> None:
-        """Watch one more; others may ask for the damage meanwhile."""
+        """Watch one more file; other threads may read `damage` at the same time."""
         self._files.append(weakref.ref(file))
 
     @property
     def damage(self) -> str | None:
-        """The first `MappedFile.damage` that there is, or None."""
+        """The first `MappedFile.damage` found, or None."""
         files = (reference() for reference in self._files)
         return next((found for file in files if file is not None and (found := file.damage)), None)
 
@@ -108,10 +109,10 @@ def map_file(handle: int, name: str) -> MappedFile:
 
 @contextmanager
 def watching() -> Iterator[WatchedFiles]:
-    """Watch the files that are mapped meanwhile.
+    """Watch the files that are mapped within the context.
 
-    Whoever does must ask for their `damage` whenever something was computed from them. A thread
-    that is started meanwhile takes part if it runs in a copy of this context.
+    The caller must check their `damage` whenever something was computed from them. A thread started
+    within the context takes part if it runs in a copy of the context.
     """
     files = WatchedFiles()
     token = _files.set(files)
@@ -122,6 +123,6 @@ def watching() -> Iterator[WatchedFiles]:
 
 
 def _state(handle: int) -> tuple[int, int]:
-    """What changes when a file is written to; a new name or other rights change neither."""
+    """Return what changes when a file is written to; renaming or changing permissions does not."""
     found = os.fstat(handle)
     return found.st_size, found.st_mtime_ns

@@ -1,11 +1,11 @@
-"""Any matrix of a caller → CSR that the kernels can walk without looking.
+"""Any matrix from a caller → CSR that the kernels can use without checks.
 
-A matrix is looked at once, where it comes in. What `check_X` returns is on read-only arrays and
-carries a mark that names them, so the next `check_X` knows it without a pass over its entries. The
-mark cannot be wrong in silence: whoever writes to such an array is stopped by numpy, a matrix made
-from it by scipy has no mark, and one whose arrays were exchanged or made writeable again is checked
-like any other. Arrays of a caller stay writeable: the read-only ones are views of them that live
-inside the package. `load_data` hands out only marked matrices whose memory is mapped read-only.
+A matrix is checked once, where it comes in. The result of `check_X` has read-only arrays and a mark
+that identifies them, so the next `check_X` recognizes it without a pass over its entries. The mark
+cannot silently become wrong: numpy prevents writing to such an array, a matrix that scipy makes
+from it has no mark, and one whose arrays were exchanged or made writeable again is checked like any
+other. The caller's arrays stay writeable: the read-only ones are views used inside the package.
+`load_data` returns only marked matrices whose memory is mapped read-only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Ids = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 MAX_COLUMNS = 2**31 - 1  # a column id is an int32
-# What NumPy raises for a file of arrays that is damaged; its header is a piece of Python.
+# Raised by NumPy for a damaged file of arrays; its header is a piece of Python.
 NPY_ERRORS = (
     *(ValueError, TypeError, OverflowError, KeyError, IndexError, EOFError, MemoryError),
     *(SyntaxError, TokenError),
@@ -58,7 +58,7 @@ NPY_ERRORS = (
 
 
 class Rows(NamedTuple):
-    """The arrays of a CSR matrix as `check_X` gives it, typed as the kernels take them."""
+    """The arrays of a CSR matrix from `check_X`, typed for the kernels."""
 
     indptr: Ints
     indices: Ids
@@ -71,7 +71,7 @@ class Rows(NamedTuple):
 
 
 def check_rows(X: Any, n_features: int) -> Rows:
-    """The arrays of `check_X`, without a matrix: to build one takes longer than to score a row."""
+    """Return the arrays of `check_X`: building a matrix takes longer than scoring a row."""
     rows = _rows_as_they_are(X, n_features)
     if rows is None:
         X = _converted(X, n_features)
@@ -80,13 +80,14 @@ def check_rows(X: Any, n_features: int) -> Rows:
 
 
 def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
-    """Any matrix of a caller, sparse or dense, as rows that the kernels can walk without looking.
+    """Check any matrix, sparse or dense, and return rows that the kernels can use without checks.
 
     The result has `n_features` columns, by default those of `X`: features that `X` lacks are 0 in
-    all its rows, and more are refused. It is float32, finite; column numbers int32, ascending and
-    unique in a row; ``indptr`` is int64 only where int32 does not hold the number of non-zeros. Its
-    arrays are read-only. `X` is never changed; the result shares its memory where nothing had to be
-    converted, and is `X` itself if that came from here and has `n_features` columns.
+    all its rows, and additional ones are an error. Values are finite float32; column numbers are
+    int32, ascending and unique in a row; ``indptr`` is int64 only if int32 cannot hold the number
+    of nonzeros. Its arrays are read-only. `X` is never modified; the result shares its memory where
+    nothing had to be converted, and is `X` itself if `X` was returned by this function and has
+    `n_features` columns.
     """
     if is_checked(X) and n_features in (None, X.shape[1]):
         return X  # type: ignore[no-any-return]
@@ -98,7 +99,7 @@ def check_X(X: Any, n_features: int | None = None) -> sp.csr_array:
 
 
 def is_checked(X: Any) -> bool:
-    """Whether `X` is a matrix that `sealed` returned, and unchanged."""
+    """Return whether `X` is an unchanged matrix returned by `sealed`."""
     mark = getattr(X, "_dismec_checked", None)
     return (
         mark is not None
@@ -111,7 +112,7 @@ def is_checked(X: Any) -> bool:
 
 
 def sealed(X: sp.csr_array) -> sp.csr_array:
-    """The matrix, which the caller knows to be as `check_X` returns it, read-only and marked."""
+    """Mark a matrix as read-only and checked; the caller knows that it satisfies `check_X`."""
     for name in ("data", "indices", "indptr"):
         view = getattr(X, name).view()
         view.flags.writeable = False
@@ -124,16 +125,16 @@ def sealed(X: sp.csr_array) -> sp.csr_array:
 def checked_arrays(
     path: Path, X: Any, Y: Any, first_row: int = 0
 ) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int]]:
-    """X, (indptr, indices) of Y, and how many columns they have, with everything checked.
+    """Check everything; return X, (indptr, indices) of Y, and their numbers of columns.
 
-    In errors they are the file `path`, after `first_row` other rows; its rows are counted from 1.
+    Errors name the file `path`, and count its rows from 1 after `first_row` other rows.
     """
     X, Y = canonical(X), indicator(Y)
     if X.shape[0] != Y.shape[0]:
         raise DataError(f"{path}: X has {counted(X.shape[0], 'row')} and Y has {Y.shape[0]}")
     if max(X.shape[1], Y.shape[1]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")
-    with np.errstate(over="ignore"):  # an overflow is found as an infinity
+    with np.errstate(over="ignore"):  # an overflow shows up as an infinity
         values = X.data.astype(np.float32, copy=False)
     x, y = (
         (matrix.indptr.astype(np.int64, copy=False), matrix.indices.astype(np.int32, copy=False))
@@ -148,7 +149,7 @@ def checked_arrays(
 def check_entries(
     what: str, path: Path, arrays: Sequence[npt.NDArray[Any]], n_columns: int, first_row: int = 0
 ) -> None:
-    """Refuse unsound rows of a file, counted from 1: (indptr, indices) or these and values."""
+    """Reject invalid rows of a file, counted from 1: (indptr, indices), optionally with values."""
     if fault := first_fault(n_columns, *arrays):
         raise DataError(f"{path}: {what}, row {first_row + fault[0] + 1}: {fault[1]}")
 
@@ -156,7 +157,7 @@ def check_entries(
 def first_fault(
     n_columns: int, indptr: Ints, indices: Ids, data: Floats | None = None
 ) -> tuple[int, str] | None:
-    """A row whose ids do not ascend below `n_columns`, or with a value that is not finite: why."""
+    """Find a row with unsorted or too large ids, or a value that is not finite, and the reason."""
     fault = kernels.check_rows(indptr, indices, n_columns)
     if fault is None and data is not None and (entry := kernels.first_non_finite(data)) >= 0:
         row = int(np.searchsorted(indptr, entry, side="right")) - 1
@@ -165,7 +166,7 @@ def first_fault(
 
 
 def _rows_as_they_are(X: Any, n_features: int | None) -> Rows | None:
-    """The rows of a matrix that needs no conversion: checked before, or now in native code."""
+    """Return the rows of a matrix that needs no conversion: checked before, or here natively."""
     if not (
         getattr(X, "format", None) == "csr"
         and X.dtype == np.float32
@@ -182,7 +183,7 @@ def _rows_as_they_are(X: Any, n_features: int | None) -> Rows | None:
 
 
 def _converted(X: Any, n_features: int | None) -> sp.csr_array:
-    """As `check_X`, for matrices that have to be converted or refused."""
+    """Like `check_X`, for matrices that must be converted or rejected."""
     result = check_csr(X, "X", "features")
     n_rows, n_columns = result.shape
     wanted = n_columns if n_features is None else n_features
@@ -211,9 +212,9 @@ def _converted(X: Any, n_features: int | None) -> sp.csr_array:
 
 
 def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
-    """Any matrix of a caller as CSR with all entries inside its shape, on its memory if possible.
+    """Return any matrix as CSR with all entries inside its shape, on its memory if possible.
 
-    scipy believes the arrays it is given, and would read and write beyond others. `what` and
+    scipy trusts the arrays it is given, and would read and write out of bounds. `what` and
     `columns` name the matrix and its columns in errors.
     """
     refuse_mask(matrix, what)
@@ -231,12 +232,13 @@ def check_csr(matrix: Any, what: str, columns: str) -> sp.csr_array:
             raise DataError(f"{what}: {error}") from None
     rows: Any = matrix if getattr(matrix, "format", None) == "csr" else sp.csr_array(matrix)
     nnz = _entry_count(what, columns, rows)
-    # On the same memory, but a new matrix: the caller's own flags may be out of date, and stay.
+    # A new matrix on the same memory: the caller's own flags may be out of date and stay as they
+    # are.
     return csr_on(rows.data[:nnz], rows.indices[:nnz], rows.indptr, rows.shape)
 
 
 def refuse_mask(values: Any, what: str) -> None:
-    """Refuse an array with masked entries: numpy would hand on what is behind the mask."""
+    """Reject an array with masked entries: numpy would pass on the values behind the mask."""
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         entry = tuple(int(i) for i in np.argwhere(np.ma.getmaskarray(values))[0])
         shown = ", ".join(map(str, entry))
@@ -253,7 +255,7 @@ def _as_array(matrix: Any, what: str) -> npt.NDArray[Any]:
 
 
 def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
-    """Any label matrix of a caller, of `n_rows` rows, as canonical CSR without stored zeros."""
+    """Check a label matrix with `n_rows` rows; return canonical CSR without stored zeros."""
     Y = check_csr(Y, "Y", "labels")
     if n_rows is not None and Y.shape[0] != n_rows:
         raise DataError(f"X has {counted(n_rows, 'row')}, Y has shape {Y.shape}")
@@ -263,7 +265,7 @@ def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:
 
 
 def canonical(matrix: Any) -> sp.csr_array:
-    """The matrix as CSR with sorted, unique ids; itself if it is so already."""
+    """Return the matrix as CSR with sorted, unique ids; the same object if it already is."""
     rows: Any = matrix if isinstance(matrix, sp.csr_array) else sp.csr_array(matrix)
     if not rows.has_canonical_format:
         rows = rows.copy()
@@ -272,7 +274,7 @@ def canonical(matrix: Any) -> sp.csr_array:
 
 
 def indicator(Y: Any) -> sp.csr_array:
-    """A canonical matrix with an entry wherever Y is not zero; Y itself if it is so already."""
+    """Return a canonical matrix with an entry wherever Y is nonzero; Y itself if it already is."""
     rows: Any = Y if isinstance(Y, sp.csr_array) else sp.csr_array(Y)
     if not (rows.has_canonical_format and np.all(rows.data)):
         rows = rows.astype(np.bool_)  # 256 ones of a uint8 would add up to 0
@@ -290,9 +292,9 @@ def csr_on(
     canonical: bool = False,
     kind: type[sp.csr_array] = sp.csr_array,
 ) -> sp.csr_array:
-    """A csr_array on just these arrays: its constructor would look at all of them, or copy some."""
+    """Return a csr_array on these arrays; the constructor would check all and copy some of them."""
     if indptr[-1] <= np.iinfo(indices.dtype).max:
-        indptr = indptr.astype(indices.dtype, copy=False)  # scipy is at ease with one type
+        indptr = indptr.astype(indices.dtype, copy=False)  # scipy works best with one type
     result = kind(shape, dtype=data.dtype)
     result.data, result.indices, result.indptr = data, indices, indptr
     if canonical:
@@ -301,9 +303,9 @@ def csr_on(
 
 
 def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
-    """A matrix without the columns that have no entries, and the numbers of those that it keeps.
+    """Return a matrix without its empty columns, and the numbers of the columns that remain.
 
-    Memory and time depend on its entries: a header may speak of any number of columns.
+    Memory and time depend only on the entries: a header may declare any number of columns.
     """
     indices, n_columns = matrix.indices, matrix.shape[1]
     if n_columns <= 4 * len(indices):
@@ -321,12 +323,12 @@ def without_unused(matrix: sp.csr_array) -> tuple[sp.csr_array, Ints]:
 
 
 def row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints:
-    """Where rows begin, and the last one ends, from their lengths in pieces."""
+    """Return where rows start, and where the last ends, from their lengths in pieces."""
     return _pointers(lengths, np.int64)
 
 
 def small_row_pointers(lengths: Sequence[npt.NDArray[Any]]) -> Ints | Ids:
-    """The same in 32 bits if they hold it: of rows with next to nothing in them it is most."""
+    """Like `row_pointers`, in 32 bits if possible: for nearly empty rows they dominate memory."""
     n_entries = sum(int(piece.sum(dtype=np.int64)) for piece in lengths)
     return _pointers(lengths, np.int32 if n_entries <= np.iinfo(np.int32).max else np.int64)
 
@@ -343,7 +345,7 @@ def _pointers(lengths: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[An
 
 
 def _entry_count(what: str, columns: str, rows: Any) -> int:
-    """The number of entries, all of them within the shape."""
+    """Return the number of entries after checking that all of them are within the shape."""
     indptr, indices, shape = rows.indptr, rows.indices, rows.shape
     if indptr.shape != (shape[0] + 1,) or indptr[0] != 0 or (np.diff(indptr) < 0).any():
         raise DataError(f"{what}: indptr does not describe {counted(shape[0], 'row')}")

@@ -1,7 +1,6 @@
-"""Sparse features and dense ones of the same rows: `[X, E]` of a caller → rows the kernels take.
+"""Sparse and dense features of the same rows: `[X, E]` from a caller → rows for the kernels.
 
-Dense features are float32, row after row, and are read where they are: nothing is copied if a
-caller has them so.
+Dense features are float32 in row-major order; arrays that are in this form already are not copied.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SAMPLED = 1000  # rows
 
 
 class MixedArrays(NamedTuple):
-    """The arrays of `MixedRows`, typed as the kernels take them."""
+    """The arrays of `MixedRows`, typed for the kernels."""
 
     rows: Rows
     dense: Floats
@@ -47,39 +46,39 @@ class MixedArrays(NamedTuple):
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where rows begin among all entries, if dense features count as such."""
+        """Where rows start among all entries, counting dense features as entries."""
         before: npt.NDArray[np.int64] = np.arange(self.n_rows + 1) * self.dense.shape[1]
         return self.rows.indptr + before
 
 
 @dataclass(frozen=True, eq=False)
 class MixedRows:
-    """Rows with sparse features, possibly none, and dense ones after them.
+    """Rows with sparse features, possibly none, followed by dense ones.
 
-    Made by `check_features`, which has checked both; a selection of rows is of the same class.
+    Created by `check_features`, which checks both parts; a selection of rows has the same class.
     """
 
-    sparse: sp.csr_array  # as `check_X` returns it
-    dense: Floats  # (n_rows, width), row after row, finite
+    sparse: sp.csr_array  # as returned by `check_X`
+    dense: Floats  # (n_rows, width), row-major, finite
 
     @property
     def n_features(self) -> int:
-        """Sparse features of a row."""
+        """Number of sparse features."""
         return int(self.sparse.shape[1])
 
     @property
     def width(self) -> int:
-        """Dense features of a row."""
+        """Number of dense features."""
         return int(self.dense.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows, and of all features."""
+        """Number of rows and of all features."""
         return self.dense.shape[0], self.n_features + self.width
 
     @property
     def nnz(self) -> int:
-        """Sparse entries, and all dense ones."""
+        """Number of sparse entries plus all dense ones."""
         return int(self.sparse.nnz) + self.dense.size
 
     def __getitem__(self, rows: Any) -> MixedRows:
@@ -87,19 +86,19 @@ class MixedRows:
         return MixedRows(sparse[rows], np.ascontiguousarray(self.dense[rows]))
 
     def with_sparse(self, sparse: sp.csr_array) -> MixedRows:
-        """The same dense features beside other sparse ones."""
+        """Return the same dense features with other sparse ones."""
         return MixedRows(sparse, self.dense)
 
 
 def is_parts(X: Any) -> bool:
-    """Whether X is a list of matrices: `[E]`, or sparse rows or texts and dense ones, `[X, E]`."""
+    """Return whether X is a list of matrices: `[E]`, or `[X, E]` with sparse rows or texts in X."""
     return isinstance(X, list | tuple) and 1 <= len(X) <= 2 and _is_dense(X[-1])
 
 
 def is_mostly_full(X: Any) -> bool:
-    """Whether X is a large array of floats, most of which are not 0: embeddings, say.
+    """Return whether X is a large float array with mostly nonzero values, such as embeddings.
 
-    Solved as dense features these take less time and memory.
+    These take less time and memory when solved as dense features.
     """
     if not (_is_dense(X) and X.dtype.kind == "f" and X.size >= _LARGE):
         return False
@@ -108,12 +107,12 @@ def is_mostly_full(X: Any) -> bool:
 
 
 def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
-    """Rows of sparse features, None for none, and of dense ones.
+    """Combine sparse features, or None, with dense ones.
 
     Raises
     ------
     DataError
-        If one of them cannot be used, or they have different numbers of rows.
+        If either cannot be used, or their numbers of rows differ.
     """
     dense = _check_dense(dense)
     if sparse is None:
@@ -129,10 +128,10 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
 def check_features(
     X: Any, n_features: int | None = None, width: int | None = None
 ) -> sp.csr_array | MixedRows:
-    """Any features of a caller: a matrix as for `check_X`, or `[X, E]` or `[E]` with dense ones.
+    """Check any features: a matrix as in `check_X`, or `[X, E]` or `[E]` with dense ones.
 
-    With `width` they are for a model of so many dense features and `n_features` sparse ones; it is
-    refused if they are of another kind or width. A model of dense features alone takes a matrix.
+    With `width`, they are for a model with that many dense and `n_features` sparse features; other
+    kinds or widths are an error. A model with only dense features accepts a matrix.
     """
     if width and not n_features and not isinstance(X, MixedRows) and not is_parts(X):
         matrix: Any = X
@@ -159,7 +158,7 @@ def check_features(
 
 
 def arrays_of(X: Any, n_features: int, width: int) -> Rows | MixedArrays:
-    """The arrays of `check_features`; without dense features as quickly as by `check_rows`."""
+    """Return the arrays of `check_features`; without dense features, as fast as `check_rows`."""
     if not width and not isinstance(X, list | tuple | MixedRows):
         return check_rows(X, n_features)
     checked = check_features(X, n_features, width)
@@ -169,12 +168,12 @@ def arrays_of(X: Any, n_features: int, width: int) -> Rows | MixedArrays:
 
 
 def load_dense(path: Any) -> Floats:
-    """Dense features of a ``.npy`` file: a matrix with one row per row; float32 is mapped.
+    """Load dense features from a ``.npy`` file, one row per row; float32 is mapped.
 
     Raises
     ------
     DataError
-        If there is no such file, or it holds something else.
+        If the file does not exist or contains something else.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Names of labels and terms: one per line in a file, or end to end in arrays."""
+"""Names of labels and terms: one per line in a file, or concatenated in arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dismec.errors import DataError
 
 __all__ = ["Names", "check_names", "load_names", "pack_names", "unpack_names"]
 
-_NAMES_AT_ONCE = 1 << 12  # few enough that what is made of them stays in the cache
-_NAMES_SHOWN = 6  # by `repr`
+_NAMES_AT_ONCE = 1 << 12  # few enough that the intermediate results stay in the cache
+_NAMES_SHOWN = 6  # names shown by `repr`
 
 
 def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Names end to end as UTF-8, and where each of them begins and the last one ends."""
+    """Return concatenated names as UTF-8, and where each of them starts and the last one ends."""
     if isinstance(names, Names):
         return names.utf8, names.offsets
     names = list(names)
@@ -31,7 +31,7 @@ def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
         together = names[begin : begin + _NAMES_AT_ONCE]
         text = "".join(together).encode()
         ends = np.cumsum(np.fromiter(map(len, together), np.int64, len(together)))
-        if ends[-1] != len(text):  # in characters, of which some have several bytes
+        if ends[-1] != len(text):  # counts characters, some of which have several bytes
             is_first = np.frombuffer(text, np.uint8) & 0xC0 != 0x80
             ends = np.append(np.flatnonzero(is_first), len(text))[ends]
         offsets[begin + 1 : begin + 1 + len(ends)] = reached + ends
@@ -41,9 +41,9 @@ def pack_names(names: Iterable[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[A
 
 
 class Names(Sequence[str]):
-    """Names that become text when they are asked for: of millions, few ever are.
+    """Names that are decoded on access: of millions, few ever are.
 
-    `utf8` and `offsets` are as `pack_names` gives them.
+    `utf8` and `offsets` are as returned by `pack_names`.
     """
 
     def __init__(self, utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> None:
@@ -76,9 +76,9 @@ class Names(Sequence[str]):
                 yield encoded[first:last].decode()
 
     def find(self, name: str) -> int | None:
-        """The place of a name, of equal ones the first; None if it is not there.
+        """Return the place of a name, the first one for duplicates; None if it is missing.
 
-        The first call makes an index of all names, 16 bytes for each.
+        The first call builds an index of all names, with 16 bytes per name.
         """
         try:
             utf8 = np.frombuffer(name.encode(), np.uint8)
@@ -91,7 +91,7 @@ class Names(Sequence[str]):
 
     @cached_property
     def _index(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The hashes of all names in order, and the places of the names."""
+        """Return the sorted hashes of all names, and the places of the names."""
         hashes = np.empty(len(self), np.uint64)
         for begin in range(0, len(self), _NAMES_AT_ONCE):
             bounds = self.offsets[begin : begin + _NAMES_AT_ONCE + 1]
@@ -101,7 +101,7 @@ class Names(Sequence[str]):
         return hashes[places], places
 
     def find_all(self, names: Sequence[str]) -> list[int | None]:
-        """The same as `find` for many names, in a tenth of the time."""
+        """Like `find` for many names, in a tenth of the time."""
         try:
             wanted = _hashes(*pack_names(names))
         except UnicodeEncodeError:
@@ -128,7 +128,7 @@ class Names(Sequence[str]):
 def _hashes(
     utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A number for each name: the sum of its bytes, each times a factor for its place."""
+    """Return a number per name: the sum of its bytes, each times a factor for its position."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     places = np.arange(len(utf8)) - np.repeat(starts, lengths)
     factors = _factors()
@@ -146,7 +146,7 @@ def _factors() -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> Names:
-    """The inverse of `pack_names`; ``ContainerError`` for arrays that it cannot have made."""
+    """Invert `pack_names`; raise ``ContainerError`` for arrays that it cannot have created."""
     if offsets.ndim != 1 or (utf8.dtype, offsets.dtype) != (np.uint8, np.int64):
         raise ContainerError("the label names are not UTF-8 and its offsets")
     bounds = [*offsets[:1], *offsets[-1:]]
@@ -163,7 +163,7 @@ def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> N
 
 
 def load_names(path: StrPath, *, blanks: bool = False) -> list[str]:
-    """Names of labels from a text file, one per line, none of them empty; UTF-8.
+    """Read label names from a UTF-8 text file, one per line, none of them empty.
 
     With `blanks`, blank lines are kept as empty names, for callers that skip them.
     """
@@ -188,9 +188,9 @@ def load_names(path: StrPath, *, blanks: bool = False) -> list[str]:
 
 
 def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
-    """Label names as a list, if there is one text for each label that a file can hold.
+    """Return label names as a list after checking that there is one valid text per label.
 
-    White space around a name is not part of it.
+    White space around a name is removed.
     """
     if names is None:
         return None
@@ -210,7 +210,7 @@ def check_names(names: Sequence[str] | None, n_labels: int) -> list[str] | None:
 
 
 def _is_sound(names: list[str]) -> bool:
-    """Whether nothing can be wrong with names; found out for all at once, as there are millions."""
+    """Return whether all names are certainly valid; checked at once, as there may be millions."""
     if not set(map(type, names)) <= {str}:
         return False
     try:

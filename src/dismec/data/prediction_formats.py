@@ -1,4 +1,4 @@
-"""Names of the forms that predictions are written in, their endings, and how text spells a name."""
+"""Names and extensions of the prediction formats, and how text formats write a name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BINARY_FORMATS", "ENDINGS", "FORMATS", "format_of", "json_text", "sp
 
 FORMATS = ("text", "csv", "tsv", "jsonl", "json", "parquet", "npz", "xmc")
 BINARY_FORMATS = ("parquet", "npz")
-# XMC text is requested by name: the ending .xmc is that of binary datasets.
+# XMC text must be requested by name: the extension .xmc is used for binary datasets.
 ENDINGS = {
     ".txt": "text",
     ".csv": "csv",
@@ -28,17 +28,16 @@ _UNQUOTED = re.compile(rf'(?!\d+\Z)[^\s:"\\{ACTED_ON}]+')
 
 
 def format_of(path: Path) -> str | None:
-    """The form that a file's ending stands for, before a further ``.gz``; None if there is none."""
+    """Return the format for a file's extension, ignoring ``.gz``; None if there is none."""
     name = path.name.lower()
     form = ENDINGS.get(Path(name.removesuffix(".gz")).suffix)
     return None if form in BINARY_FORMATS and name.endswith(".gz") else form
 
 
 def json_text(value: object, encoding: str = "utf-8") -> str:
-    """A value as JSON on one line, also for readers that split lines at U+0085 or U+2028.
+    """Return a value as one line of JSON, also for readers that split at U+0085 or U+2028.
 
-    It has no characters that a terminal acts on.
-    Characters that `encoding` lacks are escaped.
+    It contains no terminal control characters. Characters that `encoding` lacks are escaped.
     """
     text = json.dumps(value, ensure_ascii=False)
     if not _can_encode(text, encoding):
@@ -47,7 +46,7 @@ def json_text(value: object, encoding: str = "utf-8") -> str:
 
 
 def spell_name(name: str, encoding: str = "utf-8") -> str:
-    r"""A label's name for ``name:score``: as it is, or as a JSON string where that is ambiguous.
+    r"""Return a label's name for ``name:score``: unchanged, or a JSON string if ambiguous.
 
     It is a JSON string if it is empty or a number, if it holds white space, ``:``, ``"``, ``\`` or
     control characters, or characters that `encoding` lacks.

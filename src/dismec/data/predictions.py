@@ -1,7 +1,7 @@
-"""Predictions → files, a batch of rows at a time.
+"""Predictions → files, one batch of rows at a time.
 
-A row is written and forgotten, so that memory does not grow with the number of rows; ``npz`` is the
-one form that is held until the end. No label's name is altered in any form.
+Rows are written at once, so memory does not grow with their number, except for ``npz``, which is
+held until the end. No format changes a label's name.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ __all__ = ["Columns", "PredictionWriter", "prediction_file", "prediction_writer"
 _Labels = npt.NDArray[np.int32]
 _Scores = npt.NDArray[np.float32]
 
-_VALUES_AT_ONCE = 1 << 14  # spelled: numpy's text of a number takes 128 bytes
+_VALUES_AT_ONCE = 1 << 14  # numbers formatted at a time: numpy's text of a number takes 128 bytes
 _QUOTED_CELL = re.compile(r'[",\s]')
-# JSON has no word for these; a number beyond its range is read as infinite.
+# JSON has no literals for these; a number beyond the range of floats is read as infinite.
 _NOT_FINITE = {"inf": "1e999", "-inf": "-1e999", "nan": "null"}
 
 
 class Columns(NamedTuple):
-    """What the columns of predictions hold."""
+    """The contents of the columns of predictions."""
 
     n_labels: int
     names: Sequence[str] | None = None
-    """One per label; None: labels are written as numbers."""
+    """One per label; if None, labels are written as numbers."""
     values: str = "scores"
-    """What the scores are called."""
+    """Name of the scores."""
 
 
 class PredictionWriter(ABC):
-    """Predictions on their way into an open binary file.
+    """Writes predictions to an open binary file.
 
     Parameters
     ----------
     file
-        Written to from its beginning to its end, and left open.
+        Written sequentially from its beginning, and left open.
     columns
-        What is written.
+        What to write.
     encoding
-        That of the form ``text``; all others are UTF-8.
+        Encoding of the format ``text``; all others are UTF-8.
     """
 
     def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
@@ -69,37 +69,36 @@ class PredictionWriter(ABC):
         top, scores
             (n_rows, places): labels, best first, and their scores. Label −1 is an empty place.
         ids
-            What the rows are called: for all batches, or for none.
+            Ids of the rows, given for all batches or for none.
         """
 
     def finish(self) -> None:  # noqa: B027  most have nothing left to write
-        """Write what comes after the last row. There must have been a batch, if only an empty one.
+        """Write what follows the last row. Write at least one batch before, possibly empty.
 
-        `file` is whole then, but neither flushed nor closed.
+        `file` is then complete, but neither flushed nor closed.
         """
 
     def release(self) -> None:  # noqa: B027  most hold nothing
-        """Give up what it holds, finished or not."""
+        """Release resources, finished or not."""
 
 
 @contextmanager
 def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[PredictionWriter]:
-    """A writer for a file that appears under its name only when all rows are in it.
+    """Open a writer for a file that appears under its name only when it is complete.
 
     Parameters
     ----------
     path
-        The file; if its name ends in ``.gz`` it is gzipped. A device or a pipe is written to as it
-        is.
+        The file; a name that ends in ``.gz`` is gzipped. A device or a pipe is written to directly.
     form
         One of `dismec.data.prediction_formats.FORMATS`.
     columns
-        What is written.
+        What to write.
 
     Raises
     ------
     DataError
-        If a binary form is to be gzipped.
+        If a binary format would be gzipped.
     """
     path = Path(path)
     is_packed = path.suffix.lower() == ".gz"
@@ -116,7 +115,7 @@ def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[P
 def prediction_writer(
     file: BinaryIO, form: str, columns: Columns, encoding: str = "utf-8"
 ) -> Iterator[PredictionWriter]:
-    """A writer for an open file; arguments as for `PredictionWriter` and `prediction_file`."""
+    """Open a writer for an open file; see `PredictionWriter` and `prediction_file`."""
     writer = _WRITERS[form](file, columns, encoding if form == "text" else "utf-8")
     try:
         yield writer
@@ -126,7 +125,7 @@ def prediction_writer(
 
 
 class _SpelledRow(NamedTuple):
-    """A row as it is spelled."""
+    """A row as text."""
 
     id: str | None
     labels: list[str]
@@ -163,7 +162,7 @@ class _LineWriter(PredictionWriter):
         return str(label) if names is None else json_text(names[label])
 
     def _spelled_values(self, scores: _Scores) -> list[list[str]]:
-        words: list[list[str]] = scores.astype("U").tolist()  # the shortest that read back
+        words: list[list[str]] = scores.astype("U").tolist()  # shortest that reads back the same
         if np.isfinite(scores).all():
             return words
         return [[_NOT_FINITE.get(word, word) for word in row] for row in words]
@@ -199,13 +198,13 @@ class _TextWriter(_LineWriter):
 
 
 class _XmcWriter(_TextWriter):
-    """XMC text: ``rows labels``, then labels by number.
+    """XMC text: ``rows labels``, then label numbers.
 
-    Rows wait in an unlinked temporary file until they have been counted.
+    Rows are kept in an unlinked temporary file until they have been counted.
     """
 
     def __init__(self, file: BinaryIO, columns: Columns, encoding: str = "utf-8") -> None:
-        # Closed by `release`; a wrapper on Windows, which does the same.
+        # Closed by `release`; on Windows a wrapper with the same interface.
         self._rows_file = cast("BinaryIO", tempfile.TemporaryFile())  # noqa: SIM115
         super().__init__(self._rows_file, columns._replace(names=None), encoding)
         self._whole = file
@@ -251,7 +250,7 @@ class _JsonWriter(_JsonLinesWriter):
 
 
 class _CsvWriter(_LineWriter):
-    """A table with a header, whose cells of labels and of scores are JSON lists."""
+    """A table with a header; the cells of labels and scores are JSON lists."""
 
     _delimiter: ClassVar = ","
 
@@ -271,14 +270,14 @@ class _TsvWriter(_CsvWriter):
 
 
 def _csv_cell(cell: str) -> str:
-    """A cell that every reader of CSV or TSV takes for this text."""
+    """Quote a cell such that every CSV or TSV reader returns the same text."""
     return '"' + cell.replace('"', '""') + '"' if _QUOTED_CELL.search(cell) else cell
 
 
 class _ParquetWriter(PredictionWriter):
-    """Columns ``labels`` and ``scores`` of lists, and ``id`` if there are ids."""
+    """List columns ``labels`` and ``scores``, and ``id`` if there are ids."""
 
-    _lists: Any = None  # ParquetLists, from the first rows on
+    _lists: Any = None  # ParquetLists, created with the first rows
 
     def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
         names, what = self.columns.names, self.columns.values
@@ -298,7 +297,7 @@ class _ParquetWriter(PredictionWriter):
 
     def release(self) -> None:
         if self._lists is not None:
-            with suppress(Exception):  # of a file that could not be written to either
+            with suppress(Exception):  # for a file that could not be written either
                 self._lists.close()
 
 

@@ -1,8 +1,8 @@
-"""Text of others → text that a terminal, a log and a page can show.
+"""Text from others → text that is safe for a terminal, a log and a page.
 
-Names of labels come from anywhere. A terminal acts on control characters in them, and an override
-of the writing direction turns round whatever stands beside it. They are shown as JSON writes them:
-what is JSON stays JSON, with the same meaning.
+Label names may come from anywhere. Terminals interpret control characters, and a bidirectional
+override reverses the text around it. Such characters are shown as JSON escapes, so JSON stays JSON
+with the same meaning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 __all__ = ["ACTED_ON", "html_text", "printable"]
 
-# In a regular expression, between brackets.
+# For use within brackets in a regular expression.
 ACTED_ON = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"[{ACTED_ON}]")
 _CONTROLS_IN_LINES = re.compile(rf"(?![\t\n])[{ACTED_ON}]")
@@ -20,7 +20,7 @@ _CONTROLS_IN_LINES = re.compile(rf"(?![\t\n])[{ACTED_ON}]")
 def printable(text: str, *, one_line: bool = False) -> str:
     r"""The text with ``\u001b`` in place of the character, and so on.
 
-    Tabs and line ends stay, unless it is to be `one_line`.
+    Tabs and line ends are kept, unless `one_line` is set.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def printable(text: str, *, one_line: bool = False) -> str:
 
 
 def html_text(text: str) -> str:
-    """The text as HTML, in elements and in the values of attributes."""
-    from html import escape  # with tables of all entities, which the command line can do without
+    """Escape text for HTML elements and attribute values."""
+    from html import escape  # has tables of all entities, which the command line does not need
 
     return escape(printable(text))

@@ -1,4 +1,4 @@
-"""How much each row counts: numbers of a caller or of a file → an array, one weight per row."""
+"""Row weights: numbers from a caller or a file → an array, one weight per row."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = [
 
 RowWeights: TypeAlias = npt.NDArray[np.float64]
 
-_NPY = b"\x93NUMPY"  # how such a file begins
+_NPY = b"\x93NUMPY"  # how a .npy file starts
 
 
 def check_row_weights(
     weights: Any, n_rows: int, name: str = "weights", *, of_file: bool = False
 ) -> RowWeights:
-    """A number of at least 0 per row, of a list, an array, a Series or a column.
+    """Check weights from a list, array, Series or column: one number of at least 0 per row.
 
-    Errors name the index of a row, or its number from 1 if the weights are those of a file.
+    Errors name the index of a row, or its number from 1 if the weights come from a file.
 
     Raises
     ------
     DataError
-        For another number of rows, or one that is not a number, below 0 or not finite.
+        If the number of rows differs, or a weight is not a number, negative or not finite.
     """
     refuse_mask(weights, name)
     try:
@@ -54,12 +54,12 @@ def check_row_weights(
 
 
 def load_row_weights(path: StrPath) -> RowWeights:
-    """The weights in a file: text with one number per line, or an array of NumPy (``.npy``).
+    """Read weights from a file: text with one number per line, or a NumPy array (``.npy``).
 
     Raises
     ------
     DataError
-        ``path:line: reason`` for what is not a number of at least 0.
+        ``path:line: reason`` for anything but a number of at least 0.
     """
     path = Path(path)
     try:
@@ -92,9 +92,9 @@ def _loaded_array(path: Path, file: Any) -> RowWeights:
 
 
 def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None, RowWeights | None]:
-    """The rows whose weight is not 0, None for all; and their weights, None if all are 1.
+    """Return the rows with nonzero weight (None for all), and their weights (None if all are 1).
 
-    A row of weight 0 is left out before anything is counted or learned.
+    Rows with weight 0 are left out before anything is counted or learned.
     """
     if weights is None:
         return None, None
@@ -108,7 +108,7 @@ def kept_rows(weights: RowWeights | None) -> tuple[npt.NDArray[np.int64] | None,
 
 
 def weights_at(weights: RowWeights | None, rows: npt.NDArray[np.int64]) -> RowWeights | None:
-    """The weights of some rows, None for those of rows that all count once."""
+    """Return the weights of some rows; None if rows have no weights."""
     return None if weights is None else weights[rows]
 
 

@@ -1,10 +1,10 @@
-"""Nothing → XMC-shaped data.
+"""Nothing → synthetic data with the shape of XMC data.
 
-A world of labels is drawn first: how frequent each is (a power law), the topic it belongs to, and
-the few words that go with it; topics have words of their own, and all words a Zipf law. A row then
-takes a label, most of its other labels from the same topic, and its words from its labels, its
-topic and the background. In some rows the labels leave hardly any words: what a perfect model
-cannot know either, so that accuracy stays well below 100 % at any size.
+First, a world of labels is drawn: the frequency of each (a power law), its topic, and the few words
+that go with it; topics have words of their own, and all words follow a Zipf law. A row then gets a
+label, most of its other labels from the same topic, and words from its labels, its topic and the
+background. In some rows the labels leave hardly any words, which not even a perfect model could
+predict, so accuracy stays well below 100 % at any size.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _LABEL_EXPONENT = 0.9
 _WORD_EXPONENT = 1.05
 _WORDS_PER_LABEL = 10
 _WORDS_PER_TOPIC = 100
-_SAME_TOPIC = 0.8  # of a row's further labels
+_SAME_TOPIC = 0.8  # share of a row's further labels
 _VAGUE_ROWS = 0.3
-_LABEL_WORDS, _VAGUE_LABEL_WORDS = 0.21, 0.02  # of the words of a clear and of a vague row
+_LABEL_WORDS, _VAGUE_LABEL_WORDS = 0.21, 0.02  # share of the words of a clear and of a vague row
 _TOPIC_WORDS = 0.2
 
 
 class World(NamedTuple):
-    """What train and test rows have in common. Labels here are sorted by topic, words by rank."""
+    """What training and test rows share. Labels are sorted by topic, words by rank."""
 
     label_ids: NDArray[np.int32]
     label_cdf: NDArray[np.float64]
     label_topics: NDArray[np.int32]
     topic_starts: NDArray[np.int64]
     label_words: NDArray[np.int32]
-    """Feature ids of each label's own words, the most usual first."""
+    """Feature ids of each label's own words, the most common first."""
     topic_words: NDArray[np.int32]
     word_ids: NDArray[np.int32]
     word_cdf: NDArray[np.float64]
@@ -66,7 +66,7 @@ def generate(
     seed: int = 0,
     test_rows: int | None = None,
 ) -> tuple[Dataset, Dataset]:
-    """Make a training and a test set of the same distribution.
+    """Generate a training and a test set from the same distribution.
 
     Values are tf-idf with the document frequencies of the training rows; rows are not normalized.
     Every row has at least one feature and, if ``labels_per_row`` is at least 1, one label.
@@ -74,17 +74,17 @@ def generate(
     Parameters
     ----------
     labels_per_row, features_per_row
-        What the mean is near to; less where there are too few labels or features to choose from.
+        Approximate means; smaller if there are too few labels or features to choose from.
     seed
         The same arguments always give the same data, and the training rows do not depend on
         ``test_rows``.
     test_rows
-        A fifth of ``rows`` by default.
+        By default a fifth of ``rows``.
 
     Raises
     ------
     DataError
-        For sizes that no data can have.
+        If the sizes are impossible.
     """
     shape = (rows, features, labels, labels_per_row, features_per_row, seed, test_rows)
     parts = []
@@ -106,7 +106,7 @@ def generate(
 def write(
     directory: str | os.PathLike[str], train: Dataset, test: Dataset, ending: str = ".txt"
 ) -> tuple[Path, Path]:
-    """Save both sets in a directory, in the format of the ending, and return their paths."""
+    """Save both sets in a directory, in the format of the extension, and return their paths."""
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / f"train{ending}", folder / f"test{ending}"
@@ -124,7 +124,7 @@ def draw(
     seed: int,
     test_rows: int | None,
 ) -> tuple[World, Iterator[tuple[Counts, Counts]], Iterator[tuple[Counts, Counts]]]:
-    """A world, and the words and labels of its training and of its test rows, many at a time.
+    """Draw a world, and the words and labels of its training and test rows, in batches.
 
     The arguments are those of `generate`.
     """
@@ -169,7 +169,7 @@ def _make_world(n_features: int, n_labels: int, rng: np.random.Generator) -> Wor
 def _vocabulary(
     word_ids: NDArray[np.int32], shape: tuple[int, int], rng: np.random.Generator
 ) -> NDArray[np.int32]:
-    """Words for labels or topics: any but the most frequent, and rather frequent than rare ones."""
+    """Draw words for labels or topics, without the most frequent and favoring frequent ones."""
     n_words = len(word_ids)
     stop_words = min(50, n_words // 20)
     ranks = stop_words + (n_words - stop_words) * rng.random(shape) ** 1.5
@@ -183,7 +183,7 @@ def _draw_rows(
     features_per_row: float,
     rng: np.random.Generator,
 ) -> tuple[Counts, Counts]:
-    """Words and labels of some rows."""
+    """Draw words and labels of some rows."""
     n_labels = len(world.label_ids)
     if labels_per_row >= 1:
         label_counts = 1 + rng.poisson(labels_per_row - 1, n_rows)
@@ -192,7 +192,7 @@ def _draw_rows(
     main = _pick(world.label_cdf, rng.random(n_rows))
     row_topics = world.label_topics[main]
 
-    # A row's own labels: the main one, then further ones of its topic or of any.
+    # A row's own labels: the main one, then further ones from its topic or from all labels.
     owners = np.repeat(np.arange(n_rows), label_counts)
     starts = np.cumsum(label_counts) - label_counts
     low, high = np.zeros(len(owners)), np.ones(len(owners))
@@ -202,12 +202,12 @@ def _draw_rows(
     high[inside] = world.label_cdf[world.topic_starts[topics + 1]]
     drawn = _pick(world.label_cdf, low + (high - low) * rng.random(len(owners)))
     drawn[starts[label_counts > 0]] = main[label_counts > 0]
-    for _ in range(2):  # a label that a row has already gives way to any other
+    for _ in range(2):  # a label that a row already has is replaced by any other
         again = np.ones(len(owners), bool)
         again[np.unique(owners * n_labels + drawn, return_index=True)[1]] = False
         drawn[again] = _pick(world.label_cdf, rng.random(np.count_nonzero(again)))
 
-    # Words are drawn with repetition: about a fifth of them are repetitions.
+    # Words are drawn with repetition: about a fifth of them are repeated.
     lengths = rng.lognormal(np.log(1.22 * features_per_row) - 0.08, 0.4, n_rows)
     word_counts = np.maximum(1, lengths.astype(np.int64))
     rows = np.repeat(np.arange(n_rows), word_counts)
@@ -221,7 +221,8 @@ def _draw_rows(
 
     at = rows[from_label]
     which = starts[at] + (rng.random(len(at)) * label_counts[at]).astype(np.int64)
-    # Squares favor a vocabulary's first words: a label has one or two that nearly always occur.
+    # Squares favor the first words of a vocabulary: a label has one or two that nearly always
+    # occur.
     place = (rng.random(len(at)) ** 2 * _WORDS_PER_LABEL).astype(np.int64)
     words[from_label] = world.label_words[drawn[which], place]
     at = rows[from_topic]
@@ -234,7 +235,7 @@ def _draw_rows(
 
 
 def _pick(cdf: NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which interval of a cumulative distribution, that starts with 0, each number falls into."""
+    """Return the interval of a cumulative distribution, starting with 0, for each number."""
     return np.clip(np.searchsorted(cdf, u, side="right") - 1, 0, len(cdf) - 2)
 
 
@@ -253,7 +254,7 @@ def _joined(chunks: list[Counts]) -> Counts:
 
 
 def _values(words: Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Tf-idf, rounded to four decimals as such files usually are."""
+    """Compute tf-idf, rounded to four decimals as is usual in such files."""
     tf = (1 + np.log(np.arange(1, 257))).astype(np.float32)
     values = np.empty(len(words.features), np.float32)
     for begin in range(0, len(values), 1 << 20):
@@ -265,6 +266,6 @@ def _values(words: Counts, idf: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _matrix(counts: Counts, data: NDArray[Any], n_columns: int) -> csr_array[Any]:
     indptr = np.append(0, np.cumsum(counts.lengths))
-    if len(data) < 2**31:  # one index type for both arrays: scipy would make that int64
+    if len(data) < 2**31:  # one index type for both arrays: scipy would choose int64
         indptr = indptr.astype(np.int32)
     return csr_array((data, counts.features, indptr), shape=(len(indptr) - 1, n_columns))

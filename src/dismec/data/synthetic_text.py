@@ -1,9 +1,9 @@
 """Nothing → texts with label names.
 
 The rows are those of `synthetic.generate`, with a word for every feature and a name for every
-label. Words are made up but can be spoken, and the more frequent are shorter. A label is called
-after its topic and a word of its own, ``ravol/bimer``: the words that decide for it are seen in its
-name.
+label. Words are made up but pronounceable, and more frequent words are shorter. A label is named
+after its topic and a word of its own, ``ravol/bimer``, so its name shows the words that are
+decisive for it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def generate_text(
     seed: int = 0,
     test_rows: int | None = None,
 ) -> tuple[Iterator[TextRow], Iterator[TextRow]]:
-    """Make training and test rows ``(text, names of its labels)`` of the same distribution.
+    """Generate training and test rows ``(text, label names)`` from the same distribution.
 
-    They come as they are asked for, so that there may be more of them than memory holds. A row has
-    the words of the same row of `generate` with the same arguments, as often as they occur there,
-    in some order; how words are cut into sentences means nothing.
+    They are generated on demand, so there may be more than fit in memory. A row has the words of
+    the same row of `generate` with the same arguments, as often as they occur there, in some order;
+    the division into sentences has no meaning.
     """
     world, train, test = draw(
         rows, features, labels, labels_per_row, features_per_row, seed, test_rows
@@ -67,13 +67,13 @@ def write_text(
 
 
 def _words(world: World) -> NDArray[Any]:
-    """A word for each feature id, no two the same."""
+    """Return a unique word for each feature id."""
     n_words = len(world.word_ids)
     words = np.empty(n_words, object)
     rank, syllables = 0, 1
     while rank < n_words:
         count = len(_SYLLABLES) ** syllables * len(_ENDS)
-        # A step that shares no factor with the count meets every word once, and neighbors in rank
+        # A step that is coprime with the count visits every word once, and words of adjacent rank
         # do not sound alike.
         step = next(s for s in range(int(count * 0.618), count) if math.gcd(s, count) == 1)
         for place in range(min(count, n_words - rank)):
@@ -92,9 +92,9 @@ def _spell(number: int, syllables: int) -> str:
 
 
 def _label_names(world: World, words: NDArray[Any]) -> list[str]:
-    """A name for each label id: its topic's first word and the first own word that is left.
+    """Return a name for each label id: its topic's first word and its first unused own word.
 
-    Where there are too few words for so many labels, the id makes the name unique.
+    If there are too few words for all labels, the id makes the name unique.
     """
     names = [""] * len(world.label_ids)
     taken = set()
@@ -131,9 +131,9 @@ def _texts(
 def _sentences(
     counts: Counts, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.int64]]:
-    """Words per row; then for each word its id, whether it begins a sentence, and what follows it.
+    """Return words per row and, for each word, its id, whether it starts a sentence, what follows.
 
-    What follows is 0 for nothing, 1 for a comma, 2 for a full stop.
+    The last is 0 for nothing, 1 for a comma, 2 for a full stop.
     """
     n_rows = len(counts.lengths)
     rows = np.repeat(np.repeat(np.arange(n_rows), counts.lengths), counts.occurrences)
@@ -146,5 +146,5 @@ def _sentences(
     within = place % sentence
     stop = ((within == sentence - 1) & (left >= 3)) | (left == 0)
     comma = (within == sentence // 2) & (left >= 2) & ~stop & (rng.random(len(rows)) < 0.6)
-    starts = np.roll(stop, 1)  # the last word of all is the end of a sentence too
+    starts = np.roll(stop, 1)  # the very last word also ends a sentence
     return lengths, spoken, starts, np.where(stop, 2, comma.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Labels of a caller → a label matrix: names, numbers, lists of them, or an indicator."""
+"""Labels from a caller → a label matrix: names, numbers, lists of them, or an indicator matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "named_matrix",
 ]
 
-# How labels were given: lists of labels, one class per row, an indicator matrix dense or sparse.
+# How labels were given: lists of labels, one class per row, a dense or sparse indicator matrix.
 Kind = Literal["lists", "classes", "indicator", "sparse"]
 
 
@@ -36,13 +36,13 @@ class Target:
     Attributes
     ----------
     Y
-        CSR (n_rows, n_labels), 1 where a row has a label.
+        CSR (n_rows, n_labels), 1 if a row has a label.
     classes
-        The label of each column, ascending unless Y was an indicator: names as text, or numbers.
+        The label of each column, ascending unless Y was an indicator matrix: text or numbers.
     kind
         How labels were given.
     named
-        Whether the columns say which labels they are, or just count them.
+        Whether the columns have labels of their own rather than just numbers.
     """
 
     Y: sp.csr_array
@@ -52,10 +52,10 @@ class Target:
 
     @classmethod
     def of(cls, labels: Any, classes: Iterable[Any] | None = None) -> Target:
-        """The labels in any form.
+        """Create the target from labels in any form.
 
-        `classes` are the labels that the columns of an indicator stand for: by default the columns
-        of a frame, or their numbers.
+        `classes` are the labels of the columns of an indicator matrix: by default the columns of a
+        frame, or their numbers.
         """
         columns = frame_columns(labels)
         is_array = sp.issparse(labels) or isinstance(labels, np.ndarray)
@@ -66,7 +66,7 @@ class Target:
         return cls._of_rows(column_values(labels, "labels", "entry"))
 
     def of_rows(self, keep: npt.NDArray[np.int64]) -> Target:
-        """The labels of some of the rows, as if these were all."""
+        """Return the labels of some of the rows, as if these were all."""
         Y: Any = self.Y
         Y = Y[keep]
         if self.kind in ("indicator", "sparse"):
@@ -102,9 +102,9 @@ class Target:
         return cls(_from_ids(ids, len(ordered)), ordered, "classes" if alone else "lists")
 
     def among(self, classes: Sequence[Any]) -> sp.csr_array:
-        """The matrix with a column for each of these labels, and further ones for others."""
+        """Return the matrix with a column for each of these labels, followed by any others."""
         Y: Any = self.Y
-        if not self.named:  # columns are what they count
+        if not self.named:  # columns are identified by number
             width = max(len(classes), Y.shape[1])
             return sp.csr_array((Y.data, Y.indices, Y.indptr), shape=(Y.shape[0], width))
         numbers = {label: number for number, label in reversed(list(enumerate(classes)))}
@@ -123,9 +123,9 @@ class Target:
 
 
 def named_matrix(Y: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str] | None]:
-    """A label matrix and the names of its columns, by default as Y has them.
+    """Return a label matrix and the names of its columns, by default taken from Y.
 
-    Lists of labels become a matrix; any other Y is returned as it is, and not checked.
+    Lists of labels become a matrix; any other Y is returned unchanged and unchecked.
     """
     if is_label_lists(Y):
         target = Target.of(Y)
@@ -136,10 +136,10 @@ def named_matrix(Y: Any, names: Sequence[str] | None) -> tuple[Any, Sequence[str
 
 
 def matrix_of_labels(Y: Any, names: Sequence[str] | None) -> Any:
-    """Labels as a matrix with a column for each of a model's labels, and further ones for others.
+    """Return labels as a matrix with a column per label of a model, followed by any others.
 
-    Lists of labels, one label per row, and the columns of a frame are put where the model has
-    labels of these names; any other matrix is returned as it is, and not checked.
+    Lists of labels, one label per row, and the columns of a frame are matched with the model's
+    labels by name; any other matrix is returned unchanged and unchecked.
     """
     if is_label_lists(Y) or _is_one_per_row(Y):
         return _by_name(Target.of(Y), names)
@@ -162,7 +162,7 @@ def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
 
 
 def is_label_lists(labels: Any) -> bool:
-    """Whether labels are lists or sets of labels, which no matrix can be made of."""
+    """Return whether labels are lists or sets of labels rather than a matrix."""
     if sp.issparse(labels) or frame_columns(labels) is not None:
         return False
     if isinstance(labels, np.ndarray) and (labels.ndim != 1 or labels.dtype != object):
@@ -180,7 +180,7 @@ def is_label_lists(labels: Any) -> bool:
 
 
 def _is_one_per_row(labels: Any) -> bool:
-    """Whether labels are a column of them: a list, an array or a Series."""
+    """Return whether labels are one per row: a list, an array or a Series."""
     if sp.issparse(labels) or isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
         return False
     if hasattr(labels, "ndim"):
@@ -191,9 +191,9 @@ def _is_one_per_row(labels: Any) -> bool:
 def columns_by_name(
     Y: Any, names: Sequence[str], known: Sequence[str]
 ) -> tuple[sp.csr_array, list[str]]:
-    """A label matrix with the columns of labels that are known first, and the names of all.
+    """Return a label matrix with the known labels' columns first, and the names of all columns.
 
-    `names` are those of the columns of Y. Columns of other names come after the known ones.
+    `names` are those of the columns of Y. Columns with other names follow the known ones.
     """
     numbers = {name: number for number, name in reversed(list(enumerate(known)))}
     found = list(known)
@@ -231,7 +231,7 @@ def _label_row(number: int, value: Any) -> list[Any]:
 
 
 def _checked_label(label: Any, where: str) -> Any:
-    """A label as text without white space around it, or as a number."""
+    """Return a label as text without surrounding white space, or as a number."""
     if isinstance(label, str):
         name = label.strip()
         if not name:
@@ -259,7 +259,7 @@ def _of_one_type(labels: list[Any]) -> list[Any]:
 
 
 def _refuse_an_indicator(values: list[Any]) -> None:
-    """Lists of 0 and 1, all as long, are taken for neither labels nor an indicator."""
+    """Reject lists of 0 and 1 of equal length: they could be labels or an indicator matrix."""
     widths = {len(row) if isinstance(row, list | tuple) else -1 for row in values}
     if len(widths) == 1 and widths.pop() > 1:
         found = {value for row in values for value in row if isinstance(value, int | float)}

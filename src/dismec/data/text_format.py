@@ -1,4 +1,4 @@
-"""Which columns of a file are what, and what all readers of texts check in the same way."""
+"""The meaning of a file's columns, and checks that all readers of texts share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
     "unused_entries",
 ]
 
-# Entries of a `TextFormat` that a kind of file has no use for.
+# Entries of a `TextFormat` that do not apply to a kind of file.
 _UNUSED: dict[Kind, tuple[str, ...]] = {
     "fastText": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
     "plain text": ("text_column", "label_column", "label_separator", "id_column", "weight_column"),
@@ -32,7 +32,7 @@ _UNUSED: dict[Kind, tuple[str, ...]] = {
 
 
 class RefusedError(Exception):
-    """What is wrong with a row."""
+    """An invalid row; the message is the reason."""
 
 
 class TextRow(NamedTuple):
@@ -46,22 +46,22 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Where texts and labels are in a file; None stands for the default.
+    """Where texts and labels are in a file; None means the default.
 
     Attributes
     ----------
     text_column
         Column of a table (CSV, TSV, Parquet, Arrow) or key of JSON: ``text`` by default. Several,
-        joined by commas, give one text with a blank line between those that are not empty.
+        joined by commas, give one text, with blank lines between the nonempty parts.
     label_column
         The same for the labels: ``labels`` by default.
     label_separator
-        What stands between labels that are given as one text: ``,`` by default. A text that is a
-        list as Python or JSON writes it (``['a', 'b']``) is read as a list whatever this is.
+        Separator of labels that are given as one text: ``,`` by default. A text that is a Python or
+        JSON list (``['a', 'b']``) is always read as a list.
     id_column
-        Column or key that identifies rows, for predictions to repeat. None for none.
+        Column or key that identifies rows, repeated in predictions. None for no ids.
     weight_column
-        Column or key of the weights of rows, for training. None for none.
+        Column or key of the row weights, for training. None for no weights.
     """
 
     text_column: str | None = None
@@ -79,7 +79,7 @@ class TextFormat:
 
     @property
     def kept(self) -> dict[str, str]:
-        """What a model keeps of it: the entries that were given, but for the ids."""
+        """Return the entries that a model stores: all that were given, except the id column."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: value for key, value in given.items() if value and key != "id_column"}
 
@@ -92,9 +92,9 @@ class TextFormat:
         weighted: bool = False,
         **given: Any,
     ) -> TextFormat:
-        """What a model keeps, as far as this kind of file has a use for it, and what is given.
+        """Combine a model's entries, as far as they apply to this kind of file, with `given` ones.
 
-        The weights of rows are for training: `weighted` says whether the model's column is used.
+        Row weights are for training: `weighted` tells whether to use the model's weight column.
         """
         known = {field.name for field in fields(cls)} - set(unused_entries(kind))
         if not weighted:
@@ -113,17 +113,17 @@ class TextFormat:
 
     @property
     def label_key(self) -> str:
-        """Name of the column of the labels."""
+        """Name of the label column."""
         return self.label_column or "labels"
 
 
 def unused_entries(kind: Kind) -> tuple[str, ...]:
-    """Entries of a `TextFormat` that a kind of file has no use for."""
+    """Return the entries of a `TextFormat` that do not apply to a kind of file."""
     return _UNUSED.get(kind, ())
 
 
 def column_place(header: list[str], name: str, option: str) -> int:
-    """Where a column is; refused if it is not there or twice."""
+    """Return the index of a column; raise if it is missing or duplicated."""
     if header.count(name) > 1:
         raise RefusedError(f"there are {header.count(name)} columns {quoted(name)}")
     if name not in header:
@@ -133,7 +133,7 @@ def column_place(header: list[str], name: str, option: str) -> int:
 
 
 def checked_names(labels: Iterable[Any]) -> list[str]:
-    """Names of labels without the white space around them, each once."""
+    """Return label names without surrounding white space, each once."""
     names = []
     for label in labels:
         if type(label) is not str:
@@ -147,7 +147,7 @@ def checked_names(labels: Iterable[Any]) -> list[str]:
 
 
 def checked_weight(value: Any) -> float:
-    """The weight of a row: a number of at least 0, which may be given as text."""
+    """Return the weight of a row: a number of at least 0, possibly given as text."""
     try:
         weight = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
@@ -158,7 +158,7 @@ def checked_weight(value: Any) -> float:
 
 
 def check_unicode(text: str) -> None:
-    """Refuse half a surrogate pair, which JSON can spell and no file can hold."""
+    """Reject half a surrogate pair, which JSON can express but no file can store."""
     if text.isascii():
         return
     try:
@@ -169,19 +169,19 @@ def check_unicode(text: str) -> None:
 
 
 def one_text(texts: list[str]) -> str:
-    """The texts of several columns as one."""
+    """Join the texts of several columns."""
     return texts[0] if len(texts) == 1 else "\n\n".join(filter(None, texts))
 
 
 def names_there(what: str, names: Iterable[str]) -> str:
-    """The names that are there, as a part of a message."""
+    """Return the available names as a part of a message."""
     shown = [quoted(name) for name in names]
     more = f" and {len(shown) - 20} more" if len(shown) > 20 else ""
     return f"the {what} are {', '.join(shown[:20])}{more}" if shown else f"there are no {what}"
 
 
 def quoted(value: object) -> str:
-    """A value from the file, short and on one line."""
+    """Return a value from the file, shortened, on one line."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     shown = repr(value[:61] if isinstance(value, str) else value)

@@ -1,4 +1,4 @@
-"""Lines, or the values of a JSON array → rows of texts with the names of their labels."""
+"""Lines, or the values of a JSON array → rows of texts with label names."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dismec.errors import DataError
 __all__ = ["fasttext_rows", "json_array_rows", "json_rows", "lines_of", "plain_rows"]
 
 _LONGEST_LINE = 1 << 28
-_MOST_BLANK = 1 << 20  # in a row: next to nothing holds any number of them when it is compressed
-_CHUNK = 1 << 20  # characters of a JSON array that are read at a time
+_MOST_BLANK = 1 << 20  # consecutive blank lines: compression makes any number of them tiny
+_CHUNK = 1 << 20  # characters of a JSON array read at a time
 
 
 def lines_of(path: Path, file: BufferedReader) -> Iterator[str]:
-    """All lines, the blank ones too, with their line breaks."""
+    """Yield all lines, including blank ones, with their line breaks."""
     number, n_blank = 1, 0
     line = b""
     try:
@@ -74,7 +74,7 @@ def _line_rows(
 
 
 def fasttext_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
-    """Lines in which words that begin with ``__label__`` are labels."""
+    """Yield rows from lines in which words that start with ``__label__`` are labels."""
     return _line_rows(path, lines, _fasttext_row)
 
 
@@ -86,7 +86,7 @@ def _fasttext_row(line: str) -> TextRow:
 
 
 def plain_rows(path: Path, lines: Iterator[str]) -> Iterator[TextRow]:
-    """Texts without labels, one per line; a blank line is an empty text."""
+    """Yield texts without labels, one per line; a blank line is an empty text."""
     return (TextRow(line.strip(), []) for line in lines)
 
 
@@ -110,8 +110,8 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Numbers stay as they are written: the label 1.50 is named "1.50". But pandas makes floats of whole
-# numbers where some are missing, and 1.0 is the label "1".
+# Numbers are kept as written: the label 1.50 is named "1.50". But pandas converts integers to
+# floats if some are missing, so 1.0 is the label "1".
 _decode = json.JSONDecoder(
     parse_int=str,
     parse_float=_json_float,
@@ -123,7 +123,7 @@ _decode = json.JSONDecoder(
 def json_rows(
     path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
 ) -> Iterator[TextRow]:
-    """A JSON object per line."""
+    """Yield rows from one JSON object per line."""
 
     def parse(line: str) -> TextRow:
         value, end = _decoded(line, 0)
@@ -137,9 +137,9 @@ def json_rows(
 def json_array_rows(
     path: Path, lines: Iterator[str], fmt: TextFormat, cells: LabelCells, needs_labels: bool
 ) -> Iterator[TextRow]:
-    """The objects of one JSON array, which may be on one line or on many.
+    """Yield rows from the objects of one JSON array, on one or more lines.
 
-    It is read a piece at a time: only one object, and what was read with it, is in memory.
+    It is read in pieces: only one object, and what was read with it, is in memory.
     """
     text, number, last = "", 1, False
 
@@ -196,7 +196,7 @@ def json_array_rows(
 
 
 class _NotJSONError(RefusedError):
-    """What may be JSON when more of it is there."""
+    """Text that may become valid JSON when more is read."""
 
 
 def _not_json(reason: str, place: int) -> _NotJSONError:
@@ -246,7 +246,7 @@ def _json_labels(
 ) -> list[str]:
     labels = row.get(label_key)
     if labels is None:
-        if needs_labels and label_key not in row:  # null is what frames write for none
+        if needs_labels and label_key not in row:  # frames write null for a missing value
             what = f"no labels under the key {quoted(label_key)} (label_column)"
             raise RefusedError(f"{what}; {names_there('keys', row)}")
         return []

@@ -23,7 +23,7 @@ from dismec.errors import DataError
 
 __all__ = ["arrow_rows", "csv_rows", "table_rows"]
 
-_LONGEST_FIELD = 1 << 24  # the csv module holds a field at four bytes per character
+_LONGEST_FIELD = 1 << 24  # the csv module uses four bytes per character of a field
 
 
 def csv_rows(
@@ -34,7 +34,7 @@ def csv_rows(
     cells: LabelCells,
     needs_labels: bool,
 ) -> Iterator[TextRow]:
-    """The rows of a CSV or TSV file, after its header."""
+    """Yield the rows of a CSV or TSV file, after its header."""
     rows = _csv_fields(path, lines, delimiter)
     number, names = next(rows, (1, None))
     if names is None:
@@ -63,7 +63,7 @@ def arrow_rows(
     *,
     parquet: bool,
 ) -> Iterator[TextRow]:
-    """The rows of a Parquet or Arrow file."""
+    """Yield the rows of a Parquet or Arrow file."""
     kind = "Parquet" if parquet else "Arrow"
     try:
         from dismec.data.arrow import ARROW_ERRORS, ArrowTable
@@ -93,9 +93,9 @@ def table_rows(
     *,
     of_file: bool = True,
 ) -> Iterator[TextRow]:
-    """Rows of the values that `_Columns` of a header needs.
+    """Yield rows from the values that the `_Columns` of a header need.
 
-    Errors count the rows of a file from 1, and name the index of those of a frame.
+    Errors count the rows of a file from 1, and give the index for rows of a frame.
     """
     columns = _Columns(header, fmt, needs_labels)
     for number, row in enumerate(values, 1):
@@ -115,7 +115,7 @@ def _places(path: Path, header: list[str], fmt: TextFormat, needs_labels: bool) 
 
 
 class _Columns:
-    """Which columns are read: those of the text, then labels, id and weight if there are some."""
+    """The columns to read: text, then labels, id and weight, if present."""
 
     def __init__(self, header: list[str], fmt: TextFormat, needs_labels: bool) -> None:
         self._texts = [column_place(header, name, "text_column") for name in fmt.text_keys]
@@ -131,7 +131,7 @@ class _Columns:
             self.places.append(column_place(header, fmt.weight_column, "weight_column"))
 
     def row(self, values: Sequence[Any], cells: LabelCells) -> TextRow:
-        """A row, from the values of `places`."""
+        """Create a row from the values of `places`."""
         texts = list(values[: len(self._texts)])
         for text in texts:
             if not isinstance(text, str):
@@ -147,7 +147,7 @@ class _Columns:
 def _csv_fields(
     path: Path, lines: Iterator[str], delimiter: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not blank, and the number of the line where each of them begins."""
+    """Yield nonblank rows, and the number of the line where each of them starts."""
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     number = 1

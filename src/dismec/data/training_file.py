@@ -1,4 +1,4 @@
-"""The data of a training ⇄ one binary file (``.xmc``) that every process of a machine maps."""
+"""Training data ⇄ one binary file (``.xmc``) that all processes on a machine map."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["TrainingData"]
 
 
 class TrainingData(NamedTuple):
-    """What labels are solved on, checked."""
+    """The checked data that labels are solved on."""
 
     X: sp.csr_array | MixedRows
     Y: sp.csr_array
-    weights: RowWeights | None = None  # of rows, all above 0; None for ones
+    weights: RowWeights | None = None  # row weights, all above 0; None means all 1
 
     @classmethod
     def map(cls, path: Path) -> TrainingData:
-        """Those of a file; nothing is copied, and processes that map it share its memory.
+        """Map a file; nothing is copied, and processes that map it share its memory.
 
         Raises
         ------
         DataError
-            If the file is not a binary dataset, or is damaged.
+            If the file is not a binary dataset or is damaged.
         """
         X, Y, _ = load_data(path)
         weights, dense = read_xmc_extras(path)
@@ -43,7 +43,7 @@ class TrainingData(NamedTuple):
             raise DataError(f"{path}: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write them to a file, atomically."""
+        """Write the data to a file, atomically."""
         X = self.X
         sparse: Any = X.sparse if isinstance(X, MixedRows) else X
         dense = X.dense if isinstance(X, MixedRows) else None
@@ -51,5 +51,5 @@ class TrainingData(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """What they are known by (`dismec.data.dataset.fingerprint`)."""
+        """Return the fingerprint of the data (`dismec.data.dataset.fingerprint`)."""
         return fingerprint(*self)

@@ -1,4 +1,4 @@
-"""A path → the bytes of a file as they were before it was compressed."""
+"""A path → the uncompressed bytes of a file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["STDIN", "UnreadableError", "open_unpacked", "spooled"]
 
 STDIN = Path("-")  # stands for standard input
 _BUFFER = 1 << 20
-_PACKED = 1 << 18  # bytes of a compressed file that are read at a time
+_PACKED = 1 << 18  # bytes of a compressed file read at a time
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# What a compressed file may hold: text is packed to a third or to a tenth, not to a thousandth.
+# Maximum expansion of a compressed file: text shrinks to a third or a tenth, not to a thousandth.
 _MOST_TIMES, _ALWAYS = 100, 1 << 25
 
 
 class UnreadableError(Exception):
-    """The bytes of a file are no longer text: why."""
+    """The rest of a file cannot be read; the message is the reason."""
 
 
 class _File(io.FileIO):
-    """Fills a buffer even from a pipe, so that one look shows the first line; counts its bytes."""
+    """Fills a buffer even from a pipe, so one peek shows the first line; counts its bytes."""
 
     n_read = 0
 
@@ -40,10 +40,10 @@ class _File(io.FileIO):
 
 
 class _Unpacked(io.RawIOBase):
-    """The text of an open compressed file; closes the file with itself.
+    """The text of an open compressed file; closing it closes the file.
 
-    Where the data are damaged, cut off or a bomb it raises `UnreadableError`, after everything
-    before that place has been read.
+    If the data are damaged, truncated or a decompression bomb, `UnreadableError` is raised after
+    everything before that point has been read.
     """
 
     def __init__(self, file: io.BufferedReader[Any]) -> None:
@@ -54,7 +54,7 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As many bytes as are at hand, at least one before the end."""
+        """Read as many bytes as are available, at least one before the end."""
         text = self._next(len(buffer))
         self._n_made += len(text)
         if self._n_made > max(_ALWAYS, _MOST_TIMES * self._taken):
@@ -71,7 +71,7 @@ class _Unpacked(io.RawIOBase):
 
     @property
     def _taken(self) -> int:
-        """Bytes of the compressed file that what was read comes from, or a few more."""
+        """Approximate number of compressed bytes consumed so far, never too low."""
         return int(self._file.raw.n_read)
 
     def _next(self, most: int) -> bytes:
@@ -79,7 +79,7 @@ class _Unpacked(io.RawIOBase):
 
 
 class _Gunzip(_Unpacked):
-    """The text of a gzip file, of one member or several."""
+    """The text of a gzip file with one or more members."""
 
     def __init__(self, file: io.BufferedReader[Any]) -> None:
         super().__init__(file)
@@ -109,9 +109,10 @@ class _Gunzip(_Unpacked):
                 raise UnreadableError("the gzip data is cut off here")
 
     def _inflated(self, most: int) -> bytes:
-        """Up to `most` bytes more; of damaged data those before the damage.
+        """Return up to `most` more bytes; for damaged data, those before the damage.
 
-        zlib keeps to itself what it has found before an error: less and less is tried.
+        zlib does not return what it decoded before an error, so smaller and smaller pieces are
+        tried.
         """
         size = len(self._packed)
         while True:
@@ -154,10 +155,10 @@ class _Unzstd(_Unpacked):
 
 
 def open_unpacked(path: Path, copy: int | None = None) -> Any:
-    """The bytes of a file, decompressed if they begin like gzip or Zstandard data.
+    """Open a file, decompressing it if it starts like gzip or Zstandard data.
 
-    Returns a ``BufferedReader``, and whether the file was compressed. `copy` is the descriptor of a
-    file that is read in its place (`spooled`).
+    Return a ``BufferedReader``, and whether the file was compressed. `copy` is the descriptor of a
+    file to read instead (`spooled`).
     """
     file: io.BufferedReader[Any]
     if copy is not None:
@@ -176,7 +177,7 @@ def open_unpacked(path: Path, copy: int | None = None) -> Any:
 
 
 def spooled(file: io.BufferedReader[Any]) -> int:
-    """The descriptor of an unlinked temporary file with what is left to read of a pipe."""
+    """Return the descriptor of an unlinked temporary file with the rest of a pipe."""
     with tempfile.TemporaryFile() as copy:
         shutil.copyfileobj(file, copy, _BUFFER)
         copy.flush()

@@ -1,8 +1,8 @@
 """XMC and svmlight text ⇄ the arrays of CSR matrices.
 
-The text is parsed natively, a block of whole lines at a time, on all cores. Blocks come back in
-their order, so neither the result nor the first error depends on how many threads there are; the
-text itself, gzipped or not, passes through and is never in memory as a whole.
+The text is parsed natively on all cores, one block of whole lines at a time. Blocks are returned in
+order, so neither the result nor the first error depends on the number of threads; the text itself,
+gzipped or not, is streamed and never completely in memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dismec.errors import DataError
 
 __all__ = ["read_xmc_text", "write_xmc_text", "xmc_text_batches"]
 
-_BLOCK = 1 << 20  # bytes of text that one thread parses at a time
+_BLOCK = 1 << 20  # bytes of text parsed by one thread at a time
 _LONGEST_LINE = 1 << 28
 _LONGEST_HEADER = 1000
-# A row takes more memory than a blank line takes of a file: more of them, and a larger share of all
-# rows, are refused.
+# A row takes more memory than a blank line takes in a file, so the number of blank lines and their
+# share of all rows are limited.
 _MOST_BLANK, _BLANK_SHARE = 1 << 20, 0.9
 _HEADER = re.compile(rb"[ \t]*([0-9]+)[ \t]+([0-9]+)[ \t]+([0-9]+)[ \t]*\r?")
 
@@ -43,12 +43,12 @@ _Parsed: TypeAlias = tuple[
 def read_xmc_text(
     path: Path, file: BufferedReader, wanted: _Wanted, threads: int | None
 ) -> tuple[Rows, tuple[NDArray[Any], NDArray[np.int32]], tuple[int, int]]:
-    """X, (indptr, indices) of Y, and how many columns they have, from text with a header or not.
+    """Read X, (indptr, indices) of Y, and their numbers of columns, from text; header optional.
 
-    `file` holds the bytes, gunzipped (`dismec.data.formats.DataFile.open`); `path` is its name in
-    errors. There must be as many features and labels as are `wanted`, where the caller knows. Ids
-    are sorted and unique within a row; values are finite. The first line that is wrong is a
-    `DataError`, whatever the number of threads. Row pointers are in 32 bits where these hold them.
+    `file` holds the uncompressed bytes (`dismec.data.formats.DataFile.open`); `path` is its name in
+    errors. The numbers of features and labels must be those in `wanted`, where given. Ids are
+    sorted and unique within a row; values are finite. The first invalid line raises `DataError`,
+    regardless of the number of threads. Row pointers have 32 bits if possible.
     """
     header, blocks = _parsed_blocks(path, file, wanted, threads)
     parts: list[list[NDArray[Any]]] = [[], [], [], [], []]
@@ -70,10 +70,10 @@ def read_xmc_text(
 def xmc_text_batches(
     path: Path, file: BufferedReader, threads: int | None
 ) -> Iterator[tuple[Rows, int]]:
-    """X of text, a batch of rows at a time, and the number of its columns.
+    """Yield X in batches of rows, with the number of its columns.
 
-    Without a header it is the largest feature of the batch that counts. Errors as `read_xmc_text`
-    raises them, after the rows before them.
+    Without a header, the largest feature of the batch determines it. Errors are those of
+    `read_xmc_text`, raised after the rows before them.
     """
     header, blocks = _parsed_blocks(path, file, (None, None), threads)
     for arrays in blocks:
@@ -85,7 +85,7 @@ def xmc_text_batches(
 def _parsed_blocks(
     path: Path, file: BufferedReader, wanted: _Wanted, threads: int | None
 ) -> tuple[tuple[int, int, int] | None, Iterator[_Parsed]]:
-    """The header, if there is one, and the blocks of the text in their order."""
+    """Return the header, if any, and the blocks of the text in order."""
     header: tuple[int, int, int] | None = None
 
     def refuse(row: int, reason: str) -> NoReturn:
@@ -151,7 +151,7 @@ def _parsed_blocks(
 
 
 def write_xmc_text(X: Any, Y: Any, file: Any, *, header: bool) -> None:
-    """Write sound CSR matrices as text, in the fewest digits that read back to the same values."""
+    """Write valid CSR matrices as text, with the fewest digits that read back the same values."""
     n_rows = X.shape[0]
     if header:
         file.write(b"%d %d %d\n" % (n_rows, X.shape[1], Y.shape[1]))
@@ -175,7 +175,7 @@ def _header(path: Path, words: Sequence[bytes], wanted: _Wanted) -> tuple[int, i
 
 
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Blocks of some ``_BLOCK`` bytes that end at the end of a line; the last as the file ends."""
+    """Yield blocks of about ``_BLOCK`` bytes that end at a line end, or at the end of the file."""
     held: list[bytes | memoryview] = []
     size = 0
     try:
@@ -204,9 +204,9 @@ def _parsed_in_order(
     blocks: Iterator[bytes],
     ahead: int,
 ) -> Iterator[_Parsed]:
-    """Parsed blocks as they follow each other, with few of them in memory as text.
+    """Yield parsed blocks in order, with few of them in memory as text.
 
-    If the text breaks off, what came before it is handed out first: so is an error in it.
+    If the text breaks off, the blocks before it come first, including an error in them.
     """
     pending: deque[Future[_Parsed]] = deque([pool.submit(parse, first)])
     broken = None

@@ -1,4 +1,4 @@
-"""Texts and raw rows → the rows that are trained on and scored; travels with the model.
+"""Texts and raw rows → the rows for training and scoring; stored with the model.
 
 In: texts, CSR matrices. Out: vocabularies, transformed rows. May use: `data`.
 """

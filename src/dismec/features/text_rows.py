@@ -1,4 +1,4 @@
-"""Rows that were made from texts, told apart from any other matrix."""
+"""A matrix type for rows made from texts, distinct from any other matrix."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["TextRows"]
 
 
 class TextRows(sp.csr_array):
-    """Rows whose columns are the terms of a vocabulary: what a model of texts scores.
+    """Rows whose columns are the terms of a vocabulary: the input of a text model.
 
-    `Vocabulary.rows` returns them, and their slices are of the same class. A model of texts refuses
-    other matrices, as it cannot know what their columns stand for; ``TextRows(X)`` says that they
-    are its own terms, in order. Stacked rows need it as well, since `scipy.sparse.vstack` returns
-    a plain matrix.
+    `Vocabulary.rows` returns them, and slices keep the class. A text model rejects other matrices
+    because it cannot know what their columns mean; ``TextRows(X)`` declares that they are its own
+    terms, in order. Stacked rows need this too, because `scipy.sparse.vstack` returns a plain
+    matrix.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Raw rows → the rows that are trained on and scored; travels with the model."""
+"""Raw rows → the rows for training and scoring; stored with the model."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ __all__ = ["Transform"]
 
 Floats = npt.NDArray[np.float32]
 _MOST_SCALE = 1e6
-_CHUNK_ROWS = 4096  # whose norms are computed in float64 at a time
+_CHUNK_ROWS = 4096  # rows whose norms are computed in float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """What a row x goes through before training and before prediction.
+    """The transformation of a row x before training and before prediction.
 
-    x∘idf (if there is an `idf`), divided by its Euclidean norm (if `normalize`); the dense features
-    of a row, if there are any, divided by their own norm and multiplied by `dense_scale`; then
-    `bias` as one more feature, the last. A row without features has norm 0 and stays zero but for
-    the bias.
+    x∘idf (if `idf` is given), divided by its Euclidean norm (if `normalize`); the dense features of
+    a row, if any, divided by their own norm and multiplied by `dense_scale`; then `bias` as the
+    last feature. A row without features has norm 0 and stays zero except for the bias.
     """
 
-    n_features: int  # sparse ones, without the bias
+    n_features: int  # sparse features, without the bias
     normalize: bool = True
-    bias: float = 1.0  # with 0, the last of the n_features + 1 columns is there and empty
+    bias: float = 1.0  # if 0, the last of the n_features + 1 columns exists but is empty
     idf: Floats | None = None  # (n_features,), positive
-    dense: int = 0  # dense features of a row
+    dense: int = 0  # dense features per row
     dense_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -81,11 +80,11 @@ class Transform:
         bias: float = 1.0,
         dense_scale: float = 1.0,
     ) -> Transform:
-        """The transform of a model trained on `X` (as for `check_features`).
+        """Create the transform for a model trained on `X` (as in `check_features`).
 
         With `tfidf` the factors are idf_f = ln((1 + N)/(1 + df_f)) + 1, where N is the number of
-        rows and df_f the number of rows in which feature f is not 0. They come from the training
-        data alone, and stay as they are when other rows are transformed.
+        rows and df_f the number of rows in which feature f is not 0. They are computed from the
+        training data only and do not change when other rows are transformed.
         """
         found = check_features(X)
         width = found.width if isinstance(found, MixedRows) else 0
@@ -99,30 +98,30 @@ class Transform:
 
     @property
     def n_columns(self) -> int:
-        """Features that a row is scored by, without the bias: its own."""
+        """Number of features of a row, sparse and dense, without the bias."""
         return self.n_features + self.dense
 
     def take(self, X: Any) -> sp.csr_array | MixedRows:
-        """Rows that the model takes, checked; `DataError` if they are of another kind or width."""
+        """Check rows and return them; raise `DataError` if their kind or width is wrong."""
         return check_features(X, self.n_features, self.dense)
 
     def arrays(self, X: Any) -> Rows | MixedArrays:
-        """The arrays of `take`."""
+        """Return the arrays of the rows that `take` returns."""
         return arrays_of(X, self.n_features, self.dense)
 
     def with_bias(self, bias: float) -> Transform:
-        """The same with another bias."""
+        """Return the same transform with another bias."""
         return replace(self, bias=bias)
 
     def row_scale(self, X: Any) -> Floats:
-        """1/‖x∘idf‖₂ per row, computed in float64; 1 for rows of zeros, and without `normalize`."""
+        """Return 1/‖x∘idf‖₂ per row, computed in float64; 1 for zero rows or if not `normalize`."""
         rows = check_rows(X, self.n_features)
         if not self.normalize:
             return np.ones(rows.n_rows, dtype=np.float32)
         return kernels.row_scale(*rows, self.idf, self.n_features)
 
     def dense_scales(self, dense: Floats) -> Floats:
-        """What the dense features of each row are multiplied by, computed in float64."""
+        """Return the factor for the dense features of each row, computed in float64."""
         scales = np.full(len(dense), self.dense_scale)
         if self.normalize:
             for begin in range(0, len(dense), _CHUNK_ROWS):
@@ -134,25 +133,25 @@ class Transform:
         return result
 
     def apply(self, X: Any) -> sp.csr_array:
-        """Transform rows that `take` would take.
+        """Transform rows that `take` accepts.
 
-        The result is float32 (n_rows, n_columns + 1), canonical, in memory of its own. A value is
-        x·scale, then ·idf, each product rounded to float32, with scale as in `row_scale`, and for
-        dense features as in `dense_scales`.
+        The result is a canonical float32 (n_rows, n_columns + 1) matrix that shares no memory with
+        `X`. A value is x·scale, then ·idf, each product rounded to float32, with scale as in
+        `row_scale`, and as in `dense_scales` for dense features.
         """
         rows = self.arrays(X)
         indptr, indices, data = self.apply_between(rows, 0, rows.n_rows)
         return csr_on(data, indices, indptr, (rows.n_rows, self.n_columns + 1), canonical=True)
 
     def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `arrays`, transformed."""
+        """Transform rows begin … end of the result of `arrays`."""
         if isinstance(rows, MixedArrays):
             sparse = self._apply_sparse(rows.rows, 0.0, begin, end)
             return self._beside(sparse, rows.dense[begin:end])
         return self._apply_sparse(rows, self.bias, begin, end)
 
     def _beside(self, sparse: Rows, dense: Floats) -> Rows:
-        """Transformed rows with their dense features, and the bias after these."""
+        """Append the dense features and then the bias to transformed sparse rows."""
         columns = np.arange(self.n_features, self.n_columns + 1, dtype=np.int32)
         if not self.bias:
             columns = columns[:-1]
@@ -174,7 +173,7 @@ class Transform:
         result = Rows(
             *kernels.apply(*rows, self.idf, self.normalize, bias, self.n_features, begin, end)
         )
-        if self.idf is not None and not self.normalize:  # else |value| ≤ 1
+        if self.idf is not None and not self.normalize:  # otherwise |value| ≤ 1
             entry = kernels.first_non_finite(result.data)
             if entry >= 0:
                 row = begin + int(np.searchsorted(result.indptr, entry, side="right")) - 1
@@ -182,7 +181,7 @@ class Transform:
         return result
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold; ``tfidf`` says that there is an `idf`, to be stored as an array."""
+        """Return a dict for JSON; ``tfidf`` tells whether there is an `idf`, stored as an array."""
         facts: dict[str, Any] = {
             "n_features": int(self.n_features),
             "normalize": bool(self.normalize),
@@ -195,7 +194,7 @@ class Transform:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], idf: npt.ArrayLike | None = None) -> Transform:
-        """The inverse of `to_dict`; `idf` must be there exactly when ``d["tfidf"]`` says so."""
+        """Invert `to_dict`; `idf` must be given exactly if ``d["tfidf"]`` is true."""
         kinds: dict[str, tuple[type, ...]] = {
             "n_features": (int,),
             "normalize": (bool,),
@@ -223,7 +222,7 @@ class Transform:
 
 
 def _parse_dense(entry: Any) -> tuple[int, float]:
-    """The width and the scale of dense features, as a manifest has them."""
+    """Return the width and scale of the dense features from a manifest entry."""
     if not isinstance(entry, Mapping) or entry.keys() != {"width", "scale"}:
         raise ModelError("transform: 'dense' does not have the entries 'width' and 'scale'")
     width, scale = entry["width"], entry["scale"]

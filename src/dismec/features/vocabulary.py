@@ -1,13 +1,13 @@
 """Text → term frequencies: which terms are features, and how often each occurs in a row.
 
-A word is a run of at least two letters, digits and underscores, as in scikit-learn, with the marks
-that belong to them. Of scripts that are written without spaces (Han, kana, Thai, Lao, Khmer,
-Myanmar) each two neighboring characters are a word, and one alone is too. Words of more than 255
-bytes are passed over. What a character is, and its lower case, come from tables of this package,
-not from Python's: a vocabulary finds the same features in a text wherever it is used.
+A word is a run of at least two letters, digits and underscores, as in scikit-learn, together with
+their combining marks. In scripts written without spaces (Han, kana, Thai, Lao, Khmer, Myanmar),
+every pair of adjacent characters is a word, and so is a single character on its own. Words longer
+than 255 bytes are skipped. Character classes and lowercase mappings come from tables of this
+package, not from Python's, so a vocabulary finds the same features in a text wherever it is used.
 
-A term is some words in a row, joined by one space, or "#" and some characters in a row of one word
-with a space before and after it.
+A term is one or more consecutive words, joined by single spaces, or "#" followed by consecutive
+characters of one word that is padded with a space on both sides.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ __all__ = ["TextParams", "Vocabulary", "VocabularyBuilder"]
 
 T = TypeVar("T")
 
-_CHUNK = 1 << 18  # bytes of text that a thread takes at a time: their terms stay in the cache
-_WINDOW = 1 << 26  # bytes of text between one look at the number of terms and the next
+_CHUNK = 1 << 18  # bytes of text per thread and step: their terms stay in the cache
+_WINDOW = 1 << 26  # bytes of text between two checks of the number of terms
 
 
 @dataclass(frozen=True)
 class TextParams:
-    """Which terms of a text are features, and what their values are.
+    """Which terms of a text are features, and how their values are computed.
 
     Attributes
     ----------
     word_ngrams
-        Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
-        a model several times as large, and seldom a better one (``benchmarks/text.py``).
+        Minimum and maximum number of words in a term; (0, 0) for no word terms. Pairs of words make
+        a model several times as large but seldom better (``benchmarks/text.py``).
     char_ngrams
-        Least and greatest number of characters in a term of characters, counting the space before
-        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
-        helps with short texts, at several times the size.
+        Minimum and maximum number of characters in a character term, counting the space before and
+        after a word; (0, 0) for no character terms. A shorter word is one term. (3, 5) in addition
+        to words helps with short texts but makes the model several times as large.
     lowercase
-        Whether words are put into lower case, letter by letter.
+        Whether to lowercase words, letter by letter.
     min_df
-        Terms in fewer rows are dropped. Rare terms are of use to rare labels: with millions of
-        rows, 2 or 3 keeps the vocabulary small.
+        Drop terms that occur in fewer rows. Rare terms help rare labels; with millions of rows, 2
+        or 3 keeps the vocabulary small.
     max_df
-        Terms in more than this share of the rows are dropped.
+        Drop terms that occur in more than this share of the rows.
     max_features
-        If there are more terms, those in most rows are kept; of terms in equally many rows, those
-        with the smaller bytes.
+        If there are more terms, keep those that occur in the most rows; ties go to the terms that
+        come first in byte order.
     sublinear
-        Whether a value is 1 + ln(count) instead of the count.
+        Whether to use 1 + ln(count) instead of the count.
 
     Raises
     ------
     ValueError
-        For a value of the wrong kind or out of range.
+        If a value has the wrong type or is out of range.
     """
 
     word_ngrams: tuple[int, int] = (1, 1)
@@ -99,7 +99,7 @@ class TextParams:
         object.__setattr__(self, "max_df", share)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return a dict that JSON can store."""
         return asdict(self) | {
             "word_ngrams": list(self.word_ngrams),
             "char_ngrams": list(self.char_ngrams),
@@ -107,12 +107,12 @@ class TextParams:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TextParams:
-        """The inverse of `to_dict`, and of ``dataclasses.asdict``.
+        """Invert `to_dict` or ``dataclasses.asdict``.
 
         Raises
         ------
         ModelError
-            For a missing or an unknown entry, or a value that is out of range.
+            If an entry is missing or unknown, or a value is out of range.
         """
         for name in d:
             if name not in cls.__dataclass_fields__:
@@ -127,16 +127,16 @@ class TextParams:
 
 
 class VocabularyBuilder:
-    """Counts in how many rows each term occurs, a batch of rows at a time.
+    """Counts in how many rows each term occurs, one batch of rows at a time.
 
-    The vocabulary depends on the rows and their order alone, not on how they are cut into batches
-    or on the number of threads; if `undercount` is 0 at the end, not on their order either.
+    The vocabulary depends only on the rows and their order, not on the batches or the number of
+    threads; if `undercount` is 0 at the end, it does not depend on their order either.
 
-    Every 64 MB of text, if more than `max_terms` terms are held, the least frequent are forgotten
-    until at most half of that are left, and `undercount` grows by the number of rows of the most
-    frequent one forgotten. So a term is held to be in at most `undercount` rows fewer than it is
-    in, never in more, and one in `min_df` + `undercount` rows or more is never missed. A million
-    terms take some 80 MB.
+    After every 64 MB of text, if there are more than `max_terms` terms, the least frequent ones are
+    dropped until at most half of `max_terms` remain, and `undercount` grows by the row count of the
+    most frequent dropped term. The count of a term is therefore at most `undercount` too low and
+    never too high, and a term in at least `min_df` + `undercount` rows is never missed. A million
+    terms take about 80 MB.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class VocabularyBuilder:
         self._n_bytes = 0
 
     def add(self, texts: Sequence[str]) -> None:
-        """Count the terms of some more rows; if one is not text, none of the batch is counted."""
+        """Count the terms of more rows; if one is not text, nothing in the batch is counted."""
         native, ends = _native_texts(texts)
         windows = np.diff((self._n_bytes + ends) // _WINDOW, prepend=self._n_bytes // _WINDOW)
         begin = 0
@@ -173,7 +173,7 @@ class VocabularyBuilder:
         _in_chunks(lambda a, b: self._counter.add(texts, a, b), ends, begin, end, self._threads)
 
     def finish(self) -> Vocabulary:
-        """The terms to keep as a vocabulary, if any; more rows may be added for another."""
+        """Return the vocabulary of the terms to keep; more rows may be added afterwards."""
         params = self.params
         arrays = self._counter.list(params.min_df, params.max_df * self.n_rows, params.max_features)
         if len(arrays[1]) == 1:
@@ -188,10 +188,9 @@ class VocabularyBuilder:
 
 
 class Vocabulary:
-    """Which feature each term is; immutable. Made by `VocabularyBuilder`, or by `from_arrays`.
+    """An immutable mapping from terms to features; see `VocabularyBuilder` and `from_arrays`.
 
-    The `terms` are in the order of their features: those in most rows first, and by their bytes
-    among equals.
+    The `terms` are in feature order: by decreasing number of rows, ties in byte order.
     """
 
     def __init__(
@@ -206,15 +205,15 @@ class Vocabulary:
         return len(self.terms)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The lexicon is native, and made again from the terms.
+        # The lexicon is native and is rebuilt from the terms.
         return Vocabulary, (self.params, np.array(self._utf8), np.array(self._offsets))
 
     def rows(self, texts: Sequence[str], *, threads: int | None = None) -> TextRows:
-        """How often each term occurs in each text; one without known terms has no entries.
+        """Count each term in each text; a text without known terms has no entries.
 
-        The result is float32 (n_texts, n_terms), canonical: counts, or 1 + ln(count) if
-        ``sublinear``. idf and norm are the business of `dismec.features.transform.Transform`. The
-        number of threads does not change it.
+        The result is canonical float32 (n_texts, n_terms): counts, or 1 + ln(count) if
+        ``sublinear``. `dismec.features.transform.Transform` applies idf and normalization. The
+        number of threads does not change the result.
         """
         native, ends = _native_texts(texts)
         sublinear = self.params.sublinear
@@ -233,20 +232,21 @@ class Vocabulary:
         return cast(TextRows, rows)
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Where the features are in a text: (feature, begin, end) for each occurrence.
+        """Return the features found in a text: (feature, begin, end) for each occurrence.
 
-        ``text[begin:end]`` is what has been read as the term, in the order of where terms begin.
+        ``text[begin:end]`` is the text read as the term. Occurrences are sorted by where they
+        begin.
         """
         native, _ = _native_texts([text])
         return [(f, begin, end) for f, begin, end in self._lexicon.spans(native, 0).tolist()]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The terms for a file: end to end as UTF-8, and where each begins and the last ends."""
+        """Return the terms for a file: concatenated UTF-8, and the offsets of the terms."""
         return {"terms": self._utf8, "term_offsets": self._offsets}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], params: TextParams) -> Vocabulary:
-        """The inverse of `to_arrays`; the memory of the arrays is used, not copied."""
+        """Invert `to_arrays`; the arrays are used in place, not copied."""
         try:
             utf8, offsets = arrays["terms"], arrays["term_offsets"]
         except KeyError as error:
@@ -294,7 +294,7 @@ def _rules(params: TextParams) -> tuple[tuple[int, int], tuple[int, int], bool]:
 
 
 def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.int64]]:
-    """The texts for the kernels, and how many bytes there are up to the end of each."""
+    """Return the texts for the kernels, and the number of bytes up to the end of each text."""
     if isinstance(texts, str):
         raise DataError("a single text where a list of texts is expected")
     try:
@@ -308,7 +308,7 @@ def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.i
 def _in_chunks(
     work: Callable[[int, int], T], ends: npt.NDArray[np.int64], begin: int, end: int, threads: int
 ) -> list[T]:
-    """``work(begin, end)`` for rows of some bytes together, in as many threads as are worth it."""
+    """Call ``work(begin, end)`` for chunks of rows, in as many threads as are worthwhile."""
     cuts = np.flatnonzero(np.diff(ends[begin:end] // _CHUNK)) + begin + 1
     chunks = list(pairwise([begin, *cuts.tolist(), end]))
     if threads == 1 or len(chunks) == 1:

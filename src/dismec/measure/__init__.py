@@ -1,5 +1,5 @@
 """(true labels, predicted labels, training counts) → numbers.
 
-In: matrices and arrays; no model. Out: P@k, nDCG@k, propensity-scored metrics, where the hits are.
-May use: `data`.
+In: matrices and arrays; no model. Out: P@k, nDCG@k, propensity-scored metrics, and which labels the
+hits come from. May use: `data`.
 """

@@ -1,21 +1,22 @@
-"""(true, predicted, training frequency) → where the hits are: groups of labels, single labels.
+"""(true, predicted, training frequency) → metrics per label group and per label.
 
-Labels with training rows are ranked by falling frequency (ties: the smaller number first) and cut
-into ten groups of as many labels each, as nearly as that goes. The metrics of a group are its part
-of those of all labels, so that the parts add up (notation of `dismec.measure.metrics`):
+Labels with training rows are sorted by decreasing frequency (ties: the smaller number first) and
+split into ten groups, as evenly as possible. The metrics of a group are its contributions to the
+metrics over all labels, so the groups add up to the total (notation of `dismec.measure.metrics`):
 
 - P@k: hits in the first k places *whose label is in the group* / k, mean over all rows.
-- nDCG@k, PSP@k: likewise, the sum over these hits, divided by what is best attainable with all
+- nDCG@k, PSP@k: likewise, the sum over these hits, divided by the best attainable value over all
   labels.
 
-A group of rare labels has small parts even if its labels are found, as few places can be theirs.
-So there is for each group also, of itself alone,
+A group of rare labels contributes little even if its labels are found, because it can fill only a
+few places. Two more metrics therefore describe each group on its own:
 
-- R@k: of the pairs of a row and a true label of the group, the share found in the first k places;
-- Coverage@k: of its labels that are true in some row, the share found in some row.
+- R@k: of the pairs of a row and a true label in the group, the share found in the first k places;
+- Coverage@k: of the group's labels that are true in some row, the share found in some row.
 
-Of a single label: recall is the share of its rows where it is in the first k places, precision the
-share of the rows with it there that are its own, and F1 their harmonic mean.
+For a single label, recall is the share of its rows in which it is among the first k places,
+precision is the share of the rows in which it is predicted there that are its own, and F1 is their
+harmonic mean.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def frequency_groups(counts: npt.ArrayLike, n_groups: int = GROUPS) -> list[Ints]:
-    """Labels from the most to the least frequent, in groups of equal size; no empty ones.
+    """Return labels from the most to the least frequent, in non-empty groups of equal size.
 
-    Labels without training rows are in none of them.
+    Labels without training rows are in no group.
     """
     n = np.asarray(counts, dtype=np.int64)
     ranked = np.argsort(-n, kind="stable")[: np.count_nonzero(n)]
@@ -52,11 +53,11 @@ def by_group(
     propensities: npt.NDArray[np.float64],
     ks: Sequence[int] = (1, 3, 5),
 ) -> list[dict[str, Any]]:
-    """Metrics of each group in percent, as the module defines them.
+    """Return the metrics of each group in percent, as defined in the module docstring.
 
-    Arguments as for `dismec.measure.metrics.evaluate`, with at least max(ks) places, and the
-    training rows (`counts`) of each label. If some labels are true and have no training rows, there
-    is a last group of those, whose "frequency" is [0, 0].
+    The arguments are those of `dismec.measure.metrics.evaluate`, with at least max(ks) places, plus
+    the number of training rows of each label (`counts`). If some true labels have no training rows,
+    they form a last group whose "frequency" is [0, 0].
     """
     n_labels = Y_true.shape[1]
     hits = metrics.hits(Y_true, top)
@@ -79,7 +80,7 @@ def by_group(
     ]
 
     def add_sums(name: str, values: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
-        """The sum of `values` over the labels `found`, for each group."""
+        """Add the sum of `values` over the labels `found` to each group."""
         sums = np.bincount(group_of[found], values, minlength=len(groups))
         for entry, value in zip(result, sums.tolist(), strict=True):
             entry[name] = 100 * value
@@ -100,7 +101,7 @@ def by_group(
 
 
 def _discounted(Y_true: sp.csr_array, rows: Ints, places: Ints, k: int) -> npt.NDArray[np.float64]:
-    """What each hit adds to the nDCG@k of its row."""
+    """Return each hit's contribution to the nDCG@k of its row."""
     discount = 1 / np.log2(np.arange(2, k + 2))
     attainable = np.cumsum(discount)[np.minimum(np.diff(Y_true.indptr)[rows], k) - 1]
     result: npt.NDArray[np.float64] = discount[places] / attainable
@@ -112,10 +113,10 @@ def _at_least_1(entries: list[dict[str, Any]], name: str) -> npt.NDArray[np.floa
 
 
 def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    """Of each label "rows", where it is true, and "recall", "precision" and "F1" in `top`.
+    """Return "rows", "recall", "precision" and "F1" for each label.
 
-    All places of `top` count; "predicted" are the rows where the label is in one of them. What
-    would be 0/0 is 0.
+    "rows" counts the rows in which the label is true, "predicted" the rows in which it is in `top`;
+    all places of `top` count. 0/0 is taken as 0.
     """
     n_labels = Y_true.shape[1]
     true = np.bincount(Y_true.indices, minlength=n_labels)

@@ -1,9 +1,9 @@
-"""Label counts → the power law they follow, and how much of them is tail.
+"""Label counts → the power law they follow, and the share of rare labels.
 
-The paper's Figure 1: with labels ranked by falling number of rows, n_r = n_1·r^−β. On log axes
-this is a straight line, fitted by least squares over all ranks, n_1 too. Rank r has the weight 1/r,
-so that every stretch of the log axis has the same say: else the many ranks of the tail would decide
-alone.
+As in Figure 1 of the paper: with labels ranked by decreasing number of rows, n_r = n_1·r^−β. On log
+axes this is a straight line; both β and n_1 are fitted by least squares over all ranks. Rank r has
+the weight 1/r, which gives every part of the log axis the same influence; otherwise the many ranks
+of the tail would dominate the fit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RARE = (1, 5, 10)
 
 
 def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
-    """How the rows are spread over the labels; labels without rows have no rank.
+    """Describe how the rows are distributed over the labels; labels without rows have no rank.
 
-    "ranks" and "rows": points of the ranked counts, at most `POINTS` of them; "beta", "n_1" and
-    "R2" of the law, with the same weights, None where there are fewer than two ranks (R2 also where
-    all counts are equal); "fitted ranks", the first and the last; "share with at most" so many
-    rows, of the labels that have rows.
+    The keys are "ranks" and "rows", at most `POINTS` points of the ranked counts; "beta", "n_1" and
+    "R2" of the power law, with the same weights, None with fewer than two ranks (R2 also if all
+    counts are equal); "fitted ranks", the first and the last rank; and "share with at most", the
+    share of the labels with rows that have at most the given number of rows.
     """
     n = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
     n = n[n > 0]
@@ -45,14 +45,14 @@ def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
 
 
 def spread_ranks(n: int) -> npt.NDArray[np.int64]:
-    """Up to `POINTS` of the ranks 1 … n, the first and the last among them, even on a log axis."""
+    """Return up to `POINTS` of the ranks 1 … n, both ends included, even on a log axis."""
     if n <= POINTS:
         return np.arange(1, n + 1)
     return np.unique(np.rint(np.geomspace(1, n, POINTS)).astype(np.int64))
 
 
 def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
-    """β, n_1 and R² on log axes."""
+    """Return β, n_1 and R² of the fit on log axes."""
     if len(n) < 2:
         return None, None, None
     ranks = np.arange(1, len(n) + 1)
@@ -65,10 +65,10 @@ def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float 
 
 
 def histogram(values: npt.ArrayLike, bins: int = 40) -> dict[str, list[int]]:
-    """Counts of whole numbers in bins of equal width: "edges", one more than "rows" has entries.
+    """Count integers in bins of equal width: "edges" has one entry more than "rows".
 
-    The last bin begins at the 99.5th percentile or below and takes in all that is above, so that a
-    few giants do not press the others into one bin.
+    The last bin starts at or below the 99.5th percentile and includes everything above, so a few
+    very large values do not squeeze the others into one bin.
     """
     numbers = np.asarray(values, dtype=np.int64)
     if numbers.size == 0:

@@ -1,11 +1,11 @@
-"""(true labels, training frequency) → what P@k is without looking at a row.
+"""(true labels, training frequency) → P@k of guesses that ignore the rows.
 
-Both guesses name labels that have training rows, as a model does.
+Both guesses use only labels that have training rows, as a model does.
 
 - By frequency: the k labels with the most training rows (ties go to the smallest number), the same
   for every row.
-- By chance: k different labels drawn at random, each as likely as any other. The expected share of
-  hits is the same in every place: pairs of a row and a true label / (rows · labels to draw from).
+- By chance: k different labels drawn uniformly at random. The expected share of hits is the same in
+  every place: pairs of a row and a true label / (rows · labels to draw from).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["precision_of_guesses"]
 def precision_of_guesses(
     truth: Truth, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, dict[str, float]]:
-    """P@k in percent of "most frequent labels", and of "random labels" in expectation.
+    """Return P@k in percent for "most frequent labels" and, in expectation, "random labels".
 
-    Places for which there are no labels are empty, and count as places.
+    If there are fewer labels than places, the remaining places are empty but still count.
     """
     n_rows = max(truth.Y.shape[0], 1)
     counts = truth.label_counts

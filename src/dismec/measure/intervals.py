@@ -1,10 +1,10 @@
-"""(true, predicted) → how far metrics may be off: the bootstrap over rows.
+"""(true, predicted) → confidence intervals of metrics: the bootstrap over rows.
 
-Rows are drawn with replacement, as many as there are, and the metrics are computed on each draw.
-The middle 95 % of the values found are the interval (Efron and Tibshirani, "An Introduction to the
-Bootstrap", 1993). Draws depend on the seed and on the number of rows alone, so two systems that are
-judged on the same rows see the same draws. The interval of their difference is then a paired one,
-which is narrower than the intervals of either suggest.
+Each draw samples as many rows as there are, with replacement, and the metrics are computed on it.
+The interval is the middle 95 % of these values (Efron and Tibshirani, "An Introduction to the
+Bootstrap", 1993). The draws depend only on the seed and the number of rows, so two systems that are
+evaluated on the same rows see the same draws. The interval of their difference is therefore paired,
+and narrower than the two separate intervals suggest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["DRAWS", "difference", "drawn", "interval"]
 
 DRAWS = 1000
 _MIDDLE = (2.5, 97.5)  # percent
-_AT_A_TIME = 4_000_000  # numbers drawn
+_AT_A_TIME = 4_000_000  # numbers drawn at a time
 
 Draws = npt.NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def drawn(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Draws]:
-    """P@k, nDCG@k and PSP@k in percent, on as many draws of the rows; arguments as `evaluate`."""
+    """Return P@k, nDCG@k and PSP@k in percent for each draw of the rows; see `evaluate`."""
     shares = shares_of_rows(Y_true, top, propensities, ks)
     parts = np.array([part for pair in shares.values() for part in pair])
     n_rows = parts.shape[1]
@@ -53,11 +53,11 @@ def drawn(
 
 
 def interval(values: Draws) -> tuple[float, float]:
-    """Between which numbers the middle 95 % of the values are."""
+    """Return the bounds of the middle 95 % of the values."""
     low, high = np.percentile(values, _MIDDLE)
     return float(low), float(high)
 
 
 def difference(one: Mapping[str, Draws], other: Mapping[str, Draws], name: str) -> Draws:
-    """A metric of one system less that of another on the same draws."""
+    """Return a metric of one system minus that of another on the same draws."""
     return one[name] - other[name]

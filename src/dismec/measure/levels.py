@@ -1,16 +1,17 @@
-"""(true labels, ranked labels, hierarchy) → precision and recall by level.
+"""(true labels, ranked labels, hierarchy) → precision and recall per level.
 
-The true labels of a row and its first k predicted labels are each replaced by themselves and all
-their ancestors, as sets of nodes T and S. Over all rows,
+The true labels of a row and its first k predicted labels are each extended by all their ancestors,
+which gives two sets of nodes, T and S. Over all rows,
 
-- hP@k: Σ |S ∩ T| / Σ |S|, the share of what is predicted that is true;
-- hR@k: Σ |S ∩ T| / Σ |T|, the share of what is true that is predicted;
+- hP@k: Σ |S ∩ T| / Σ |S|, the share of the predicted nodes that are true;
+- hR@k: Σ |S ∩ T| / Σ |T|, the share of the true nodes that are predicted;
 - hF1@k: their harmonic mean.
 
-At a level only the nodes of this level count, in both sets. This is the hierarchical precision and
-recall of Kiritchenko, Matwin & Famili (2005). A label that is wrong but has the right parent is
-right one level up. Where nothing is predicted, or nothing is true, the ratio is 0. With weights of
-rows, a row counts in every sum as often as its weight says: a weight of 2 is the row twice.
+For a single level, only the nodes of this level count, in both sets. This is the hierarchical
+precision and recall of Kiritchenko, Matwin & Famili (2005). A wrong label with the right parent
+counts as right one level up. If nothing is predicted, or nothing is true, the ratio is 0. With row
+weights, every sum counts a row as often as its weight says: a weight of 2 is the same as having the
+row twice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dismec.data.row_weights import RowWeights, check_row_weights
 
 __all__ = ["by_level", "by_node"]
 
-Counts = npt.NDArray[Any]  # int64, or float64 with weights of rows
+Counts = npt.NDArray[Any]  # int64, or float64 with row weights
 
 
 def by_level(
@@ -37,28 +38,28 @@ def by_level(
     ks: Sequence[int] = (1, 3, 5),
     weights: Any = None,
 ) -> dict[str, Any]:
-    """The metrics of all levels together and of each, in percent.
+    """Return the metrics in percent, over all levels together and per level.
 
     Parameters
     ----------
     Y_true
-        Sparse (n_rows, up to n_labels); entries other than 0 are true labels.
+        Sparse (n_rows, up to n_labels); nonzero entries are true labels.
     top
         Integers (n_rows, at least max(ks) or n_labels): predicted labels, best first; −1 is an
         empty place.
     tree
-        What is above each label.
+        The ancestors of each label.
     ks
-        How many predicted labels count.
+        Numbers of predicted labels to evaluate.
     weights
-        How much each row counts, one number of at least 0 per row; by default all the same.
+        Weight of each row, at least 0; by default all rows count the same.
 
     Returns
     -------
     dict
         ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
-        "true pairs": …, "hP@1": …, …}, …]}``, where pairs are of a row, whatever its weight above
-        0, and a true node.
+        "true pairs": …, "hP@1": …, …}, …]}``, where "true pairs" counts pairs of a row with a
+        weight above 0 and a true node.
     """
     truth: Any = tree.closed(Y_true)
     if weights is not None:
@@ -84,7 +85,7 @@ def by_level(
 
 
 def by_node(Y_true: Any, top: npt.NDArray[Any], tree: LabelTree) -> dict[str, Counts]:
-    """Of each node: "rows" that have it or a label below, "predicted" rows, and "hits", both."""
+    """Count per node: "rows" with it or a label below it, "predicted" rows, and "hits" (both)."""
     rows, predicted, both = _node_counts(tree.closed(Y_true), top, tree)
     return {"rows": rows, "predicted": predicted, "hits": both}
 
@@ -92,7 +93,7 @@ def by_node(Y_true: Any, top: npt.NDArray[Any], tree: LabelTree) -> dict[str, Co
 def _node_counts(
     truth: Any, top: npt.NDArray[Any], tree: LabelTree, weights: RowWeights | None = None
 ) -> tuple[Counts, ...]:
-    """Rows in which each node is true, is predicted, is both; or their weights, added up."""
+    """Count the rows, or add up their weights, in which each node is true, predicted, and both."""
     there = top >= 0
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(there.sum(axis=1))])
     shape = len(top), tree.n_labels

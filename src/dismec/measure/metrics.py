@@ -1,32 +1,32 @@
 """(true labels, ranked labels) → numbers.
 
-What the XMC Repository reports, on the top k labels of every row. Notation: row i has the true
-labels T_i, the label in place r (from 1) of its prediction is a *hit* when it is in T_i, and p_l is
-the propensity of label l.
+These are the metrics of the XMC Repository, on the top k labels of every row. Notation: T_i is the
+set of true labels of row i; the label in place r (from 1) of its prediction is a *hit* if it is in
+T_i; p_l is the propensity of label l.
 
 - P@k: hits in the first k places / k.
 - nDCG@k: Σ 1/log2(r + 1) over the hits in the first k places, divided by the same sum over the
-  places 1 … min(k, |T_i|), which is the best attainable.
+  places 1 … min(k, |T_i|), the best attainable value.
 - PSP@k: Σ 1/p_l over the hits in the first k places of all rows, divided by the best attainable
-  sum: for every row its min(k, |T_i|) largest 1/p_l.
-- PSnDCG@k: as PSP@k, with 1/(p_l · log2(r + 1)) in place of 1/p_l; the best attainable puts the
-  largest 1/p_l first.
+  sum: the min(k, |T_i|) largest 1/p_l of every row.
+- PSnDCG@k: like PSP@k, with 1/(p_l · log2(r + 1)) instead of 1/p_l; the best attainable order puts
+  the largest 1/p_l first.
 - R@k: hits in the first k places / |T_i|.
-- Coverage@k: of the labels that are true in at least one row, the share that is a hit in at least
+- Coverage@k: of the labels that are true in at least one row, the share that are a hit in at least
   one row.
 
-With weights of rows, every sum over rows counts a row as often as its weight says, so that a weight
-of 2 is the same as the row twice, and 0 as no row. Coverage counts labels, and weights above 0 make
-no difference to it.
+With row weights, every sum over rows counts a row as often as its weight says: a weight of 2 is the
+same as having the row twice, and a weight of 0 the same as leaving it out. Coverage counts labels,
+so weights above 0 do not change it.
 
-P, nDCG and R are means over all rows, and a row without true labels counts as a row with 0. PSP and
-PSnDCG are ratios of two sums over rows, not means of ratios, so such a row has no influence. An
-empty place (−1) is never a hit, and a label may stand in a row only once.
+P, nDCG and R are means over all rows; a row without true labels contributes 0. PSP and PSnDCG are
+ratios of two sums over rows, not means of ratios, so such a row has no influence. An empty place
+(−1) is never a hit, and a label may occur in a row only once.
 
 The definitions are those of Jain, Prabhu & Varma, "Extreme Multi-label Loss Functions" (KDD 2016)
-as the Repository's MATLAB scripts compute them (``precision_wt_k.m``, ``nDCG_wt_k.m``). For PSnDCG
-pyxclib and napkinXC differ: they divide each row by its own nDCG denominator before the two sums
-are taken, so that rows with fewer than k labels weigh more there.
+as computed by the Repository's MATLAB scripts (``precision_wt_k.m``, ``nDCG_wt_k.m``). pyxclib and
+napkinXC compute PSnDCG differently: they divide each row by its own nDCG denominator before taking
+the two sums, which gives more weight to rows with fewer than k labels.
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ def evaluate(
     propensities: npt.ArrayLike | None = None,
     weights: Any = None,
 ) -> dict[str, float]:
-    """All metrics in percent, as the literature prints them.
+    """Compute all metrics in percent, as the literature reports them.
 
     Parameters
     ----------
     Y_true
-        Sparse or dense (n_rows, n_labels); entries other than 0 are true labels.
+        Sparse or dense (n_rows, n_labels); nonzero entries are true labels.
     top
         Integers (n_rows, at least max(ks) or n_labels, whichever is less): predicted labels, best
         first; −1 is an empty place.
     ks
         The depths to report.
     propensities
-        One p per label, of the *training* data (`dismec.data.labels`); without it there is no PSP
-        and no PSnDCG.
+        One p per label, computed from the *training* data (`dismec.data.labels`); without it, PSP
+        and PSnDCG are left out.
     weights
-        How much each row counts, one number of at least 0 per row; by default all the same.
+        Weight of each row, at least 0; by default all rows count the same.
 
     Returns
     -------
     dict
         ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
-        "rows": n_rows}``, metric by metric and each in the order of `ks`. "rows" is the number of
-        rows whose weight is not 0.
+        "rows": n_rows}``, metric by metric, each in the order of `ks`. "rows" is the number of rows
+        whose weight is not 0.
 
     Raises
     ------
     DataError
-        When the shapes do not fit, there are no rows, or a row of `top` holds a label twice or one
-        that `Y_true` has no column for.
+        If the shapes do not match, there are no rows, or a row of `top` contains a label twice or a
+        label without a column in `Y_true`.
     """
     ks = check_ks(ks)
     judged = _judge(Y_true, top, max(ks), propensities, weights)
@@ -102,12 +102,12 @@ def evaluate(
 
 
 def psp_at_k(Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, k: int = 5) -> float:
-    """PSP@k, between 0 and 1; arguments and errors as for `evaluate`."""
+    """Compute PSP@k, between 0 and 1; arguments and errors are those of `evaluate`."""
     return _psp(_judge(Y_true, top, k, propensities), k)
 
 
 def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Which places of `top` hold a true label; arguments and errors as for `evaluate`."""
+    """Return which places of `top` hold a true label; see `evaluate` for arguments and errors."""
     places = np.asarray(top)
     found = np.zeros(places.shape, dtype=np.bool_)
     if places.ndim == 2 and places.shape[1] == 0:
@@ -120,9 +120,9 @@ def hits(Y_true: Any, top: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 def shares_of_rows(
     Y_true: Any, top: npt.ArrayLike, propensities: npt.ArrayLike, ks: Sequence[int] = (1, 3, 5)
 ) -> dict[str, tuple[Floats, Floats]]:
-    """What each row adds to P@k, nDCG@k and PSP@k: the metric is Σ first / Σ second over rows.
+    """Return numerators and denominators of P@k, nDCG@k and PSP@k per row.
 
-    Arguments and errors as for `evaluate`.
+    A metric is Σ first / Σ second over rows. Arguments and errors are those of `evaluate`.
     """
     judged = _judge(Y_true, top, max(ks), propensities)
     assert judged.gains is not None
@@ -141,19 +141,19 @@ def shares_of_rows(
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """The true labels of rows, over all labels that they or a model have."""
+    """The true labels of rows, with columns for all labels of the data and of the model."""
 
-    Y: sp.csr_array  # (n_rows, n_labels); labels that the model does not have count as missed
-    label_counts: Ints  # (n_labels,): the model's training rows of each label
-    propensities: Floats  # (n_labels,), by these counts
+    Y: sp.csr_array  # (n_rows, n_labels); labels unknown to the model count as missed
+    label_counts: Ints  # (n_labels,): number of training rows per label
+    propensities: Floats  # (n_labels,), computed from these counts
 
     @classmethod
     def align(
         cls, Y: Any, label_counts: Ints, n_rows: int, A: float = 0.55, B: float = 1.5
     ) -> Truth:
-        """The truth for a model with these label counts, of so many training rows.
+        """Build the truth for a model with these label counts and `n_rows` training rows.
 
-        `Y` is sparse or dense, and not changed. `A` and `B` as for `dismec.data.labels`.
+        `Y` is sparse or dense and is not modified. `A` and `B` are as in `dismec.data.labels`.
         """
         truth: Any = check_csr(Y, "Y", "labels").copy()
         counts = np.zeros(max(len(label_counts), truth.shape[1]), np.int64)
@@ -164,7 +164,7 @@ class Truth:
     def metrics(
         self, top: npt.NDArray[Any], ks: Sequence[int] = (1, 3, 5), weights: Any = None
     ) -> dict[str, float]:
-        """As `evaluate`; `top` holds the model's best labels, places beyond those are empty."""
+        """Like `evaluate`; `top` holds the model's best labels, places beyond are empty."""
         missing = min(max(ks, default=0), self.Y.shape[1]) - top.shape[1]
         if missing > 0:
             top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
@@ -173,15 +173,15 @@ class Truth:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Predictions held against the truth: all that the metrics are made of."""
+    """Predictions compared with the truth: everything the metrics are computed from."""
 
     top: Ints  # (n_rows, depth); there are no hits below min(k, n_labels)
     hits: npt.NDArray[np.bool_]  # (n_rows, depth)
     n_true: Ints  # (n_rows,)
     true_somewhere: npt.NDArray[np.bool_]  # (n_labels,)
-    gains: Floats | None  # (n_rows, depth): 1/p where a hit, else 0
+    gains: Floats | None  # (n_rows, depth): 1/p for a hit, otherwise 0
     best_gains: Floats | None  # (n_rows, depth): a row's largest 1/p, largest first, then 0
-    weights: Floats | None = None  # (n_rows,), above 0; None for ones
+    weights: Floats | None = None  # (n_rows,), above 0; None means all 1
 
 
 def _precision(judged: _Judged, k: int) -> float:
@@ -256,7 +256,7 @@ def _judge(
     depth = check_k(depth)
     truth: Any = check_truth(Y_true)
     n_rows, n_labels = truth.shape
-    depth = min(depth, n_labels)  # there is nothing to hit further down
+    depth = min(depth, n_labels)  # there are no labels further down
     places = _check_top(top, n_rows, n_labels, depth)
     if weights is not None:
         weights = check_row_weights(weights, n_rows)
@@ -267,7 +267,8 @@ def _judge(
             truth, places, weights = truth[counted], places[counted], weights[counted]
             n_rows = len(counted)
 
-    # (row, label) as one number: the truth's are ascending, so that membership is a binary search.
+    # (row, label) as one number: those of the truth are ascending, so membership is a binary
+    # search.
     n_true = np.diff(truth.indptr).astype(np.int64)
     rows = np.arange(n_rows, dtype=np.int64)
     true_keys = np.repeat(rows, n_true) * n_labels + truth.indices
@@ -290,8 +291,8 @@ def _judge(
 
 
 def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
-    """(n_rows, depth): the largest 1/p of each row's true labels, largest first, then zeros."""
-    # Renumbered by falling 1/p, a row's best labels are its smallest column numbers.
+    """Return (n_rows, depth): the largest 1/p of each row's true labels, largest first, then 0."""
+    # Renumbered by decreasing 1/p, a row's best labels are its smallest column numbers.
     by_gain = np.argsort(-inverse, kind="stable")
     number = np.empty(len(inverse), dtype=truth.indices.dtype)
     number[by_gain] = np.arange(len(inverse), dtype=number.dtype)
@@ -305,7 +306,7 @@ def _best_gains(truth: sp.csr_array, inverse: Floats, depth: int) -> Floats:
 
 
 def check_truth(Y_true: Any) -> sp.csr_array:
-    """The caller's truth, a matrix with rows, as canonical CSR of its own without stored zeros."""
+    """Return the truth as a canonical CSR copy without stored zeros; it must have rows."""
     truth: Any = indicator(check_csr(Y_true, "Y_true", "labels")).astype(np.bool_)
     if truth.shape[0] == 0:
         raise DataError("no rows to evaluate")
@@ -313,7 +314,7 @@ def check_truth(Y_true: Any) -> sp.csr_array:
 
 
 def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> Ints:
-    """The first `depth` places, every one −1 or a label, and no label twice in a row."""
+    """Return the first `depth` places; each must be −1 or a label, and no label twice in a row."""
     places = np.asarray(top)
     if places.ndim != 2 or not np.issubdtype(places.dtype, np.integer):
         raise DataError(

@@ -1,11 +1,11 @@
 """(true labels, labels assigned or their probabilities) → F1 and calibration error.
 
-- F1 of a label: 2·hits/(times assigned + times true). micro-F1 takes the three sums over all
-  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row: the
-  many that are neither would otherwise decide it.
-- ECE, the expected calibration error: predicted pairs of row and label are put into bins of equal
-  width by their probability; in each bin the mean probability is held against the share of hits,
-  and the differences are averaged, weighted by the pairs.
+- F1 of a label: 2·hits/(times assigned + times true). micro-F1 sums these three numbers over all
+  labels; macro-F1 is the mean over the labels that are true or assigned in at least one row,
+  because the many labels that are neither would otherwise dominate it.
+- ECE, the expected calibration error: predicted pairs of row and label are binned by probability,
+  in bins of equal width; the error of a bin is the difference between its mean probability and its
+  share of hits, and ECE is the mean error, weighted by the number of pairs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["expected_calibration_error", "f1_scores", "reliability"]
 
 
 def f1_scores(Y_true: Any, assigned: Any, weights: RowWeights | None = None) -> dict[str, float]:
-    """``{"micro-F1": …, "macro-F1": …}``, between 0 and 1; 0 where nothing is true or assigned.
+    """Return ``{"micro-F1": …, "macro-F1": …}``, between 0 and 1; 0 if nothing is true or assigned.
 
-    Both matrices are sparse (n_rows, n_labels). True labels are entries other than 0; assigned are
-    all that are stored, whatever their value. With `weights` a row counts as much as they say.
+    Both matrices are sparse (n_rows, n_labels). Nonzero entries of `Y_true` are true labels; every
+    stored entry of `assigned` is an assigned label, whatever its value. `weights` are row weights.
     """
     truth = check_truth(Y_true)
     chosen: Any = sp.csr_array(assigned)
@@ -53,7 +53,7 @@ def f1_scores(Y_true: Any, assigned: Any, weights: RowWeights | None = None) -> 
 
 
 def _of_entries(matrix: Any, weights: RowWeights | None) -> RowWeights | None:
-    """The weight of each entry's row."""
+    """Return the weight of each entry's row."""
     return None if weights is None else np.repeat(weights, np.diff(matrix.indptr))
 
 
@@ -63,10 +63,10 @@ def expected_calibration_error(
     bins: int = 15,
     weights: npt.ArrayLike | None = None,
 ) -> float:
-    """ECE, between 0 and 1, and 0 without pairs.
+    """Return the ECE, between 0 and 1; 0 without pairs.
 
-    The arrays, of one shape, hold the probability of each predicted pair, whether it is a hit, and
-    how much it counts.
+    The arrays have the same shape and hold the probability of each predicted pair, whether it is a
+    hit, and its weight.
     """
     p, found = np.asarray(probabilities, np.float64), np.asarray(hits, np.float64)
     if p.shape != found.shape:
@@ -88,9 +88,9 @@ def expected_calibration_error(
 def reliability(
     probabilities: npt.NDArray[Any], hits: npt.NDArray[np.bool_], bins: int = 10
 ) -> list[dict[str, float]]:
-    """Pairs in bins of equal width by their probability: "pairs", "probability", "share of hits".
+    """Bin pairs by probability in equal widths: "pairs", "probability", "share of hits".
 
-    The latter two are means over the pairs of the bin; bins without pairs are left out.
+    The latter two are means over the pairs in the bin; empty bins are left out.
     """
     place = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
     pairs, p, found = (

@@ -1,5 +1,5 @@
-"""Data and models → facts, tables, drawings and pages for a person.
+"""Data and models → facts, tables, figures and HTML pages for people.
 
-In: paths, models, tables of a sweep. Out: plain values that JSON can hold, SVG, HTML. May use:
-`data`, `features`, `measure`, `solve`, `model`, `training`.
+In: paths, models, tables of a sweep. Out: plain values for JSON, SVG, HTML. May use: `data`,
+`features`, `measure`, `solve`, `model`, `training`.
 """

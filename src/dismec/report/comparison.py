@@ -1,4 +1,4 @@
-"""What a comparison of systems has found → drawings and a page."""
+"""The results of a comparison of systems → figures and a page."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PUBLISHED = {(15_539, 5_000): {"ProXML (published)": (83.4, 45.2)}}
 
 
 def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of metrics; after ± half the width of the 95 % interval.
+    """Return the header and rows of the metrics table; ± is half the width of the 95 % interval.
 
-    A difference from dismec that is inside its interval is marked ≈.
+    A difference from dismec whose interval contains 0 is marked ≈.
     """
     heads = ["system", "P@1", "P@3", "P@5", "nDCG@3", "nDCG@5", "PSP@1", "PSP@3", "PSP@5"]
     rows = []
@@ -41,7 +41,7 @@ def accuracy_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
 
 
 def cost_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table of times and sizes; dashes for systems without a result."""
+    """Return the header and rows of the table of times and sizes; dashes if there is no result."""
     heads = ["system", "train s", "CPU s", "batch ms", "one row ms", "peak MB", "model MB"]
 
     def shown(entry: Mapping[str, Any], name: str, unit: float, digits: int) -> str:
@@ -64,7 +64,7 @@ def cost_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(found: Mapping[str, Any]) -> dict[str, str]:
-    """The version of each system, and what else is to be known of its row."""
+    """Return the version of each system, with remarks on its row."""
     return {
         name: "; ".join(part for part in (entry["version"], entry["note"]) if part)
         for name, entry in _finished(found).items()
@@ -72,12 +72,12 @@ def notes(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def failures(found: Mapping[str, Any]) -> dict[str, str]:
-    """Systems without a result, and why."""
+    """Return the systems without a result, and the reasons."""
     return {n: entry["error"] for n, entry in found["systems"].items() if "error" in entry}
 
 
 def write_comparison(target: StrPath, title: str, found: Mapping[str, Any]) -> None:
-    """Write the page of a comparison; it appears under its name when it is whole."""
+    """Write the page of a comparison; the file appears only when it is complete."""
     content = page_of(f"Comparison on {title}", _sections(found)).encode()
     with whole_file(target) as file:
         file.write(content)
@@ -241,7 +241,7 @@ def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> b
 
 
 def _name_points(ax: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write names beside points, each where it covers the least of those before it."""
+    """Label points with their names, placing each where it overlaps the earlier ones least."""
     ax.autoscale_view()
     taken: list[tuple[float, float, float, float]] = []  # left, bottom, right, top in pixels
     for name, x, y in points:
@@ -260,7 +260,7 @@ def _name_points(ax: Any, points: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
-    """The area that two boxes have in common."""
+    """Return the area of the intersection of two boxes."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(width, 0.0) * max(height, 0.0)

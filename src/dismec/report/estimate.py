@@ -1,9 +1,9 @@
-"""Data → what training on it will take, before anything is trained.
+"""Data → an estimate of training time and memory, before training.
 
-Time: some labels are really solved. The sample is systematic (every m-th of the labels ranked by
-frequency), so that it has its share of each frequency, and its time is scaled up by what
-`dismec.solve.blocks.effort` says of it and of all labels. Memory: a formula, whose constants come
-from the peaks that ``benchmarks/memory.py`` measures.
+Time: some labels are actually solved. The sample is systematic (every m-th of the labels sorted by
+frequency), so every frequency is represented, and its time is scaled up by the ratio of
+`dismec.solve.blocks.effort` for all labels to that of the sample. Memory: a formula whose constants
+come from the peaks measured by ``benchmarks/memory.py``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dismec.training.params import TrainingParams
 
 __all__ = ["estimate_training", "tell_estimate"]
 
-_PILOT = 32  # labels that the solver takes through one pass together
+_PILOT = 32  # labels that the solver processes together in one pass
 
 # Peaks of benchmarks/memory.py: the interpreter with its libraries, the working sets and slots of a
-# thread (at least, and per row and feature, as native/solve/solver.hpp limits them), its vectors
-# over rows and features, and how often a block's weights exist at a time.
+# thread (a minimum, and per row and feature, as limited by native/solve/solver.hpp), its vectors
+# over rows and features, and how many copies of a block's weights exist at a time.
 _PROCESS = 90e6
 _THREAD = 50e6
 _SETS_ROW_OR_FEATURE = 50
 _ROW_OR_FEATURE = 100
 _WEIGHT = 8 * 3
-# Where there are many features per non-zero of a row, the solver keeps the numbers of X in other
-# orders as well, and a thread's vectors are shorter (docs/explanation/solver.md).
+# If there are many features per nonzero of a row, the solver also stores X in other orders, and the
+# vectors of a thread are shorter (docs/explanation/solver.md).
 _TIER_NON_ZERO = 6
 _TIER_ROW_OR_FEATURE = 20
-_COLUMNS_TRIED = 4  # per entry: of more, those without entries are left out of what is tried
+_COLUMNS_TRIED = 4  # per entry: with more columns than this, the trial leaves out the empty ones
 
 
 def estimate_training(
@@ -52,15 +52,16 @@ def estimate_training(
     seconds: float = 1.5,
     threads: int | None = None,
 ) -> dict[str, Any] | None:
-    """About how long `dismec train` will take on this machine, and how much memory.
+    """Estimate how long `dismec train` will take on this machine, and how much memory.
 
-    It tries for about `seconds`, or for as long as it takes to prepare large data: passes over all
-    rows are shared by many labels, and a few would seem to cost more than they do. Of a training
-    that holds rows out, only the second, longer part is estimated. The result is None if no label
-    has rows, else "seconds" and "core-seconds" of solving, "peak bytes" of memory, "model bytes" on
-    the disk, and on what they rest: "sampled labels", "sampled seconds", "labels to solve",
-    "threads", "memory bytes" of this machine (or None). Where memory is short already without
-    weights nothing is tried, and there are only "peak bytes" and "memory bytes".
+    The trial takes about `seconds`, or as long as it takes to prepare large data; many labels share
+    the passes over all rows, so a sample that is too small would overestimate the time. If training
+    holds out rows, only the second, longer part is estimated. The result is None if no label has
+    rows. Otherwise it contains "seconds" and "core-seconds" of solving, "peak bytes" of memory,
+    "model bytes" on disk, and the basis of the estimate: "sampled labels", "sampled seconds",
+    "labels to solve", "threads", "memory bytes" of this machine (or None). If memory is too small
+    even without weights, nothing is tried, and the result contains only "peak bytes" and "memory
+    bytes".
     """
     params = params or TrainingParams()
     threads = thread_count(threads)
@@ -88,7 +89,7 @@ def estimate_training(
         sample, spent, kept = _solved(problem, params, _every(ranked, wanted), threads)
         rate = spent / work[sample].sum()
     core_seconds = float(rate * work[ranked].sum())
-    share = kept / len(sample)  # of labels that have a weight for a feature
+    share = kept / len(sample)  # share of labels with a weight for each feature
     return {
         "seconds": core_seconds / threads,
         "core-seconds": core_seconds,
@@ -103,7 +104,7 @@ def estimate_training(
 
 
 def _every(ranked: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:
-    """So many labels at even distances, beginning in the middle of the first."""
+    """Return `wanted` labels at even distances, starting in the middle of the first interval."""
     n = min(max(wanted, 1), len(ranked))
     places = ((np.arange(n) + 0.5) * len(ranked) / n).astype(np.int64)
     return ranked[places]
@@ -112,8 +113,8 @@ def _every(ranked: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:
 def _solved(
     problem: Problem, params: TrainingParams, labels: npt.NDArray[np.int64], threads: int
 ) -> tuple[npt.NDArray[np.int64], float, npt.NDArray[np.int64]]:
-    """Labels, the core-seconds it took to solve them, and how many of them keep each feature."""
-    begin = time.process_time()  # other processes' share of the machine does not count
+    """Solve labels; return them, the core-seconds spent, and how many of them keep each feature."""
+    begin = time.process_time()  # ignores time taken by other processes
     (kept,) = solve_blocks(
         problem,
         params.solver,
@@ -140,14 +141,14 @@ def _peak(
 
 
 def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) -> int:
-    """Values, and their places: two bytes each, or a bit a label where that is less."""
+    """Return the bytes of values and indices: two bytes per index, or a bit per label if less."""
     weights = share * n_labels
     places = np.minimum(2 * weights, n_labels / 8)
     return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
 
 
 def tell_estimate(training: dict[str, Any]) -> list[str]:
-    """An estimate in sentences, with how it was got."""
+    """Describe an estimate in sentences, including how it was made."""
     peak, memory = training["peak bytes"], training["memory bytes"]
     lines = []
     if "seconds" in training:

@@ -1,4 +1,4 @@
-"""What a person wants to know of data or a model, as plain values that JSON can hold."""
+"""Facts about data or a model, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -67,30 +67,30 @@ def describe_data(
     estimate: bool = True,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Shape and sparsity of a data file: the row of the paper's Table 1, and what it leaves out.
+    """Describe the size and sparsity of a data file: the row of the paper's Table 1, and more.
 
     Parameters
     ----------
     path, labels
-        As for `dismec.load_data`.
+        As in `dismec.load_data`.
     names
-        Names of the labels, where the file has none.
+        Names of the labels if the file has none.
     estimate
-        Whether to find out what training would take (`estimate_training`), which takes seconds.
+        Whether to estimate the cost of training (`estimate_training`), which takes seconds.
     threads
-        To read with, and those of the training; all available CPUs by default.
+        Threads for reading, and for the estimated training; all available CPUs by default.
 
     Returns
     -------
     dict
-        Numbers by what they are, "label frequencies" (`measure.frequencies`), "features of a row"
-        as a histogram, what `describe_labels` says of the labels, "duplicate rows"
-        (`describe_repeats`), and "training", the estimate or None.
+        Numbers by name, "label frequencies" (`measure.frequencies`), "features of a row" as a
+        histogram, the result of `describe_labels`, "duplicate rows" (`describe_repeats`), and
+        "training", the estimate or None.
     """
     n_labels = None if names is None else len(names)
     X, Y, of_file = load_data(path, labels=labels, n_labels=n_labels, threads=threads)
     names = of_file if names is None else names
-    counts = np.bincount(without_unused(Y)[0].indices)  # of labels that have rows
+    counts = np.bincount(without_unused(Y)[0].indices)  # labels with rows
     used = len(counts)
     n_rows = X.shape[0]
     of_row = np.diff(X.indptr)
@@ -115,10 +115,10 @@ def describe_data(
 
 
 def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) -> dict[str, Any]:
-    """What a file of texts holds; it is read a batch at a time.
+    """Describe a file of texts, reading it one batch at a time.
 
-    As `describe_data`, with "characters of a text" for the histogram, "duplicate texts" and without
-    an estimate.
+    The result is like that of `describe_data`, but the histogram is "characters of a text",
+    duplicates are "duplicate texts", and there is no estimate.
     """
     numbers: dict[str, int] = {}
     labels: list[npt.NDArray[np.int32]] = []
@@ -156,19 +156,19 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
 def _indicator_of(
     labels: npt.NDArray[np.int32], of_row: npt.NDArray[np.int64], n_labels: int
 ) -> sp.csr_array:
-    """Y of the labels of all rows end to end, of which each row has so many."""
+    """Build Y from the concatenated labels of all rows and the number of labels per row."""
     ends = np.append(0, np.cumsum(of_row))
     return sp.csr_array((np.ones(len(labels), np.uint8), labels, ends), (len(of_row), n_labels))
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Size, sparsity, parameters and solver statistics of a model; its files are checked.
+    """Return size, sparsity, parameters and solver statistics of a model; its files are checked.
 
-    "weight counts" are those "after" pruning, and "before" it if the training has counted them, in
-    the bins of `solve.weight_counts`, whose "lower bounds" on the positive side are there too.
-    Labels that share a classifier count once there, and zeros are in the middle. "share of
-    ambiguous weights" is that of |w| < delta among all, "… other than 0" among those that the
-    training has made other than 0.
+    "weight counts" has the counts "after" pruning, and "before" pruning if training recorded them,
+    in the bins of `solve.weight_counts`, with the "lower bounds" of the positive side. Labels that
+    share a classifier count once, and zeros are in the middle bin. "share of ambiguous weights" is
+    the share of |w| < delta among all weights, "… other than 0" among the nonzero weights before
+    pruning.
     """
     directory = Path(path)
     manifest = read_manifest(directory)
@@ -181,7 +181,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     files = manifest.classifier_files
     kept, size = (sum(getattr(r, key) for r in files) for key in ("nnz", "bytes"))
     done = manifest.labels_done
-    made = manifest.finished(())  # with sums over its blocks, should it have any
+    made = manifest.finished(())  # sums over its blocks, if any
     stats = made.stats or BlockStats.total(())
     solved = max(stats.solved, 1)
     before = _before(stats, manifest)
@@ -231,7 +231,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts that are one thing each, as a person reads them; a history in lines."""
+    """Return the scalar facts as text for people; a history becomes lines."""
     return {
         re.sub(r" a (?=\w+$)", " per ", key): shown(value)
         for key, value in facts.items()
@@ -240,7 +240,7 @@ def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    """A fact as a person reads it."""
+    """Format a fact for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -253,7 +253,7 @@ def shown(value: Any) -> str:
 
 
 def frequency_range(frequency: Sequence[int]) -> str:
-    """The training rows of a group of labels as a person reads them."""
+    """Format the range of training rows of a group of labels."""
     most, least = frequency
     return f"{most:,}" if most == least else f"{least:,}–{most:,}"
 
@@ -261,7 +261,7 @@ def frequency_range(frequency: Sequence[int]) -> str:
 def _stored_weights(
     directory: Path, manifest: Manifest, labels: LabelTable
 ) -> Iterator[sp.csr_array]:
-    """The weights of a model, file by file, one row per classifier; labels may share one."""
+    """Yield the weights of a model file by file, one row per classifier; labels may share one."""
     if manifest.complete:
         for shard in weight_files.read_shards(directory, manifest, labels.counts, check=True):
             yield shard.unpack()
@@ -271,7 +271,7 @@ def _stored_weights(
 
 
 def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    """What there is to say of a second stage."""
+    """Return the facts of a second stage."""
     if not manifest.refined:
         return {}
     facts = {
@@ -292,7 +292,7 @@ def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | None:
-    """Counts before pruning, with zeros."""
+    """Return the counts before pruning, including zeros."""
     if stats.weight_counts is None or not stats.solved:
         return None
     counts = np.array(stats.weight_counts, np.int64)
@@ -301,11 +301,11 @@ def _before(stats: BlockStats, manifest: Manifest) -> npt.NDArray[np.int64] | No
 
 
 def _ambiguous(manifest: Manifest, made: int, before: Any, after: Any) -> dict[str, float]:
-    """Shares of weights that pruning has dropped, of all and of those made other than 0."""
-    # Labels that were replaced or removed were counted too, and an unfinished model holds copies.
+    """Return the shares of pruned weights, among all weights and among the nonzero ones."""
+    # The counts include replaced and removed labels, and an unfinished model holds copies.
     if before is None or manifest.history or not manifest.complete or after.sum() > before.sum():
         return {}
-    if not manifest.params.get("delta"):  # what is not stored was 0, or rounded to it
+    if not manifest.params.get("delta"):  # weights that are not stored were 0, or rounded to 0
         return {"share of ambiguous weights": 0.0, "share of ambiguous weights other than 0": 0.0}
     return {
         "share of ambiguous weights": round(int(before.sum() - after.sum()) / before.sum(), 6),
@@ -314,7 +314,7 @@ def _ambiguous(manifest: Manifest, made: int, before: Any, after: Any) -> dict[s
 
 
 def _history_lines(history: Sequence[dict[str, Any]]) -> list[str]:
-    """What was done to labels later, one line per entry."""
+    """Describe later changes to labels, one line per entry."""
 
     def number(value: Any, what: str) -> str:
         return counted(value, what) if isinstance(value, int) else f"{value} {what}s"

@@ -1,7 +1,7 @@
-"""Facts, and tables of tuning and sweeps → drawings (the only importer of matplotlib).
+"""Facts, and tables of tuning and sweeps → figures (the only module that imports matplotlib).
 
-Colors are those of Okabe and Ito, which everybody can tell apart. Drawings of facts are SVG, and
-have a bounded number of elements, whatever the number of labels.
+The colors are those of Okabe and Ito, which color-blind readers can distinguish. Figures of facts
+are SVG with a bounded number of elements, regardless of the number of labels.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _Table = Sequence[Mapping[str, float]]
 
 BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
 PALE_BLUE, GREY = "#BFD9E8", "#777777"
-# Of curves; markers and dashes differ too.
+# For curves, which also differ in markers and dashes.
 COLORS = (BLUE, VERMILION, "#009E73", "#CC79A7", ORANGE, "#56B4E9")
 MARKERS = "osD^vP"
 _DASHES = ("-", "--", ":", "-.", "-", "--")
 _STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, and takes no space
-    "svg.hashsalt": "dismec",  # the same drawing has the same bytes
+    "svg.fonttype": "none",  # keeps text as text: searchable and compact
+    "svg.hashsalt": "dismec",  # makes the bytes of a figure reproducible
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 11,
     "axes.spines.top": False,
@@ -57,7 +57,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
-    """Rows of the labels by rank, with the power law (the paper's Figure 1)."""
+    """Draw the number of rows per label by rank, with the power law (the paper's Figure 1)."""
     ranks, rows = np.array(frequencies["ranks"]), np.array(frequencies["rows"])
 
     def draw(ax: Any) -> None:
@@ -79,9 +79,9 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
 
 
 def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
-    """How many rows have how many features, or characters; the last bin is open."""
+    """Draw the histogram of features or characters per row; the last bin is open."""
     edges, rows = histogram["edges"], histogram["rows"]
-    # The last bin may reach very far; it is drawn as wide as the others.
+    # The last bin may be very wide; it is drawn as wide as the others.
     shown = [*edges[:-1], 2 * edges[-2] - edges[-3] if len(edges) > 2 else edges[-1]]
 
     def draw(ax: Any) -> None:
@@ -97,7 +97,7 @@ def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
 
 
 def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
-    """Weights by sign and size, before and after pruning (the paper's Figure 2)."""
+    """Draw weights by sign and magnitude, before and after pruning (the paper's Figure 2)."""
     before, after = counts["before"], counts["after"]
     either = np.maximum(after if before is None else before, after)
     reach = np.abs(np.flatnonzero(either) - SIDE).max(initial=12)
@@ -114,12 +114,12 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
                 ax.stairs(heights, edges, baseline=floor / 2, fill=True, color=color, label=label)
         if delta:
             line = {"color": VERMILION, "ls": "--", "lw": 1.5}
-            place = max(_axis_place(delta), 0.5)  # a smaller one is in the middle bin
+            place = max(_axis_place(delta), 0.5)  # smaller values fall into the middle bin
             ax.axvline(-place, **line)
             ax.axvline(place, **line, label=f"w = ±Δ = ±{delta:g}")
         ax.set_yscale("log")
         ax.set_ylim(floor, max(10, 2 * either.max()))
-        # Each decade has a tick, every other a name: there is no room for more.
+        # Each decade has a tick, every second one a label; there is no room for more.
         named = {
             sign * _axis_place(10.0**d): _signed(sign, d) for d in (-4, -2, 0) for sign in (-1, 1)
         }
@@ -138,7 +138,7 @@ def draw_weights(counts: Mapping[str, Any], delta: float | None) -> bytes:
 
 
 def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
-    """Recall and coverage of each group of labels, and its part of P@k."""
+    """Draw recall and coverage of each group of labels, and its contribution to P@k."""
     names = [frequency_range(group["frequency"]) for group in groups]
 
     def draw(ax: Any) -> None:
@@ -166,7 +166,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
 
 
 def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
-    """The share of hits against the probability; points are larger where there are more pairs."""
+    """Draw the share of hits against the probability; larger points stand for more pairs."""
     p, found = ([100 * entry[key] for entry in bins] for key in ("probability", "share of hits"))
     pairs = np.array([entry["pairs"] for entry in bins], dtype=np.float64)
 
@@ -187,7 +187,7 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
 
 
 def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
-    """The metrics of each C (`Tuned.table`), as .svg, .png or .pdf by the file's ending."""
+    """Draw the metrics of each C (`Tuned.table`) as .svg, .png or .pdf, by the file's suffix."""
     kind, _, k = metric.partition("@")
     depths = sorted({1, 3, 5, int(k)})
     grid = [row["C"] for row in table]
@@ -217,7 +217,7 @@ def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> Non
 
 
 def draw_sweep(table: _Table, path: StrPath) -> None:
-    """P@k, weights and time of each delta (`sweep_model`); file as for `draw_tuning`."""
+    """Draw P@k, weights and time of each delta (`sweep_model`); see `draw_tuning` for files."""
     figure = _new_figure(5.2, 5.4)
     quality, size = figure.subplots(2, 1, sharex=True)
     deltas = [row["delta"] for row in table]
@@ -235,7 +235,7 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
     size.set_ylabel(f"weights, {name}")
     time.set_ylabel("prediction, ms of a core a row")
     time.set_ylim(bottom=0)
-    # 0 has no place on a logarithmic scale: up to the smallest other delta it is linear.
+    # 0 has no place on a logarithmic scale, so the axis is linear up to the smallest other delta.
     least = min((delta for delta in deltas if delta > 0), default=0.01)
     size.set_xscale("symlog", linthresh=least)
     size.set_xlim(left=deltas[0])
@@ -247,12 +247,12 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
 
 
 def check_drawing() -> None:
-    """Raise `DismecError` if matplotlib is not installed: before hours of work."""
+    """Raise `DismecError` if matplotlib is not installed; check before long work."""
     _new_figure(1, 1)
 
 
 def check_plot(path: StrPath) -> None:
-    """Raise `DataError` unless a picture can be drawn to that file: before hours of work."""
+    """Raise `DataError` unless a figure can be written to the file; check before long work."""
     target = Path(path)
     known = _new_figure(1, 1).canvas.get_supported_filetypes()
     if target.suffix.lower().lstrip(".") not in known:
@@ -262,7 +262,7 @@ def check_plot(path: StrPath) -> None:
 
 
 def _new_figure(width: float, height: float) -> Any:
-    """An empty figure of so many inches; `DismecError` if matplotlib is not installed."""
+    """Return an empty figure, sizes in inches; raise `DismecError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -271,8 +271,8 @@ def _new_figure(width: float, height: float) -> Any:
 
 
 def draw_svg(draw: Any, height: float = 4.2) -> bytes:
-    """An SVG of what `draw` puts on its axes."""
-    figure = _new_figure(7.5, height)  # says so if matplotlib is missing
+    """Return an SVG of what `draw` puts on its axes."""
+    figure = _new_figure(7.5, height)  # raises if matplotlib is missing
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -292,7 +292,7 @@ def _styles() -> list[dict[str, Any]]:
 def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
     axes.grid(alpha=0.25)
     axes.spines["top"].set_visible(False)
-    # Where no line can run through it.
+    # Above the axes, where no line can cross it.
     above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
     axes.legend(handles=handles, frameon=False, fontsize=8, ncols=6, **above)
 
@@ -300,7 +300,7 @@ def _tidy(axes: Any, handles: Sequence[Any] | None = None) -> None:
 def _save(figure: Any, path: StrPath) -> None:
     from matplotlib import rc_context
 
-    # Nothing of the day or of chance: the same table gives the same file.
+    # No dates and no random values: the same table gives the same file.
     metadata = {"Date": None} if str(path).endswith(".svg") else None
     try:
         with rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
@@ -310,7 +310,7 @@ def _save(figure: Any, path: StrPath) -> None:
 
 
 def plain_ticks(axis: Any) -> None:
-    """Numbers as people write them: 1,000, and from a million on 10⁶."""
+    """Format numbers as 1,000, and from a million on as 10⁶."""
     axis.set_major_formatter(lambda value, _: _number(value))
     axis.set_minor_formatter(lambda *_: "")
 
@@ -333,5 +333,5 @@ def _raised(number: int) -> str:
 
 
 def _axis_place(weight: float) -> float:
-    """Where a positive weight is on the axis of bins."""
+    """Return the position of a positive weight on the axis of bins."""
     return 0.5 + 2 * (math.log2(weight) + 20)

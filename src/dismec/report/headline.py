@@ -1,4 +1,4 @@
-"""Facts of data or of a test → the few sentences that matter most."""
+"""Facts about data or a test → a few sentences with the main results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["percent", "tell_data", "tell_oddities", "tell_test"]
 
 
 def tell_test(test: Mapping[str, Any]) -> list[str]:
-    """How good a model is, on what, and beside what could be had without one.
+    """Describe how good a model is, on which data, and compared with guessing.
 
-    `test` is as of `describe_test`, and may name the "data".
+    `test` is the result of `describe_test`, and may name the "data".
     """
     found, k = test["metrics"], max(KS)
     place = f" of {test['data']}" if "data" in test else ""
@@ -44,7 +44,7 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
 
 
 def tell_data(facts: Mapping[str, Any]) -> list[str]:
-    """How much there is, and how it is spread over the labels."""
+    """Describe the amount of data and how it is distributed over the labels."""
     lines = [
         f"{counted(facts['rows'], 'row')} with {facts['labels per row']:,} labels per row; "
         f"{counted(facts['labels'], 'label')} with {facts['rows per label']:,} rows per label."
@@ -63,7 +63,7 @@ def tell_data(facts: Mapping[str, Any]) -> list[str]:
 
 
 def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
-    """What in the data deserves a look before training; nothing if nothing does."""
+    """Describe anomalies in the data to look at before training; empty if there are none."""
     lines = []
     for key in ("rows without labels", "rows without text", "rows without features"):
         if facts.get(key):
@@ -93,7 +93,7 @@ def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
 
 
 def percent(value: float) -> str:
-    """A share that is given in percent, with as many digits as say something."""
+    """Format a share given in percent, with as many digits as are meaningful."""
     if 0 < value < 0.01:
         return "less than 0.01 %"
     return f"{value:.1f} %" if value >= 1 or value == 0 else f"{value:.2g} %"

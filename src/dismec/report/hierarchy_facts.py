@@ -1,4 +1,4 @@
-"""A hierarchy of a model's labels → facts of its levels and nodes, for a report."""
+"""A hierarchy of a model's labels → facts about its levels and nodes, for a report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["describe_hierarchy"]
 def describe_hierarchy(
     tree: LabelTree, counts: npt.NDArray[np.int64], test: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The levels, and a list per column of all nodes: first labels, then groups.
+    """Describe the levels, and all nodes as one list per column: first labels, then groups.
 
-    `counts` are the training rows of labels; groups have None. `test` is what `describe_test` has
-    found of the hierarchy: then levels have metrics, and nodes "test rows", "precision" and
-    "recall" in percent, None where there is nothing to measure.
+    `counts` are the training rows of labels; groups have None. `test` is the hierarchy part of the
+    result of `describe_test`: if given, levels have metrics, and nodes have "test rows",
+    "precision" and "recall" in percent, None if there is nothing to measure.
     """
     rows: list[int | None] = [None] * tree.n_nodes
     rows[: tree.n_labels] = [0] * tree.n_labels

@@ -1,4 +1,4 @@
-"""Facts of `dismec.report.facts` → the page of data, or of a model."""
+"""Facts from `dismec.report.facts` → the page for data or a model."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _TABLE_1 = {
 def write_page(
     target: str | os.PathLike[str], path: str | os.PathLike[str], facts: Mapping[str, Any]
 ) -> None:
-    """Write the page of what `path` holds; it appears under its name when it is whole."""
+    """Write the page for the data or model at `path`; the file appears only when it is complete."""
     content = make_page(os.fspath(path), facts).encode()
     with whole_file(target) as file:
         file.write(content)
 
 
 def make_page(path: str, facts: Mapping[str, Any]) -> str:
-    """The page of data or a model: what one of the `describe_…` functions has found of it.
+    """Return the page for data or a model, given the result of a `describe_…` function.
 
-    A model's facts may have what `describe_test` has found under "test".
+    A model's facts may contain the result of `describe_test` under "test".
     """
     is_model = "weight counts" in facts
     sections = _model_sections(facts) if is_model else _data_sections(facts)
@@ -160,7 +160,7 @@ def _duplicates(found: Mapping[str, Any], what: str) -> str:
 
 
 def _with_rows(entry: Mapping[str, Any]) -> str:
-    """The names of an entry, each on a line with its number of rows."""
+    """Return the names of an entry, one per line, with their numbers of rows."""
     pairs = zip(entry["names"], entry["rows"], strict=True)
     return "\n".join(f"{name} ({rows:,})" for name, rows in pairs)
 

@@ -1,8 +1,8 @@
-"""Labels of rows, and their names → which are frequent, rare, much alike, or come together.
+"""Labels of rows, and their names → frequent, rare, similar and co-occurring labels.
 
-Lists are short, the counts beside them are of everything. Costs stay in bounds: names are compared
-through entries (`dismec.report.near_names`), rows of labels by sums of random numbers, and pairs
-that come together are counted among the most frequent labels only.
+Lists are short, but the counts that come with them cover everything. The cost is bounded: names are
+compared through an index (`dismec.report.near_names`), row sets of labels by sums of random
+numbers, and co-occurring pairs are counted only among the most frequent labels.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from dismec.report.near_names import one_edit_apart, same_words, words_of
 
 __all__ = ["LISTED", "describe_labels"]
 
-LISTED = 20  # labels, groups or pairs that are named
-_LEAST_TOGETHER = 5  # rows of a pair of labels that is said to come together
-_MOST_LABELS = 2000  # whose pairs are counted
-_MOST_MEETINGS = 2 * 10**8  # of two labels in a row, over all rows
-_MOST_NAMES = 200_000  # in which single edits are looked for
+LISTED = 20  # labels, groups or pairs that are listed
+_LEAST_TOGETHER = 5  # minimum number of common rows of a co-occurring pair
+_MOST_LABELS = 2000  # labels whose pairs are counted
+_MOST_MEETINGS = 2 * 10**8  # co-occurrences of two labels, over all rows
+_MOST_NAMES = 200_000  # names that are searched for single edits
 
 _Ints = npt.NDArray[np.int64]
 
 
 def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """What there is to know of the labels of rows, by name.
+    """Describe the labels of rows, by name.
 
-    Without names it is by number, and of the labels that some row has: there may be any number of
-    others, which nothing but a header speaks for.
+    Without names, labels are given by number, and only labels that occur in some row are described:
+    a header may declare any number of others.
 
     Parameters
     ----------
     Y
-        Indicator of the labels, n_rows × n_labels: every stored entry is 1.
+        Indicator matrix of the labels, n_rows × n_labels: every stored entry is 1.
     names
-        One per label.
+        One name per label.
 
     Returns
     -------
     dict
         "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
-        "examples"; "similar names" (only with names), groups and pairs as `near_names` has them;
-        "labels with the same rows", of at least 2 rows; "labels that come together": "pairs" by
-        falling Jaccard index, and labels that "always" come with another one, among "of labels", so
-        many of the most frequent; and "all labels", a list per column, the most frequent first.
+        "examples"; "similar names" (only with names), groups and pairs as in `near_names`; "labels
+        with the same rows", with at least 2 rows; "labels that come together": "pairs" by
+        decreasing Jaccard index, and labels that "always" occur with another one, among the most
+        frequent labels, whose number is "of labels"; and "all labels", one list per column, the
+        most frequent first.
     """
     if names is None:
         Y, labels = without_unused(Y)
@@ -78,7 +79,7 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
 
 
 class _Named:
-    """Labels as they are told: by name, or by number where there are no names."""
+    """Labels as shown to people: by name, or by number if there are no names."""
 
     def __init__(self, names: Sequence[str] | None, labels: _Ints, counts: _Ints) -> None:
         self.names, self.labels, self.counts = names, labels, counts
@@ -92,7 +93,7 @@ class _Named:
 
 
 def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[str, Any]:
-    """Groups, then pairs; first those whose second most frequent label has the most rows."""
+    """Return groups, then pairs, sorted by the rows of their second most frequent label."""
     labels = ranked.tolist()
     words = [words_of(names[label]) for label in labels]
     looked = words[:_MOST_NAMES]
@@ -118,7 +119,7 @@ def _similar_names(names: Sequence[str], counts: _Ints, ranked: _Ints) -> dict[s
 
 
 def _same_rows(Y: sp.csr_array, named: _Named) -> dict[str, Any]:
-    """Labels with the same rows have the same sum of random numbers, one number per row."""
+    """Find labels with the same rows: their sums of one random number per row are equal."""
     by_label: Any = cast(Any, Y).tocsc()
     several = np.flatnonzero(named.counts > 1)
     if not len(several):
@@ -147,9 +148,9 @@ def _same_rows(Y: sp.csr_array, named: _Named) -> dict[str, Any]:
 
 
 def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
-    """Pairs of frequent labels that are in a row together clearly more often than by chance.
+    """Find pairs of frequent labels that co-occur clearly more often than by chance.
 
-    By chance there would be so many rows on average, with a deviation of its square root.
+    The number of rows expected by chance has a standard deviation of its square root.
     """
     counts, n_rows = named.counts, Y.shape[0]
     frequent = ranked[:_MOST_LABELS]
@@ -168,7 +169,7 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
     by_chance = counts[one] * counts[other] / n_rows
     lift = both / by_chance
     jaccard = both / (counts[one] + counts[other] - both)
-    # Labels with the same rows are told elsewhere.
+    # Labels with the same rows are listed elsewhere.
     apart = np.flatnonzero((jaccard < 1) & (both > by_chance + 3 * np.sqrt(by_chance)))
     best = apart[np.lexsort((other[apart], one[apart], -both[apart], -jaccard[apart]))]
     rarer = np.where(counts[one] <= counts[other], one, other)

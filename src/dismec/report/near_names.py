@@ -1,13 +1,14 @@
-"""Names of labels → those that may be one name in two spellings.
+"""Label names → those that may be two spellings of one name.
 
-Names are compared by their words: letters in lower case, without white space, punctuation and the
-s of a plural. Names with the same words are a *group*. Two names whose words differ by one edit (a
-letter more, less or other, or two neighbors swapped) within a word of some length, after its first
-letter, are a *pair*: "toffee" is not a spelling of "coffee". Digits never differ: "2018 in film" is
-not a spelling of "2019 in film".
+Names are compared by their words: lowercase letters, without white space, punctuation and the
+plural s. Names with the same words form a *group*. Two names form a *pair* if their words differ by
+one edit (one letter inserted, deleted or replaced, or two adjacent letters swapped) within a
+sufficiently long word, after its first letter: "toffee" is not a spelling of "coffee". Digits never
+differ: "2018 in film" is not a spelling of "2019 in film".
 
-Pairs are found without comparing all with all: each name is entered under all that remains of it
-when one letter is deleted, and two names that are one edit apart meet under one of these entries.
+Pairs are found without comparing all names with each other: each name is indexed under every string
+that results from deleting one of its letters, and two names that are one edit apart share one of
+these entries.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import numpy as np
 
 __all__ = ["one_edit_apart", "same_words", "words_of"]
 
-_LEAST_LETTERS = 6  # of a word within which an edit counts
-_LONGEST = 100  # characters of the words in which edits are looked for
-# What is between two digits keeps them apart: 1.5 is not 15. The signs of C# and C++ are no
-# punctuation here.
+_LEAST_LETTERS = 6  # minimum length of a word in which an edit counts
+_LONGEST = 100  # maximum length of the words that are searched for edits
+# Separators between digits are kept: 1.5 is not 15. The signs of C# and C++ are not punctuation
+# here.
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)[\W_]+(?=\d)")
 _BREAKS = re.compile(r"(?:[^\w#+.]|_|(?<!\d)\.|\.(?!\d))+")
 _LETTERS = re.compile(rf"[^\W\d_]{{{_LEAST_LETTERS},}}")
 
 
 def words_of(name: str) -> str:
-    """The words of a name, with a blank between them; empty if there are none."""
+    """Return the words of a name, separated by spaces; empty if there are none."""
     plain = unicodedata.normalize("NFKC", name).casefold()
     plain = _BREAKS.sub(" ", _BETWEEN_DIGITS.sub(".", plain))
     return " ".join(map(_singular, plain.split()))
@@ -47,7 +48,7 @@ def _singular(word: str) -> str:
 
 
 def same_words(words: Sequence[str]) -> list[list[int]]:
-    """Groups of places whose words are the same, however they are parted by blanks."""
+    """Group places with the same words, ignoring spaces."""
     groups: dict[str, list[int]] = defaultdict(list)
     for place, text in enumerate(words):
         if text:
@@ -56,9 +57,9 @@ def same_words(words: Sequence[str]) -> list[list[int]]:
 
 
 def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of places whose words differ by one edit, the smaller place first.
+    """Return pairs of places whose words differ by one edit, the smaller place first.
 
-    Places with the same words as an earlier one are left out.
+    Places with the same words as an earlier one are skipped.
     """
     first: dict[str, int] = {}
     for place, text in enumerate(words):
@@ -69,7 +70,7 @@ def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
         for key in _deletions(words[place]):
             keys.append(hash(key))
             places.append(place)
-    # Equal hashes bring the candidates together; whether they are one edit apart is looked at.
+    # Equal hashes only give candidates; whether they are one edit apart is checked.
     order = np.argsort(np.array(keys, np.int64), kind="stable")
     sorted_keys = np.array(keys, np.int64)[order]
     sorted_places = np.array(places, np.int64)[order]
@@ -85,7 +86,7 @@ def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _deletions(text: str) -> Iterator[str]:
-    """The text, and what remains of it without one letter of a long word but its first."""
+    """Yield the text, and the text without one letter (not the first) of a long word."""
     yield text
     for word in _LETTERS.finditer(text):
         for place in range(word.start() + 1, word.end()):
@@ -93,7 +94,7 @@ def _deletions(text: str) -> Iterator[str]:
 
 
 def _is_one_edit(one: str, other: str) -> bool:
-    """Whether two texts differ by one letter more, less or other, or by two swapped neighbors."""
+    """Return whether one insertion, deletion, replacement or swap turns one text into the other."""
     if len(one) > len(other):
         one, other = other, one
     start = 0

@@ -1,7 +1,8 @@
-"""Tables, drawings and text → one HTML page that needs nothing else.
+"""Tables, figures and text → one self-contained HTML page.
 
-The page holds its style, its drawings and at most one script of its own, and forbids itself to load
-or run anything else. Without the script it shows the same, but cannot be sorted or filtered.
+The page contains its style, its figures and at most one script of its own, and its policy forbids
+loading or running anything else. Without the script it shows the same content but cannot be sorted
+or filtered.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dismec.report.facts import shown
 
 __all__ = ["MOST_LABELS", "figure", "folded", "label_table", "page_of", "paragraphs", "table"]
 
-MOST_LABELS = 20_000  # that a page holds
-_AT_ONCE = 50  # that are seen before somebody asks for more; page.js has the same number
+MOST_LABELS = 20_000  # labels on a page
+_AT_ONCE = 50  # labels shown before the reader asks for more; page.js has the same number
 
 
 @cache
@@ -29,7 +30,7 @@ def _resource(name: str) -> str:
 
 
 def page_of(title: str, sections: Iterable[str]) -> str:
-    """A whole page of sections, which are HTML; with the script if there is a table of labels."""
+    """Return a page of HTML sections, with the script if there is a table of labels."""
     title, body = html_text(title), "\n".join(sections)
     script = _resource("page.js") if 'class="labels"' in body or "<details" in body else ""
     source = b64encode(sha256(script.encode()).digest()).decode()
@@ -49,18 +50,18 @@ def page_of(title: str, sections: Iterable[str]) -> str:
 
 
 def paragraphs(lines: Iterable[str], kind: str = "") -> str:
-    """Plain text, a paragraph per line, of the class `kind`."""
+    """Return plain text as HTML, one paragraph per line, with the class `kind`."""
     start = f'<p class="{kind}">' if kind else "<p>"
     return "\n".join(f"{start}{_unbroken(html_text(line))}</p>" for line in lines)
 
 
 def _unbroken(text: str) -> str:
-    """The text, where no line begins with a percent sign."""
+    """Return the text such that no line starts with a percent sign."""
     return text.replace(" %", "\u00a0%")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
-    """A table of the class `kind`; cells are plain text."""
+    """Return a table with the class `kind`; cells are plain text."""
     head = "".join(f"<th>{html_text(text)}</th>" for text in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{html_text(shown(cell))}</td>" for cell in row) + "</tr>\n"
@@ -71,7 +72,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -
 
 
 def figure(svg: bytes, caption: str) -> str:
-    """A drawing, as part of the page itself."""
+    """Return a figure embedded in the page."""
     data = b64encode(svg).decode()
     text = html_text(caption)
     return (
@@ -81,16 +82,16 @@ def figure(svg: bytes, caption: str) -> str:
 
 
 def folded(title: str, sections: Iterable[str], *, is_open: bool = False) -> str:
-    """Sections that are seen when somebody asks for them, and on paper."""
+    """Return sections that are collapsed until opened, and shown in print."""
     start = "<details open>" if is_open else "<details>"
     return f"{start}<summary>{html_text(title)}</summary>\n" + "\n".join(sections) + "\n</details>"
 
 
 def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
-    """A table of all labels that can be sorted, filtered and saved as CSV under the name `file`.
+    """Return a table of all labels that can be sorted, filtered and saved as the CSV file `file`.
 
-    Columns are lists of equal length, in the order in which they are first seen; "name" is one of
-    them, and "label" is only in the CSV. Of more than `MOST_LABELS` there are the first ones.
+    Columns are lists of equal length, shown in the given order; "name" is one of them, and "label"
+    appears only in the CSV. If there are more than `MOST_LABELS` labels, the first ones are shown.
     """
     n_labels = len(columns["name"])
     entries: list[dict[str, Any]] = [
@@ -108,7 +109,7 @@ def label_table(columns: Mapping[str, Sequence[Any]], file: str) -> str:
         "<tr>" + "".join(f"<td>{html_text(_cell(entry, i))}</td>" for entry in seen) + "</tr>\n"
         for i in range(min(n_labels, _AT_ONCE))
     )
-    # In a script element only "<" could end it.
+    # Only "<" could end a script element.
     data = json.dumps({"columns": entries, "file": file}, separators=(",", ":"))
     data = data.replace("<", "\\u003c")
     left = max(n_labels - _AT_ONCE, 0)

@@ -15,10 +15,9 @@ __all__ = ["strongest_pairs"]
 
 
 def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str, Any]]]:
-    """The pairs of labels with the largest weights: "for" and "against" a label, at most so many.
+    """Return the pairs of labels with the largest weights, at most `n_pairs` "for" and "against".
 
-    A label also informs itself: such pairs are left out. Of a model that is not refined there are
-    none.
+    Pairs of a label with itself are left out. A model that is not refined has no pairs.
     """
     transform = model.transform
     if not isinstance(transform, Informed):
@@ -27,7 +26,7 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
     for shard in model.shards:
         weights: Any = shard.unpack()
         part: Any = sp.coo_array(weights[:, n_features : transform.n_columns])
-        of = shard.labels[shard.label_starts[:-1]][part.row]  # the first of those that share it
+        of = shard.labels[shard.label_starts[:-1]][part.row]  # the first label that shares it
         informing = transform.informing[part.col]
         others = of != informing
         found.append((part.data[others], of[others], informing[others]))

@@ -1,7 +1,7 @@
-"""Rows → those that occur several times, and whether their labels differ.
+"""Rows → duplicates, and whether their labels differ.
 
-Rows are told apart by 64 bits of a hash, and only these are kept: of a million rows two would be
-taken for equal that are not once in 40 million data sets. Empty rows do not count.
+Rows are compared by a 64-bit hash, and only hashes are kept: with a million rows, two different
+rows collide in one of 40 million data sets. Empty rows do not count.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import scipy.sparse as sp
 
 __all__ = ["Repeats", "describe_repeats", "row_hashes"]
 
-_LISTED = 10  # groups of equal rows that are named
-_ROWS_NAMED = 5  # of such a group
-_MOST_BEGINNINGS = 50_000  # of texts that occur again: what can be shown of them
+_LISTED = 10  # groups of equal rows that are listed
+_ROWS_NAMED = 5  # rows listed per group
+_MOST_BEGINNINGS = 50_000  # duplicate texts whose beginnings are kept for display
 _BEGINNING = 120  # characters
 
 _Hashes = npt.NDArray[np.uint64]
 
 
 def row_hashes(X: sp.csr_array) -> _Hashes:
-    """A hash for each row of a matrix whose ids are sorted; 0 for one without entries."""
+    """Return a hash for each row of a matrix with sorted indices; 0 for empty rows."""
     indices, data = np.ascontiguousarray(X.indices), np.ascontiguousarray(X.data)
     return np.fromiter(
         (
@@ -43,7 +43,7 @@ def _hash(content: bytes) -> int:
 
 
 class Repeats:
-    """Gathers texts a batch at a time; white space in them makes no difference."""
+    """Collects texts one batch at a time, ignoring differences in white space."""
 
     def __init__(self) -> None:
         self._hashes: list[_Hashes] = []
@@ -51,7 +51,7 @@ class Repeats:
         self._beginnings: dict[int, str] = {}
 
     def add(self, texts: Sequence[str]) -> None:
-        """The next rows."""
+        """Add the next rows."""
         plain = [" ".join(text.split()) for text in texts]
         hashes = np.fromiter(
             (_hash(text.encode()) if text else 0 for text in plain), np.uint64, len(plain)
@@ -66,11 +66,11 @@ class Repeats:
                     len(text) > _BEGINNING
                 )
         self._hashes.append(hashes)
-        # Two sorted runs: sorting them is merging.
+        # Two sorted runs: sorting merges them.
         self._known = np.sort(np.concatenate([self._known, distinct[~is_known]]), kind="stable")
 
     def facts(self, Y: sp.csr_array) -> dict[str, Any]:
-        """As `describe_repeats`, with the beginning of each text."""
+        """Like `describe_repeats`, with the beginning of each text."""
         hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes])
         return describe_repeats(hashes, Y, self._beginnings)
 
@@ -78,11 +78,11 @@ class Repeats:
 def describe_repeats(
     hashes: _Hashes, Y: sp.csr_array, beginnings: dict[int, str] | None = None
 ) -> dict[str, Any]:
-    """Which rows occur several times.
+    """Describe which rows occur several times.
 
-    "groups" of equal rows; "rows", how many are in them; "groups whose labels differ"; and
+    "groups" of equal rows; "rows", the number of rows in them; "groups whose labels differ"; and
     "examples", the largest groups: how often ("times"), the "rows" (the first few, counted from 1),
-    whether the "labels differ", and the beginning of the "text", if there is one.
+    whether the "labels differ", and the beginning of the "text", if known.
     """
     _, group_of, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
     repeated = np.flatnonzero((sizes[group_of] > 1) & (hashes != 0))

@@ -13,7 +13,7 @@ __all__ = ["write_sheet"]
 
 
 def write_sheet(target: StrPath, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of equal length; what is None stays empty. UTF-8, fields quoted if need be."""
+    """Write columns of equal length as UTF-8; None becomes an empty field; quoted as needed."""
     with whole_file(target) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
         rows = csv.writer(text, lineterminator="\n")

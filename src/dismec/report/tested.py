@@ -1,4 +1,4 @@
-"""A model and rows with known labels → how good it is, and on which labels."""
+"""A model and rows with known labels → how good it is, overall and per label."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from dismec.model.model import Model
 __all__ = ["KS", "describe_test"]
 
 KS = (1, 3, 5)
-_LISTED = 10  # labels that are named as the best, and as the worst
-_LEAST_TEST_ROWS = 5  # that such a label has in the test data
+_LISTED = 10  # labels listed as the best, and as the worst
+_LEAST_TEST_ROWS = 5  # minimum number of test rows of such a label
 _SCORES = ("precision", "recall", "F1")
 
 
 def describe_test(
     model: Model, data: Dataset, threads: int | None = None, tree: LabelTree | None = None
 ) -> dict[str, Any]:
-    """How a model does on rows with known labels, and on which labels; in percent.
+    """Evaluate a model on rows with known labels, overall and per label, in percent.
 
-    "metrics" as of `Model.evaluate`; "guesses", what P@k would be without a model
-    (`measure.guesses`); "rows without labels", where nothing can be right, and "pairs with unknown
-    labels" among all "pairs" of a row and a true label; "groups" by training frequency
-    (`measure.breakdown`); "best labels" and "worst labels" by their F1 in the first 5 places, of
-    those with at least 5 test rows ("labels judged" so many; ties: the one with more test rows
-    first); "all labels", a list per column, the most frequent in training first, with None where
-    there is nothing to measure; for a calibrated model "reliability" of the probabilities of the
-    first 5 places; and with a `tree` of the labels of both "hierarchy", its "levels"
-    (`measure.levels`) and for all "nodes" their numbers in the first 5 places.
+    "metrics" as in `Model.evaluate`; "guesses", P@k without a model (`measure.guesses`); "rows
+    without labels", where no prediction can be right, and "pairs with unknown labels" among all
+    "pairs" of a row and a true label; "groups" by training frequency (`measure.breakdown`); "best
+    labels" and "worst labels" by F1 in the first 5 places, among the labels with at least 5 test
+    rows (their number is "labels judged"; ties: more test rows first); "all labels", one list per
+    column, the most frequent in training first, with None if there is nothing to measure; for a
+    calibrated model, "reliability" of the probabilities in the first 5 places; and with a `tree` of
+    the labels of both, "hierarchy": its "levels" (`measure.levels`) and, for all "nodes", their
+    numbers in the first 5 places.
     """
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
     if truth.Y.shape[0] == 0:
@@ -81,7 +81,7 @@ def _node_columns(
 
 
 def _all_names(model: Model, data: Dataset) -> Sequence[str] | None:
-    """Names of the labels of both; of texts the data have those that the model does not."""
+    """Return the names of all labels; with texts, the data may have more labels than the model."""
     if model.names is None or (data.names is not None and len(data.names) > len(model.names)):
         return data.names
     return model.names

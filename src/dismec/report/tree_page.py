@@ -1,4 +1,4 @@
-"""Facts of a hierarchy → its levels as a table, and the tree to unfold."""
+"""Facts about a hierarchy → its levels as a table, and the tree to expand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["hierarchy_sections"]
 
 
 def hierarchy_sections(found: Mapping[str, Any]) -> Iterator[str]:
-    """The part of a page on what `describe_hierarchy` has found."""
+    """Yield the sections of a page for the result of `describe_hierarchy`."""
     yield "<h2>Hierarchy of labels</h2>"
     levels: Sequence[Mapping[str, Any]] = found["levels"]
     counts = ["level", "nodes", "labels"]
@@ -41,13 +41,13 @@ def hierarchy_sections(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tree(nodes: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """All nodes from the roots down, each with what is below it inside."""
+    """Yield all nodes from the roots down, each containing its descendants."""
     children: list[list[int]] = [[] for _ in nodes["name"]]
     for child, parents in enumerate(nodes["parents"]):
         for parent in parents:
             children[parent].append(child)
     roots = [root for root, parents in enumerate(nodes["parents"]) if not parents]
-    # Those with the most labels below them first, then the most frequent.
+    # Nodes with the most labels below them come first, then the most frequent.
     rank = [
         (-below, -(rows or 0))
         for below, rows in zip(nodes["labels below"], nodes["training rows"], strict=True)
@@ -76,7 +76,7 @@ def _tree(nodes: Mapping[str, Sequence[Any]]) -> Iterator[str]:
 
 
 def _line(nodes: Mapping[str, Sequence[Any]], node: int) -> str:
-    """A node's name, and its counts and metrics."""
+    """Return a node's name, counts and metrics."""
     below, rows = nodes["labels below"][node], nodes["training rows"][node]
     if rows is None:
         facts = [f"group of {counted(below, 'label')}"]

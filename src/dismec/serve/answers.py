@@ -1,4 +1,4 @@
-"""A model directory → JSON answers to the bodies of requests; HTTP itself is elsewhere."""
+"""A model directory → JSON answers to request bodies; HTTP itself is elsewhere."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _log = logging.getLogger(__name__)
 
 
 class Served(NamedTuple):
-    """A model and the hierarchy of its labels, which requests see change together."""
+    """A model and the hierarchy of its labels, which always change together."""
 
     model: RankingModel
     tree: ServedTree | None
 
 
 class Service:
-    """The model that is served, for many threads; only `reload` is for one at a time.
+    """The served model, for many threads; only `reload` must not run concurrently.
 
-    `predict`, `explain` and `labels` raise `DataError` for a request that does not keep to the
-    contract, and `example` if the model takes no texts; all of them `NotReady` while workers of a
-    cluster that hold weights are missing.
+    `predict`, `explain` and `labels` raise `DataError` for a request that violates the contract,
+    and `example` if the model does not use texts; all of them raise `NotReady` while cluster
+    workers that hold weights are missing.
 
-    `path` may be a link to the model directory; `directory` is where it leads, if that is already
-    known. `hierarchy` is a file with the parents of labels.
+    `path` may be a link to the model directory; `directory` is its target, if already known.
+    `hierarchy` is a file with the parents of labels.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Service:
         self.version = version("dismec")
         self._path, self._cluster, self._hierarchy = path, cluster, hierarchy
         self.served = self._open(directory or path)
-        self._search: tuple[TopkModel, LabelSearch] | None = None  # made when first needed
+        self._search: tuple[TopkModel, LabelSearch] | None = None  # created when first needed
         self._choices = Choices(self._search_of)
 
     def _open(self, path: Path) -> Served:
@@ -82,7 +82,7 @@ class Service:
 
     @property
     def model(self) -> RankingModel:
-        """The model that is served now."""
+        """The model that is currently served."""
         return self.served.model
 
     @property
@@ -91,8 +91,8 @@ class Service:
         return self._hierarchy is not None
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
-        """The best labels, with scores exactly as `predict_topk` has them; the number of rows."""
-        model, tree = self.served  # one for the whole request, whatever is loaded meanwhile
+        """Return the best labels, with the scores of `predict_topk`, and the number of rows."""
+        model, tree = self.served  # one for the whole request, even if another is loaded
         X, request = parse("/predict", body, model, self.contract)
         rows = _best_labels(model, X, request, self._choices.find(model, request, tree))
         if tree is not None:
@@ -102,7 +102,7 @@ class Service:
         return _json_bytes(answer), X.shape[0]
 
     def explain(self, body: bytes) -> bytes:
-        """What adds to the score of a label, and its rank."""
+        """Return what contributes to the score of a label, and its rank."""
         model, tree = self.served
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
@@ -122,7 +122,7 @@ class Service:
         return _json_bytes(result)
 
     def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The labels that a search finds."""
+        """Return the labels that match a search."""
         request = self.contract.check_query("/labels", query)
         model, limit = self.model, request["limit"]
         found = self._search_of(model).find(request["search"], limit + 1)
@@ -135,7 +135,7 @@ class Service:
         return {"labels": rows, "more": len(found) > limit}
 
     def tree(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Some nodes of the hierarchy, which there must be."""
+        """Return some nodes of the hierarchy, which must exist."""
         tree = self.served.tree
         assert tree is not None
         return tree.answer(self.contract.check_query("/tree", query))
@@ -147,9 +147,9 @@ class Service:
         return known[1]
 
     def example(self) -> dict[str, Any]:
-        """One of the training texts that the model keeps; if there are none, words of labels.
+        """Return a training text that the model stores or, if there is none, words of labels.
 
-        Frequent labels come up more.
+        Frequent labels are more likely.
         """
         vocabulary = text_vocabulary(self.model)
         rng = np.random.default_rng()
@@ -163,7 +163,7 @@ class Service:
             every = [every, np.zeros((1, model.n_dense), np.float32)]
         sentences = []
         for label in rng.choice(seen, min(_EXAMPLE_LABELS, len(seen)), replace=False, p=chances):
-            words: dict[str, None] = {}  # each once, those that speak most first
+            words: dict[str, None] = {}  # each once, the strongest first
             for term in model.explain(every, int(label)).terms:
                 new = vocabulary.terms[term.feature].split()
                 if term.contribution > 0 and all(word.isalpha() for word in new):
@@ -174,7 +174,7 @@ class Service:
         return {"text": " ".join(sentences), "training": False}
 
     def describe(self, served: Served | None = None) -> dict[str, Any]:
-        """What is served, or would be with another model: the answer of ``/model``."""
+        """Describe the served model, or another one: the answer of ``/model``."""
         (model, tree), limits = served or self.served, self.contract.limits
         manifest, able = model.manifest, model.capabilities
         return {
@@ -186,7 +186,7 @@ class Service:
             "hierarchy": None if tree is None else tree.describe(),
             "text": able.texts,
             "calibrated": able.probabilities,
-            "explanations": True,  # every model does now; clients may ask
+            "explanations": True,  # true for every model; kept for clients that check it
             "threshold": _threshold(model),
             "examples": len(manifest.examples),
             "weights": model.nnz,
@@ -204,9 +204,9 @@ class Service:
         }
 
     def open_again(self, directory: Path | None = None) -> Served | str:
-        """The model that is on disk now, beside the one that is served; or why there is none.
+        """Open the model on disk in addition to the served one; return it, or why that failed.
 
-        `directory` is where it is now, if that has changed.
+        `directory` is its current location, if that has changed.
         """
         try:
             return self._open(directory or self._path)
@@ -214,7 +214,7 @@ class Service:
             return " ".join(str(error).split()) or "out of memory"
 
     def reload(self) -> bool:
-        """Switch to the model that is on disk now; False, and a line in the log, if it is bad."""
+        """Switch to the model on disk; return False, and log the reason, if it is invalid."""
         opened = self.open_again()
         if isinstance(opened, str):
             say_not_reloaded(opened)
@@ -225,18 +225,18 @@ class Service:
 
 
 def say_reloaded(path: Path, n_labels: int) -> None:
-    """A line in the log."""
+    """Log that the model was reloaded."""
     _log.info("reloaded %s: %d labels", path, n_labels)
 
 
 def say_not_reloaded(reason: str) -> None:
-    """A line in the log."""
+    """Log why the model was not reloaded."""
     _log.error("not reloaded, the old model stays: %s", reason)
 
 
 def _open_warm(path: Path, cluster: str | None) -> RankingModel:
-    """The model, ready to predict: nobody waits for its weights to be laid out."""
-    directory = path.resolve()  # one throughout, if a link is moved meanwhile
+    """Open the model ready to predict, so no request waits for its weights to be prepared."""
+    directory = path.resolve()  # the same throughout, even if a link is moved meanwhile
     model: RankingModel
     with watching() as files:
         if cluster is None:
@@ -263,7 +263,7 @@ def _most_marked(vocabulary: Vocabulary) -> int:
 
 
 def _threshold(model: TopkModel) -> dict[str, Any]:
-    """From where labels are assigned if nobody says otherwise."""
+    """Return the default threshold for assigning labels."""
     if model.calibration is None:
         return {"rank": "score", "value": 0.0, "chosen": "zero"}
     value = model.calibration.micro_threshold
@@ -282,7 +282,7 @@ def _best_labels(
     least = -np.inf if request["threshold"] is None else request["threshold"]
     rows: list[dict[str, Any]] = []
     for i, places in enumerate(zip(lists["labels"], lists[ranked], strict=True)):
-        # Best first, and empty places (label −1) last.
+        # Best first, with empty places (label −1) last.
         kept = sum(label >= 0 and rank >= least for label, rank in zip(*places, strict=True))
         row = {key: values[i][:kept] for key, values in lists.items()}
         if model.names is not None:
@@ -292,10 +292,10 @@ def _best_labels(
 
 
 def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
-    """The pieces of the words that weigh most in all, in the order of the text.
+    """Return the pieces of the words with the largest total weight, in text order.
 
-    A word that carries a label may be there thousands of times, and each of them adds next to
-    nothing: it counts as a whole, at its first place fully, at its second by half, and so on.
+    A word that contributes to a label may occur thousands of times, each adding next to nothing, so
+    a word counts as a whole: fully at its first place, half at its second, and so on.
     """
     words = [text[begin:end].lower() for begin, end, _ in pieces]
     totals: dict[str, float] = {}
@@ -310,7 +310,7 @@ def _strongest(text: str, pieces: list[tuple[int, int, float]]) -> list[tuple[in
 
 
 def _json_bytes(answer: Any) -> bytes:
-    """JSON, in which a score that is not finite is null: features may be as large as float32."""
+    """Return JSON with null for scores that are not finite: features may be as large as float32."""
     try:
         return json.dumps(answer, allow_nan=False).encode()
     except ValueError:

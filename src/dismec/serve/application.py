@@ -1,4 +1,4 @@
-"""HTTP: requests → a `Service` → responses. The one importer of the web framework."""
+"""HTTP: requests → a `Service` → responses. The only importer of the web framework."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from dismec.serve.queries import LongTexts, NumericRows
 __all__ = ["application"]
 
 _BODY_SECONDS = 30  # for a body to arrive
-_BODIES_BYTES = 1 << 28  # of all bodies together, or four of the largest
-# Of what a `Service` raises; the first that fits.
+_BODIES_BYTES = 1 << 28  # all bodies together, or four of the largest
+# For exceptions of a `Service`; the first match counts.
 _STATUSES = {
     LongTexts: 413,
     NumericRows: 422,
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 
 
 class _DamagedModel(NotReady):
-    """A file of the model was cut off or written to while it was in use."""
+    """A file of the model was truncated or written to while in use."""
 
 
 class _Endpoints:
-    """What is done for each path, in the event loop's thread."""
+    """The handlers of all paths, run in the event loop's thread."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class _Endpoints:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
         self._mending: asyncio.Task[bool] | None = None
-        self._next_mend = 0.0  # by the monotonic clock
-        self._held = 0  # bytes of bodies
+        self._next_mend = 0.0  # on the monotonic clock
+        self._held = 0  # bytes of bodies in memory
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
     async def predict(self, request: Request) -> Response:
@@ -95,12 +95,13 @@ class _Endpoints:
         return _answered(await self._work(request, lambda _: self._service.tree(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
-        """What `task` makes of the request's body, in a thread of the pool."""
+        """Return the result of `task` for the request's body, computed in a thread of the pool."""
         self._authorise(request)
         self._check_ready()
         if int(request.headers.get("content-length", 0)) > self._limits.body:
             raise self._too_large()
-        # A body that arrives slowly takes no place of others; what is held of all is bounded.
+        # A body that arrives slowly takes no slot from others; the total size of all bodies is
+        # bounded.
         body = bytearray()
         try:
             await self._read(request, body)
@@ -141,12 +142,12 @@ class _Endpoints:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
     def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
-        """What a task returns, unless a file of the model was damaged meanwhile."""
+        """Return the result of a task, unless a file of the model was damaged meanwhile."""
         models = {self._service.model}
         try:
             return task(body)
-        finally:  # what came of damage may be an error as well
-            models.add(self._service.model)  # it may have been changed before the task took it
+        finally:  # damage may also have caused an error
+            models.add(self._service.model)  # it may have changed before the task started
             if reason := next(filter(None, (model.damage for model in models)), None):
                 raise _DamagedModel(reason)
 
@@ -160,7 +161,7 @@ class _Endpoints:
         raise error
 
     def _mend(self, error: Exception) -> None:
-        """Open the model again after damage to its files, from time to time until there is one."""
+        """Open the model again after damage to its files, retrying from time to time."""
         busy = self._mending is not None and not self._mending.done()
         if busy or time.monotonic() < self._next_mend:
             return
@@ -169,11 +170,11 @@ class _Endpoints:
         self._mending = asyncio.create_task(self._peers.reload())
 
     async def live(self, _: Request) -> Response:
-        """The process answers; whether it can predict is another question."""
+        """Answer that the process is running, whether or not it can predict."""
         return _answered({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        """A prediction would be answered now."""
+        """Answer whether predictions are possible now."""
         self._check_ready()
         return _answered({"status": "ok"})
 
@@ -225,10 +226,10 @@ def application(
     threads: int,
     token: str | None,
 ) -> ASGIApp:
-    """What a web server asks.
+    """Create the ASGI application.
 
-    `threads` predictions are computed at a time. `metrics` is what this process counts, and
-    `peers` are all processes of the server. Requests must carry `token`, if there is one.
+    `threads` predictions are computed at a time. `metrics` are the counts of this process, and
+    `peers` are all processes of the server. If `token` is given, requests must carry it.
     """
     endpoints = _Endpoints(service, metrics, peers, threads, token)
     routes = [
@@ -256,7 +257,7 @@ def application(
 
 
 def _answered(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON in which every character that a terminal acts on is escaped."""
+    """Return JSON in which all terminal control characters are escaped."""
     text = printable(json.dumps(value, ensure_ascii=False, allow_nan=False))
     return Response(text, status, headers=headers, media_type="application/json")
 
@@ -275,7 +276,7 @@ async def _fail(_: Request, __: Exception) -> Response:
 
 
 def _measured(answering: ASGIApp, paths: set[str], metrics: prometheus.Metrics) -> ASGIApp:
-    """An application, with its answers counted."""
+    """Wrap an application to count its answers."""
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()

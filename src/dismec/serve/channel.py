@@ -8,16 +8,16 @@ from typing import Any
 
 __all__ = ["Channel", "Message"]
 
-_LARGEST = 1 << 18  # bytes of a message: counts of all paths are some thousand
-_FILES = 8  # that a message may come with; only one ever does
+_LARGEST = 1 << 18  # bytes of a message: counts of all paths take a few thousand
+_FILES = 8  # file descriptors per message; only one is ever sent
 
 Message = dict[str, Any]
 
 
 class Channel:
-    """One end of a pair of sockets; a message arrives whole or not at all.
+    """One end of a pair of sockets; a message arrives completely or not at all.
 
-    Neither end ever waits for the other: `send` says whether there was room.
+    Neither end ever waits for the other: `send` returns whether there was room.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -26,16 +26,16 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Both ends of a new channel."""
+        """Create both ends of a new channel."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(other)
 
     def fileno(self) -> int:
-        """For selectors, event loops and child processes."""
+        """Return the descriptor, for selectors, event loops and child processes."""
         return self._end.fileno()
 
     def close(self) -> None:
-        """Give up this end; the other one finds out."""
+        """Close this end, which the other end notices."""
         self._end.close()
 
     def wait(self) -> None:
@@ -45,7 +45,7 @@ class Channel:
         self._end.setblocking(False)
 
     def send(self, message: Message, connection: socket.socket | None = None) -> bool:
-        """Send a message, and a connection with it; False if the other end is full or gone."""
+        """Send a message, optionally with a connection; False if the other end is full or gone."""
         data = json.dumps(message).encode()
         try:
             if connection is None:
@@ -57,7 +57,7 @@ class Channel:
         return True
 
     def receive(self) -> tuple[Message, socket.socket | None] | None:
-        """The next message, and the connection that came with it; None if there is none now.
+        """Return the next message and the connection sent with it; None if there is none now.
 
         Raises
         ------

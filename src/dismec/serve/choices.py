@@ -1,4 +1,4 @@
-"""What a request says of labels → the set of labels to choose from."""
+"""The label restrictions of a request → the set of allowed labels."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dismec.serve.tree import ServedTree
 
 __all__ = ["Choices"]
 
-_KEPT = 16  # sets that are found again: a client asks for the same one many times
+_KEPT = 16  # cached sets: a client requests the same one many times
 
 
 class Choices:
-    """The sets of labels that requests have asked for, for many threads."""
+    """The sets of labels that requests have used, for many threads."""
 
     def __init__(self, search: Callable[[TopkModel], LabelSearch]) -> None:
         self._search = search
-        self._found: OrderedDict[Any, Allowed] = OrderedDict()  # latest last
+        self._found: OrderedDict[Any, Allowed] = OrderedDict()  # most recent last
         self._lock = Lock()
         self._model: TopkModel | None = None
 
     def find(
         self, model: TopkModel, request: dict[str, Any], tree: ServedTree | None = None
     ) -> Allowed | None:
-        """The labels that a checked request allows, or None for all.
+        """Return the labels that a checked request allows, or None for all.
 
-        `DataError` if the model or the hierarchy does not have one.
+        Raise `DataError` if the model or the hierarchy does not contain one of them.
         """
         only, exclude, prefix = request["only"], request["exclude"], request["prefix"]
         below = request.get("below")
@@ -41,7 +41,7 @@ class Choices:
             return None
         group = None
         if below is not None:
-            assert tree is not None  # the contract has it only then
+            assert tree is not None  # the contract allows it only then
             group = tree.find(below)
         key = None if only is None else tuple(only), tuple(exclude or ()), prefix, group
         with self._lock:

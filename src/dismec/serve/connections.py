@@ -1,8 +1,8 @@
-"""Connections → requests, with bounds on what silent, slow and greedy clients can hold.
+"""Connections → requests, with limits on what silent, slow and greedy clients can occupy.
 
-A connection that says nothing, dribbles a header or does not read its answer costs a file
-descriptor and some memory. Where there are too many, the one that has been idle for longest makes
-room for a new one: whoever sends a whole request is always answered.
+A connection that sends nothing, sends a header slowly or does not read its answer costs a file
+descriptor and some memory. If there are too many, the one that has been idle longest is closed for
+a new one, so a client that sends a complete request is always answered.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["ConnectionLimits", "connection_class"]
 
 _log = logging.getLogger(__name__)
-_SPARE_FILES = 64  # descriptors that are left for other things than connections
+_SPARE_FILES = 64  # descriptors reserved for other uses than connections
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What connections may hold."""
+    """Limits on connections."""
 
-    connections: int = 1024  # in all; fewer if the process may not have so many files open
+    connections: int = 1024  # in total; fewer if the process may not open that many files
     per_address: int = 512
     header_bytes: int = 1 << 15
     headers: int = 100
     header_seconds: float = 10.0  # for a header to arrive
     write_seconds: float = 30.0  # for a client to read some of its answer
-    answer_bytes: int = 1 << 27  # of answers that wait to be read, in all
+    answer_bytes: int = 1 << 27  # answers waiting to be read, in total
 
     @property
     def most(self) -> int:
-        """Connections in all."""
-        if sys.platform == "win32":  # has no such limit
+        """Maximum number of connections."""
+        if sys.platform == "win32":  # no such limit
             return self.connections
         import resource
 
@@ -50,21 +50,21 @@ class ConnectionLimits:
 
 
 class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's, which reads through one buffer and has limits.
+    """uvicorn's protocol, with limits, reading through one shared buffer.
 
-    A read of asyncio's own takes 256 KB and gives back all but what has arrived. What is left lies
-    scattered over the heap, and the next read finds no 256 KB in between: the heap grows.
+    asyncio's own reads allocate 256 KB and return all but the bytes that arrived. The rest is
+    scattered over the heap, and the next read finds no free 256 KB in between, so the heap grows.
     """
 
     limits: ClassVar[ConnectionLimits]
-    trusted_hosts: ClassVar[Callable[[str], bool] | None] = None  # None: any
-    closed: ClassVar[Callable[[], None] | None] = None  # told of each that ends
-    _buffer = memoryview(bytearray(1 << 18))  # of all connections: it is empty between two reads
+    trusted_hosts: ClassVar[Callable[[str], bool] | None] = None  # None allows any
+    closed: ClassVar[Callable[[], None] | None] = None  # called for each connection that ends
+    _buffer = memoryview(bytearray(1 << 18))  # shared by all connections: empty between two reads
 
     _quiet_since: float  # when it last finished something
-    _header_bytes = 0  # of a header that is not complete
+    _header_bytes = 0  # size of an incomplete header
     _in_message = False  # between a header and the end of its body
-    _timer: asyncio.TimerHandle | None = None  # for a header
+    _timer: asyncio.TimerHandle | None = None  # timeout for a header
     _write_timer: asyncio.TimerHandle | None = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -115,7 +115,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._cancel_header_timer()
         self._in_message = True
         if self.parser.should_upgrade():
-            # What follows such a header belongs to another protocol, and must not become a request.
+            # Data after such a header belongs to another protocol and must not become a request.
             self._refuse(400, "this server does not switch protocols: leave out Upgrade")
             return
         if sum(len(name) + len(value) for name, value in self.headers) > self.limits.header_bytes:
@@ -143,7 +143,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().on_response_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """It has been answered."""
+        """Do nothing; the request has been answered."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -153,7 +153,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         waiting = [other for other in self._all if other._write_timer is not None]
         sizes = {c: c.transport.get_write_buffer_size() for c in waiting}
         if sum(sizes.values()) > self.limits.answer_bytes:
-            # The one that holds most is not reading, or asks for more than its share.
+            # The connection with the most data is not reading, or requests more than its share.
             max(waiting, key=lambda c: sizes[c])._give_up_writing()
 
     def resume_writing(self) -> None:
@@ -172,7 +172,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether there is no request that is being answered."""
+        """Return whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _await_header(self) -> None:
@@ -191,7 +191,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self.transport.abort()
 
     def _make_room(self, among: list[_Connection], reason: str) -> None:
-        """Close the connection that has been idle for longest; this one if none is."""
+        """Close the connection that has been idle longest, or this one if none is idle."""
         idle = [c for c in among if c is not self and c._is_idle and not c.transport.is_closing()]
         if idle:
             min(idle, key=lambda c: c._quiet_since).transport.abort()
@@ -228,9 +228,9 @@ def connection_class(
     trusted_hosts: Callable[[str], bool] | None,
     closed: Callable[[], None] | None = None,
 ) -> type[asyncio.Protocol]:
-    """Connections with these limits, which answer only requests for hosts that are trusted.
+    """Return a protocol with these limits that only answers requests for trusted hosts.
 
-    `closed` is called when one has ended.
+    `closed` is called when a connection has ended.
     """
     told = {"trusted_hosts": trusted_hosts, "closed": closed}
     callbacks = {name: None if one is None else staticmethod(one) for name, one in told.items()}

@@ -1,7 +1,7 @@
-"""What the requests and answers of the HTTP interface hold, stated once: request → checked request.
+"""The requests and answers of the HTTP interface, stated once: request → checked request.
 
-The statement is in the words of OpenAPI: `Contract.check` holds requests against it, and
-`dismec.serve.description` publishes it.
+They are stated in OpenAPI terms: `Contract.check` validates requests against them, and
+`dismec.serve.description` publishes them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _DENSE = "dense"
 
 
 class Contract:
-    """What may be asked of a server, and what it answers; with a `hierarchy`, also of that."""
+    """The requests and answers of a server; with a `hierarchy`, also those about it."""
 
     def __init__(self, limits: Limits, *, hierarchy: bool = False) -> None:
         self.limits = limits
-        self.schemas = schemas_of(limits, hierarchy=hierarchy)  # of requests and answers, by name
-        self.bodies = {  # what a request holds, by path
+        self.schemas = schemas_of(limits, hierarchy=hierarchy)  # requests and answers, by name
+        self.bodies = {  # request bodies, by path
             "/predict": either("OneRow", "OneText", "ManyRows", "OneDense")
             | {"title": 'either "features", "text" or "dense" (a row), or "rows" (many)'},
             "/explain": either("RowAndLabel", "TextAndLabel", "DenseAndLabel")
             | {"title": 'either "features", "text" or "dense"'},
         }
-        self.queries = {"/labels": SEARCH, "/tree": TREE_QUERY}  # behind the "?", by path
+        self.queries = {"/labels": SEARCH, "/tree": TREE_QUERY}  # query parameters, by path
         self.answers = {  # by path
             "/predict": either("Best", "BestOfRows"),
             "/explain": ref("Explanation"),
@@ -51,23 +51,23 @@ class Contract:
         self._kinds = {path: self._alternatives(body) for path, body in self.bodies.items()}
 
     def check(self, path: str, request: Any) -> dict[str, Any]:
-        """The request with defaults for what it leaves out; `DataError` if `path` does not take it.
+        """Return the request with defaults; raise `DataError` if `path` does not accept it.
 
-        Pairs of features are passed on as they are: `dismec.serve.queries` reads and checks them.
+        Feature pairs are passed on unchanged: `dismec.serve.queries` reads and checks them.
         """
         if not isinstance(request, dict):
             raise DataError("the body is not a JSON object")
         kinds = self._kinds[path]
         _check_keys(request, {key for kind in kinds.values() for key in kind["properties"]})
         given = [key for key in kinds if key in request]
-        if len(given) > 1:  # dense features are a row of their own only where there is nothing else
+        if len(given) > 1:  # dense features are a row of their own only without other features
             given = [key for key in given if key != _DENSE]
         if len(given) != 1:
             raise DataError(f"the request needs {self.bodies[path]['title']}")
         return self._checked_object(kinds[given[0]], request)
 
     def check_query(self, path: str, given: Mapping[str, str]) -> dict[str, Any]:
-        """The same for what stands behind the "?" of an address."""
+        """Check the query parameters of an address in the same way."""
         known = self.queries[path]
         _check_keys(given, known)
         read: dict[str, Any] = dict(given)
@@ -77,13 +77,13 @@ class Contract:
         return self._checked_object(typed("object", properties=known, required=[]), read)
 
     def _alternatives(self, schema: Schema) -> dict[str, Schema]:
-        """The objects that a schema leaves the choice of, by the key that only one of them has."""
+        """Return the alternatives of a schema by the key that only one of them has."""
         kinds = [self.schemas[kind["$ref"].rpartition("/")[2]] for kind in schema["oneOf"]]
         return {kind["required"][0]: kind for kind in kinds}
 
     def _checked_object(self, schema: Schema, given: dict[str, Any]) -> dict[str, Any]:
         _check_keys(given, schema["properties"])
-        required = schema["required"]  # none is nullable: what is missing is refused as null is
+        required = schema["required"]  # none is nullable: a missing value is rejected like null
         return {
             key: self._checked(key, value, given.get(key))
             if key in given or key in required
@@ -116,7 +116,7 @@ class Contract:
             return value
         kinds = self._alternatives(schema["items"])
         first = value[0] if value and isinstance(value[0], dict) else {}
-        kind = next((key for key in kinds if key in first), "features")  # that of all rows
+        kind = next((key for key in kinds if key in first), "features")  # the kind of all rows
         properties = kinds[kind]["properties"]
         for number, item in enumerate(value):
             if not isinstance(item, dict) or kind not in item:

@@ -1,4 +1,4 @@
-"""The contract and the model that is served → the OpenAPI document, with examples to send."""
+"""The contract and the served model → the OpenAPI document, with examples to send."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _QUERY = {"search": "a", "limit": 5, "node": 0, "start": 0}
 
 @dataclass(frozen=True)
 class Interface:
-    """What the model that is served takes, and what it gives."""
+    """What the served model accepts and returns."""
 
     labels: int
-    features: int  # sparse ones, or terms
+    features: int  # sparse features, or terms
     dense: int = 0
     texts: bool = False
-    names: bool = False  # labels have them
+    names: bool = False  # whether labels have names
     probabilities: bool = False
-    hierarchy: bool = False  # the server has one of the labels
+    hierarchy: bool = False  # whether the server has a hierarchy of the labels
 
     @classmethod
     def of(cls, model: TopkModel, *, hierarchy: bool = False) -> Interface:
-        """That of a model."""
+        """Create the interface of a model."""
         able = model.capabilities
         return cls(
             model.n_labels,
@@ -43,7 +43,7 @@ class Interface:
 
     @property
     def takes(self) -> str:
-        """What a row is, in words."""
+        """Describe a row in words."""
         parts = []
         if self.texts:
             parts.append("texts")
@@ -55,7 +55,7 @@ class Interface:
 
 
 def openapi(contract: Contract, version: str, guarded: bool, served: Interface) -> dict[str, Any]:
-    """The OpenAPI description of a model; `guarded` says that a token is required."""
+    """Return the OpenAPI description of a model; `guarded` means that a token is required."""
     schemas, bodies = _schemas_for(contract, served)
     components: dict[str, Any] = {"schemas": schemas}
     if guarded:
@@ -98,7 +98,7 @@ def openapi(contract: Contract, version: str, guarded: bool, served: Interface) 
 def _operations(
     contract: Contract, guarded: bool, served: Interface
 ) -> list[tuple[str, str, str, dict[str, str]]]:
-    """Path, method, summary, and what can go wrong, of all that this model answers."""
+    """Return path, method, summary and possible errors of all requests for this model."""
     limits = contract.limits
     unready = {"503": "Predictions are not answered at the moment: the reason is in the answer."}
     busy = {"503": "The queue is full, or as for /health; try again after Retry-After seconds."}
@@ -143,7 +143,7 @@ def _json(schema: Schema) -> Schema:
 
 
 def _schemas_for(contract: Contract, served: Interface) -> tuple[Schema, dict[str, Schema]]:
-    """The schemas of requests that this model takes, and of its answers; the bodies by path."""
+    """Return the schemas of this model's requests and answers, and the bodies by path."""
     general = deepcopy(contract.schemas)
     row = {"features": _pairs_of(general["Row"]["properties"]["features"], served.features)}
     text = {"text": general["TextRow"]["properties"]["text"] | {"description": "The text."}}
@@ -159,7 +159,7 @@ def _schemas_for(contract: Contract, served: Interface) -> tuple[Schema, dict[st
     numeric = general["OneRow"]["properties"]["numeric"]
     must = {"numeric": numeric | {"enum": [True]}} if served.texts else {"numeric": numeric}
     must_not = {"numeric": numeric | {"enum": [False]}}
-    # What stands for a row, by the names of its schemas: alone, in a list, and with a label.
+    # The schemas of a row by name: alone, in a list, and with a label.
     kinds: list[tuple[str, Schema, Schema, Schema]] = []
     if served.texts:
         kinds.append(("Text", text | dense, {}, must_not))
@@ -206,7 +206,7 @@ def _label_kinds(served: Interface) -> list[Schema]:
 
 
 def _options_for(general: Schema, served: Interface) -> Schema:
-    """What can be said beside the row of a prediction."""
+    """Return the options of a prediction, besides the row."""
     known = general["OneText"]["properties"]
     options = {key: known[key] for key in ("k", "threshold", "rank")}
     if not served.probabilities:
@@ -221,7 +221,7 @@ def _options_for(general: Schema, served: Interface) -> Schema:
 
 
 def _answers_for(general: Schema, served: Interface) -> Schema:
-    """Predictions and explanations: what this model always gives, and may give."""
+    """Return predictions and explanations: fields that this model always or sometimes returns."""
     best, explanation = general["Best"], general["Explanation"]
     always = ["names"] if served.names else []
     always.append("probabilities" if served.probabilities else "scores")
@@ -241,7 +241,7 @@ def _answers_for(general: Schema, served: Interface) -> Schema:
 
 
 def _in_json_schema(schema: Any) -> Any:
-    """What OpenAPI 3.1 has in place of ``nullable``."""
+    """Replace ``nullable`` by its OpenAPI 3.1 equivalent."""
     if isinstance(schema, list):
         return [_in_json_schema(part) for part in schema]
     if not isinstance(schema, dict):
@@ -253,7 +253,7 @@ def _in_json_schema(schema: Any) -> Any:
 
 
 def _examples(path: str, served: Interface, limits: Limits) -> dict[str, Any]:
-    """Bodies that can be sent as they are, by what they ask."""
+    """Return bodies that can be sent as they are, by purpose."""
     row: dict[str, Any] = {}
     other: dict[str, Any] = {}
     if served.texts:

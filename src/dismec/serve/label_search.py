@@ -9,14 +9,14 @@ import numpy as np
 
 __all__ = ["LabelSearch"]
 
-_BETWEEN = b"\xff"  # two names: no byte of UTF-8
+_BETWEEN = b"\xff"  # separates names; not a byte of UTF-8
 
 
 class LabelSearch:
-    """Finds labels by part of their names, whatever the case; without names, by their numbers.
+    """Finds labels by part of their names, ignoring case; without names, by number.
 
-    All names are kept once more, folded and end to end, and a search is a few passes over these
-    bytes: tens of milliseconds for a million names.
+    It keeps a second, case-folded copy of all names, concatenated, and a search is a few passes
+    over these bytes: tens of milliseconds for a million names.
     """
 
     def __init__(self, names: Sequence[str] | None, n_labels: int) -> None:
@@ -29,9 +29,9 @@ class LabelSearch:
             self._folded = _BETWEEN + _BETWEEN.join([*folded, b""])
 
     def find(self, part: str, limit: int) -> list[int]:
-        """At most `limit` labels: equal names first, then those that begin with it, then others.
+        """Return at most `limit` labels: exact matches first, then prefixes, then other matches.
 
-        White space around `part` does not count. Equally good ones are in the order of labels.
+        White space around `part` is ignored. Ties are in label order.
         """
         wanted = part.strip().casefold().encode(errors="replace")
         if self._folded is None:
@@ -46,14 +46,14 @@ class LabelSearch:
         return list(found)
 
     def beginning_with(self, prefix: str) -> Iterator[int]:
-        """The labels whose names begin with it, in order; all of them if it is empty."""
+        """Yield the labels whose names start with `prefix`, in order; all if it is empty."""
         wanted = prefix.strip().casefold()
         if self._folded is None or not wanted:
             return self._numbered(wanted) if self._folded is None else iter(range(self._n_labels))
         return self._holding(_BETWEEN + wanted.encode(errors="replace"))
 
     def _holding(self, pattern: bytes) -> Iterator[int]:
-        """The labels whose folded names hold these bytes, each once, in order."""
+        """Yield the labels whose folded names contain these bytes, each once, in order."""
         assert self._folded is not None
         place = self._folded.find(pattern)
         while 0 <= place < len(self._folded) - 1:
@@ -63,7 +63,7 @@ class LabelSearch:
             place = self._folded.find(pattern, int(following))
 
     def _numbered(self, digits: str) -> Iterator[int]:
-        """The labels whose numbers begin with these digits; all of them without any."""
+        """Yield the labels whose numbers start with these digits; all if there are none."""
         if not digits:
             yield from range(self._n_labels)
         if not digits.isdecimal() or len(digits) > 18 or digits != str(int(digits)):

@@ -1,7 +1,7 @@
-"""One of several processes of a server: connections that the first process accepts → answers.
+"""One of several server processes: connections accepted by the first process → answers.
 
-Started by `dismec.serve.supervisor` as ``python -m dismec.serve.member N``, N being its end of the
-channel between them.
+`dismec.serve.supervisor` starts it as ``python -m dismec.serve.member N``, where N is its end of
+the channel between them.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__: list[str] = []
 
 
 class _Member:
-    """What the process does when it is told to, and what it asks of the others."""
+    """Handles the orders that the process gets, and its requests to the other processes."""
 
     def __init__(self, channel: Channel, service: Service, metrics: Metrics) -> None:
         self.server: HttpServer
         self._channel = channel
         self._service = service
         self._metrics = metrics
-        self._opened: Served | None = None  # that is to be switched to
-        self._closed = 0  # connections
+        self._opened: Served | None = None  # the model to switch to
+        self._closed = 0  # closed connections
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Message]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def totals(self) -> Metrics:
-        """What all processes have counted."""
+        """Return the counts of all processes."""
         found = Metrics()
         found.processes = 0
         found.add((await self._ask("totals"))["counts"])
         return found
 
     async def reload(self) -> bool:
-        """Have all processes switch to the model that is on disk."""
+        """Make all processes switch to the model on disk."""
         return bool((await self._ask("reload"))["done"])
 
     async def _ask(self, what: str) -> Message:
@@ -61,14 +61,14 @@ class _Member:
             del self._asked[number]
 
     def begin(self) -> None:
-        """Take connections and orders from now on."""
-        # Ctrl-C reaches every process of a terminal, and it is the first one that ends the others.
+        """Start accepting connections and orders."""
+        # Ctrl-C reaches every process of a terminal, but the first one ends the others.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._receive)
         self._channel.send({"ready": self._service.describe()})
 
     def note_closed(self) -> None:
-        """Say that a connection has ended. All that have ended are counted: one may get lost."""
+        """Report closed connections. The total is sent, because a message may get lost."""
         self._closed += 1
         self._channel.send({"closed": self._closed})
 

@@ -1,4 +1,4 @@
-"""What a browser shows: of a model at ``/``, of the OpenAPI description at ``/docs``."""
+"""Pages for the browser: a model at ``/``, the OpenAPI description at ``/docs``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["docs_page", "page"]
 
 
 def page(model: TopkModel) -> tuple[str, dict[str, str]]:
-    """The page and its headers, with fields for what the model takes."""
+    """Return the page and its headers, with fields for the model's input."""
     sparse = "text" if model.vocabulary is not None else "features"
     takes = [sparse] if model.n_features or not model.n_dense else []
     takes += ["dense"] if model.n_dense else []
@@ -26,7 +26,7 @@ def page(model: TopkModel) -> tuple[str, dict[str, str]]:
 
 
 def docs_page(description: dict[str, Any], name: str) -> tuple[str, dict[str, str]]:
-    """The OpenAPI description of a model as a page, and its headers; examples can be sent."""
+    """Return the OpenAPI description of a model as a page with examples, and its headers."""
     info, paths = description["info"], description["paths"]
     operations = [(path, *one) for path, methods in paths.items() for one in methods.items()]
     guarded = any("security" in operation for _, _, operation in operations)
@@ -48,7 +48,7 @@ def docs_page(description: dict[str, Any], name: str) -> tuple[str, dict[str, st
 
 @cache
 def _assembled(name: str) -> str:
-    """A page with its styles and scripts in it, so that it is one answer."""
+    """Return a page with its styles and scripts inlined, so it is one response."""
     folder = files("dismec.serve")
     text = (folder / name).read_text("utf-8")
     return re.sub(
@@ -67,7 +67,7 @@ def _headers(text: str) -> dict[str, str]:
 
 @cache
 def _policy(text: str) -> str:
-    """Nothing but this server is asked, and no script or style runs but the page's own."""
+    """Return a policy that allows only this server and the page's own scripts and styles."""
     script, style = (
         " ".join(map(_source, re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL))) or "'none'"
         for tag in ("script", "style")
@@ -90,7 +90,7 @@ _ACCESS = (
 
 
 def _article(path: str, method: str, operation: dict[str, Any]) -> str:
-    """One request: what it is for, an example to send, and what may come back."""
+    """Return one request: its purpose, an example to send, and possible answers."""
     lock = '<small class="lock">needs the token</small>' if "security" in operation else ""
     answers = "".join(
         f"<tr><th scope=row>{status}</th><td>{html_text(response['description'])}</td></tr>"

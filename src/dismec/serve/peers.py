@@ -1,4 +1,4 @@
-"""The processes of a server as one of them sees them: what is counted and reloaded together."""
+"""The processes of a server as seen by one of them: shared counts and reloads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Peers(Protocol):
     """All processes that answer on a port."""
 
     async def totals(self) -> Metrics:
-        """What all of them have counted."""
+        """Return the counts of all processes."""
 
     async def reload(self) -> bool:
-        """Have all of them switch to the model that is on disk; False if none did."""
+        """Make all processes switch to the model on disk; return False if none did."""
 
 
 class Alone:
@@ -31,18 +31,18 @@ class Alone:
         self._reloads: set[asyncio.Task[bool]] = set()
 
     async def totals(self) -> Metrics:
-        """What it has counted itself."""
+        """Return its own counts."""
         return self._metrics
 
     async def reload(self) -> bool:
-        """Switch to the model that is on disk."""
+        """Switch to the model on disk."""
         async with self._reloading:
             done = await asyncio.to_thread(self._service.reload)
         self._metrics.reloads["ok" if done else "failed"] += 1
         return done
 
     def reload_in_background(self) -> None:
-        """The same without waiting for it."""
+        """Start a reload without waiting for it."""
         task = asyncio.create_task(self.reload())
         self._reloads.add(task)  # the loop itself keeps no reference
         task.add_done_callback(self._reloads.discard)

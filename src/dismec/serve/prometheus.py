@@ -15,28 +15,28 @@ _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """What has been asked and answered. To be used from one thread."""
+    """Counts of requests and answers. Use it from one thread."""
 
     def __init__(self) -> None:
-        self.rows = 0  # predicted
+        self.rows = 0  # rows predicted
         self.arriving = 0  # requests whose bodies are being read
-        self.pending = 0  # prediction requests that wait or run
-        self.processes = 1  # that answer
-        self.restarts = 0  # of processes that ended by themselves
+        self.pending = 0  # prediction requests that are waiting or running
+        self.processes = 1  # processes that answer
+        self.restarts = 0  # restarts of processes that ended unexpectedly
         self.reloads = Counter({"ok": 0, "failed": 0})
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}
         self._buckets: dict[str, list[int]] = {}
 
     def count(self, path: str, status: int, seconds: float) -> None:
-        """Note an answer. `path` is one of few: each has a histogram of its own."""
+        """Count an answer. `path` is one of few, because each has its own histogram."""
         self._requests[path, status] += 1
         self._seconds[path] = self._seconds.get(path, 0.0) + seconds
         buckets = self._buckets.setdefault(path, [0] * (len(_BOUNDS) + 1))
         buckets[bisect_left(_BOUNDS, seconds)] += 1
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold; `add` takes it."""
+        """Return a dict for JSON, which `add` accepts."""
         return {
             "numbers": [self.rows, self.arriving, self.pending, self.processes, self.restarts],
             "reloads": dict(self.reloads),
@@ -46,7 +46,7 @@ class Metrics:
         }
 
     def add(self, counts: dict[str, Any], *, ended: bool = False) -> None:
-        """Add what another process has counted; of one that has ended, what it had answered."""
+        """Add the counts of another process; if it has ended, only those of its answers."""
         rows, arriving, pending, processes, restarts = counts["numbers"]
         self.rows += rows
         self.restarts += restarts
@@ -64,7 +64,7 @@ class Metrics:
             known[:] = map(sum, zip(known, buckets, strict=True))
 
     def text(self) -> str:
-        """All of it in the text format 0.0.4."""
+        """Return everything in the text format 0.0.4."""
         name = "dismec_request_seconds"
         lines = [
             *_head("dismec_requests_total", "counter", "Requests answered."),

@@ -1,4 +1,4 @@
-"""The body of a request → rows, and what is asked of them."""
+"""The body of a request → rows, and the options of the request."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]  # ids and values
 
 
 class NumericRows(DataError):  # noqa: N818  it says what came
-    """Rows of numbers came, and the model takes texts."""
+    """Numeric rows were sent to a model that uses texts."""
 
 
 class LongTexts(DataError):  # noqa: N818  it says what came
-    """The texts of a request are longer than is answered in a reasonable time."""
+    """The texts of a request are too long to be answered in a reasonable time."""
 
 
 def parse(
     path: str, body: bytes, model: TopkModel, contract: Contract
 ) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
-    """The rows of a request as the model takes them, and the request as `Contract.check` has it.
+    """Return the rows of a request for the model, and the request checked by `Contract.check`.
 
-    Its "features" may be empty lists there: they are in the rows. "rank" is always there.
-    `DataError` has a reason of one line, for what `path` does not take or the model does not do;
-    it is a `NumericRows` if features are sent to a model of texts without "numeric", and
+    Its "features" may be empty lists there, because they are in the rows. "rank" is always present.
+    `DataError` has a one-line reason, if `path` does not accept the request or the model does not
+    support it; it is `NumericRows` if features are sent to a text model without "numeric", and
     `LongTexts` if there are more characters than the contract allows.
     """
     body, X = _lift_rows(body, model.n_features, contract.limits.rows)
@@ -80,7 +80,7 @@ def parse(
 
 
 def _check_length(request: Any, most: int) -> None:
-    """Refuse texts that are too long together: the time that they take grows with their length."""
+    """Reject texts whose total length is too large: the time grows with the length."""
     rows = request.get("rows", [request]) if isinstance(request, dict) else []
     given = [row.get("text") for row in rows if isinstance(row, dict)] if type(rows) is list else []
     length = sum(len(text) for text in given if isinstance(text, str))
@@ -91,9 +91,9 @@ def _check_length(request: Any, most: int) -> None:
 def _read_dense(
     rows: list[dict[str, Any]], model: TopkModel, called: str
 ) -> npt.NDArray[np.float32] | None:
-    """The dense features of rows, if the model takes such: each row must have them all.
+    """Return the dense features of rows, if the model uses them: each row must have all of them.
 
-    `called` is what errors call a row; its index is put in.
+    `called` is the name of a row in errors, to which its index is added.
     """
     width = model.n_dense
     values = np.empty((len(rows), width), np.float32)
@@ -126,7 +126,7 @@ def _read_dense(
 
 
 def text_vocabulary(model: TopkModel) -> Vocabulary:
-    """What turns texts into rows for the model; `DataError` if it takes none."""
+    """Return the vocabulary of a text model; raise `DataError` if the model uses no texts."""
     if model.vocabulary is None:
         raise DataError("the model takes features, not texts: it was not trained on texts")
     return model.vocabulary
@@ -150,17 +150,17 @@ def _read_json(body: bytes) -> Any:
         raise DataError("the body is not UTF-8") from None
     except RecursionError:
         raise DataError("the body is nested too deeply") from None
-    except ValueError as error:  # bad JSON, or a number with thousands of digits
+    except ValueError as error:  # invalid JSON, or a number with thousands of digits
         raise DataError(f"the body is not JSON: {error}") from None
 
 
 def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_array | None]:
-    """The body with its lists of features blanked out, and these as rows.
+    """Return the body with its lists of features blanked out, and these lists as rows.
 
-    They are nearly all of its text, and native code reads them many times faster. Where there are
-    more than `limit`, or one is not as it should be, the body comes back as it is, without rows.
+    They make up most of the text, and native code reads them many times faster. If there are more
+    than `limit`, or one is invalid, the body is returned unchanged, without rows.
     """
-    if b"\\" in body:  # a key may be written with escapes, and is not found here
+    if b"\\" in body:  # keys with escapes are not found here
         return body, None
     rest: list[bytes] = []
     rows: list[_Pairs] = []
@@ -176,7 +176,7 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
 
 
 def _read_rows(rows: list[dict[str, Any]], model: TopkModel, called: str) -> sp.csr_array:
-    """Checked rows of pairs as CSR."""
+    """Return checked rows of pairs as CSR."""
     read = [
         _pairs(row["features"], model.n_features, called.format(n)) for n, row in enumerate(rows)
     ]

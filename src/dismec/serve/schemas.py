@@ -1,4 +1,4 @@
-"""What requests and answers of the HTTP interface hold, for any model, in the words of OpenAPI."""
+"""The requests and answers of the HTTP interface for any model, as OpenAPI schemas."""
 
 from __future__ import annotations
 
@@ -25,54 +25,54 @@ __all__ = [
     "typed",
 ]
 
-HIGHLIGHTS = 2000  # pieces of a text that are marked, at most: those that weigh most
-HIGHLIGHTED = 1_000_000  # characters of a text that is marked at all: a longer one takes seconds
+HIGHLIGHTS = 2000  # maximum number of highlighted pieces of a text: those with the largest weights
+HIGHLIGHTED = 1_000_000  # maximum length of a highlighted text: a longer one takes seconds
 HIGHLIGHTED_BY_CHARACTERS = 100_000  # the same if character n-grams are terms
-LARGEST = float(np.finfo(np.float32).max)  # in magnitude, of the numbers of a request
-_MOST_LABELS_NAMED = 100_000  # that a request chooses from, or leaves out
+LARGEST = float(np.finfo(np.float32).max)  # largest magnitude of a number in a request
+_MOST_LABELS_NAMED = 100_000  # labels that a request allows or excludes
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all of them together, may ask of the server."""
+    """Limits on one request, and on all of them together."""
 
     body: int = 10_000_000  # bytes of a body
     rows: int = 1000  # rows per request
-    characters: int = 1_000_000  # of all texts of a request
+    characters: int = 1_000_000  # in all texts of a request
     k: int = 100  # labels per row
-    queue: int = 100  # requests that may wait while every worker is busy
+    queue: int = 100  # requests that may wait while all workers are busy
 
 
 def typed(kind: str, description: str | None = None, **more: Any) -> Schema:
-    """The schema of a JSON type; its `title` is what an error calls it."""
+    """Return the schema of a JSON type; errors refer to it by its `title`."""
     return {"type": kind, **more} | ({} if description is None else {"description": description})
 
 
 def count_of(description: str, most: int, default: int) -> Schema:
-    """The schema of a number from 1."""
+    """Return the schema of a number from 1."""
     return typed("integer", description, minimum=1, maximum=most, default=default)
 
 
 def object_of(properties: dict[str, Schema], *required: str) -> Schema:
-    """The schema of an object; nothing else may be in it if something is required."""
+    """Return the schema of an object; with required keys, no other keys are allowed."""
     closed: Schema = {"required": list(required), "additionalProperties": False} if required else {}
     return typed("object", properties=properties, **closed)
 
 
 def _nullable_number(description: str | None = None) -> Schema:
-    """A number of an answer; one that is not finite is null."""
+    """Return the schema of a number in an answer; null if it is not finite."""
     return typed("number", description, nullable=True)
 
 
 def ref(name: str) -> Schema:
-    """A schema by its name."""
+    """Return a reference to a schema by name."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def either(*names: str) -> Schema:
-    """One of several schemas, by their names."""
+    """Return a choice between schemas by name."""
     return {"oneOf": [ref(name) for name in names]}
 
 
@@ -228,7 +228,7 @@ def _label_list(description: str) -> Schema:
 
 
 def schemas_of(limits: Limits, *, hierarchy: bool) -> dict[str, Schema]:
-    """The schemas of all requests and answers, by name; with a `hierarchy`, also of its nodes."""
+    """Return the schemas of all requests and answers by name; with `hierarchy`, also of nodes."""
     text = {"text": typed("string", "Only if the model takes texts.", maxLength=limits.characters)}
     options = {
         "k": count_of("Labels per row.", most=limits.k, default=5),

@@ -1,4 +1,4 @@
-"""A port → connections → an application: one process that serves, or several. Runs uvicorn."""
+"""A port → connections → an application, in one or several processes. Runs uvicorn."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from dismec.serve.schemas import Limits
 
 __all__ = ["HttpServer", "Settings", "serve", "start_log"]
 
-_IDLE_SECONDS = 75  # longer than load balancers keep an idle connection, so that they close first
+_IDLE_SECONDS = 75  # longer than load balancers keep idle connections, so they close first
 _CLUSTER_THREADS = 32
-_SHUTDOWN_SECONDS = 60  # for what is in flight when the server is told to end
+_SHUTDOWN_SECONDS = 60  # for requests in flight at shutdown
 
 _log = logging.getLogger(__name__)
 
 
 class _LogLines(logging.Formatter):
-    """Lines with the time, and without characters that a terminal would act on."""
+    """Formats lines with the time and without terminal control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def start_log() -> None:
-    """Have every process of a server write its log to standard error."""
+    """Make a server process log to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLines("%(asctime)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
@@ -51,21 +51,21 @@ def start_log() -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """What every process of a server has to know."""
+    """The settings of all processes of a server."""
 
     threads: int  # predictions that a process computes at a time
     limits: Limits
     token: str | None
-    hosts: list[str] | None  # that may stand in Host, beside the machine's own addresses; None: any
+    hosts: list[str] | None  # allowed in Host, besides the machine's own addresses; None: any
     hierarchy: str | None = None  # file with the parents of labels
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Settings:
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return cls(**d | {"limits": Limits(**d["limits"])})
 
 
@@ -82,13 +82,13 @@ def serve(
     hierarchy: str | os.PathLike[str] | None = None,
     ready: Callable[[str], None] = _log.info,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT; what is in flight then is finished.
+    """Serve a model until SIGTERM or SIGINT, then finish the requests in flight.
 
     Must be called from the main thread. SIGHUP opens the model directory again. `workers` is the
-    number of processes that answer; they share the port and the memory of the weights. `threads`
-    is how many predictions each of them computes at a time, by default its share of the available
-    CPUs, and 32 on a cluster, where threads only wait. Requests must carry `token` as
-    ``Authorization: Bearer``; None lets everybody in, and there is no ``/reload``. The workers of
+    number of processes that answer; they share the port and the memory of the weights. `threads` is
+    the number of predictions that each of them computes at a time, by default its share of the
+    available CPUs, and 32 on a cluster, where threads only wait. Requests must carry `token` as
+    ``Authorization: Bearer``; None disables authentication and ``/reload``. The workers of
     `cluster`, an address or a scheduler file, hold the weights. `hierarchy` is a file with the
     parents of labels. `ready` is called with the address once requests are answered.
     """
@@ -137,7 +137,7 @@ def _serve_alone(
         announce()
 
     server = HttpServer(service, metrics, peers, settings, begin)
-    # uvicorn raises the signal that ended it once more for whoever had its handler before.
+    # uvicorn raises the signal that ended it again, for the previous handler.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
         server.run(sockets=[listener])
@@ -146,7 +146,7 @@ def _serve_alone(
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, with the limits on connections; `begin` is called when it answers."""
+    """uvicorn's server, with limits on connections; `begin` is called when it is ready."""
 
     def __init__(
         self,
@@ -174,13 +174,13 @@ class HttpServer(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call `begin`."""
         await super().startup(sockets)
         if self.started:
             self._begin()
 
     async def take(self, connection: socket.socket) -> None:
-        """Answer on a connection that another process has accepted."""
+        """Serve a connection that another process has accepted."""
         loop = asyncio.get_running_loop()
         kind: Any = self.config.http_protocol_class
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
@@ -190,11 +190,11 @@ class HttpServer(uvicorn.Server):
 
 
 def _trusted_hosts(listener: socket.socket, host: str, token: str | None) -> list[str] | None:
-    """Names in Host headers that are answered; None for all.
+    """Return the names allowed in Host headers; None for all.
 
-    A web page of somebody else can make its own name point to this machine, and a browser here
-    send requests under that name: without a token, a server that is for this machine alone answers
-    only to the names of this machine.
+    A foreign web page can make its own name point to this machine, and a browser here would send
+    requests under that name. Without a token, a server that is only for this machine therefore
+    answers only to the names of this machine.
     """
     address = listener.getsockname()[0]
     if token is not None or not ipaddress.ip_address(address).is_loopback:
@@ -220,7 +220,7 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        if sys.platform == "win32":  # where SO_REUSEADDR lets others take the port away
+        if sys.platform == "win32":  # SO_REUSEADDR would let others take over the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,8 @@
-"""The first process of a server that has several: it accepts connections, and others answer.
+"""The first of several server processes: it accepts connections, and the others answer.
 
-A connection goes to the process that has the fewest. One that ends by itself is replaced, and
-nothing is lost but what it was answering. The model is opened by all before any switches to it.
+A connection goes to the process with the fewest. A process that ends unexpectedly is replaced, and
+only the requests it was answering are lost. All processes open a new model before any switches to
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from dismec.serve.prometheus import Metrics
 
 __all__ = ["Supervisor"]
 
-_BACKLOG = 2048  # connections that wait to be accepted
-_AT_ONCE = 64  # that are accepted between two looks at everything else
-_TOTAL_SECONDS = 5.0  # for a process to say what it has counted
-_STOP_SECONDS = 75.0  # for processes to end: more than they give to what is in flight
-_RETRY_SECONDS = (1.0, 30.0)  # before a process that never got ready is replaced, least and most
-_ROOM_SECONDS = 0.01  # before a connection that no process had room for is offered again
+_BACKLOG = 2048  # connections waiting to be accepted
+_AT_ONCE = 64  # connections accepted before checking everything else
+_TOTAL_SECONDS = 5.0  # for a process to report its counts
+_STOP_SECONDS = 75.0  # for processes to end: more than they allow for requests in flight
+_RETRY_SECONDS = (1.0, 30.0)  # least and greatest delay to replace a process that was never ready
+_ROOM_SECONDS = 0.01  # before offering a connection again that no process had room for
 
 _log = logging.getLogger(__name__)
 
@@ -47,19 +48,19 @@ class _Worker:
     channel: Channel
     ready: bool = False
     given: int = 0  # connections so far
-    closed: int = 0  # of them
-    model: Any = None  # as ``/model`` describes it
-    counts: Message | None = None  # as of the last time that it was asked
+    closed: int = 0  # closed connections
+    model: Any = None  # as described by ``/model``
+    counts: Message | None = None  # as last reported
 
     @property
     def load(self) -> tuple[int, int]:
-        """Connections now, and ever."""
+        """Number of connections now, and in total."""
         return self.given - self.closed, self.given
 
 
 @dataclass
 class _Round:
-    """A question to all workers, and what is done with their answers."""
+    """A question to all workers, and the function that handles their answers."""
 
     waiting: set[_Worker]
     done: Callable[[dict[_Worker, Message]], None]
@@ -68,18 +69,18 @@ class _Round:
 
 
 class Supervisor:
-    """Processes that answer on one port.
+    """The processes that answer on one port.
 
     Parameters
     ----------
     path
         The model directory, or a link to it.
     settings
-        What each process has to know, as JSON has it.
+        The settings of each process, for JSON.
     workers
-        How many processes answer.
+        Number of processes that answer.
     listener
-        Bound to the port; it is closed in the end.
+        A socket bound to the port; it is closed at the end.
     """
 
     def __init__(
@@ -93,18 +94,18 @@ class Supervisor:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        self._restarts: list[float] = []  # when to start one more
-        self._failures = 0  # in a row, of processes that never got ready
+        self._restarts: list[float] = []  # when to start another process
+        self._failures = 0  # consecutive processes that never got ready
         self._rounds: dict[int, _Round] = {}
         self._numbers = itertools.count()
-        self._asking: list[tuple[_Worker, int]] = []  # for a reload that has not begun
-        self._reloading: list[tuple[_Worker, int]] | None = None  # those who wait for this one
+        self._asking: list[tuple[_Worker, int]] = []  # waiting for a reload that has not started
+        self._reloading: list[tuple[_Worker, int]] | None = None  # waiting for the current reload
         self._reload_wanted = False
         self._undelivered: socket.socket | None = None
-        self._counts = Metrics()  # what the processes that are gone had counted, and reloads
+        self._counts = Metrics()  # counts of ended processes, and reloads
         self._counts.processes = 0
-        self._begun = False  # all were ready once
-        self._stopped_by: list[int] = []  # signals
+        self._begun = False  # all processes have been ready
+        self._stopped_by: list[int] = []  # signals received
 
     def run(self, begun: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT; `begun` is called when every process answers.
@@ -114,7 +115,7 @@ class Supervisor:
         DismecError
             If a process cannot open the model.
         KeyboardInterrupt
-            After SIGINT, when all is finished.
+            After SIGINT, when everything has finished.
         """
         try:
             with self._signals(), self._selector:
@@ -140,7 +141,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have signals end a wait, and note which have come."""
+        """Make signals end a wait, and record them."""
         here, there = socket.socketpair()
         with here, there:
             here.setblocking(False)
@@ -159,7 +160,7 @@ class Supervisor:
                     signal.signal(number, signal.SIG_DFL)
 
     def _turn(self) -> None:
-        """Wait until something happens, and do what there is to do then."""
+        """Wait until something happens, and handle it."""
         now = time.monotonic()
         ends = [*self._restarts, *(one.end for one in self._rounds.values())]
         if self._undelivered is not None:
@@ -180,7 +181,7 @@ class Supervisor:
             self._reload()
 
     def _start(self) -> None:
-        """Start a process; it says when it is ready."""
+        """Start a process, which reports when it is ready."""
         ours, theirs = Channel.pair()
         command = [sys.executable, "-m", "dismec.serve.member", str(theirs.fileno())]
         process = subprocess.Popen(
@@ -201,7 +202,7 @@ class Supervisor:
         return [worker for worker in self._workers if worker.ready]
 
     def _accept(self) -> None:
-        """Take in connections as long as there is somebody to answer them."""
+        """Accept connections while there is a process to answer them."""
         for _ in range(_AT_ONCE):
             if self._undelivered is not None or not self._ready:
                 self._selector.unregister(self._listener)
@@ -210,13 +211,13 @@ class Supervisor:
                 self._undelivered, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # it has gone already, or there are too many open files
+            except OSError:  # it has been closed already, or there are too many open files
                 time.sleep(_ROOM_SECONDS)
                 return
             self._deliver()
 
     def _deliver(self) -> None:
-        """Pass on the connection that waits, to the process with the fewest that has room."""
+        """Pass the waiting connection to the process with the fewest connections that has room."""
         assert self._undelivered is not None
         for worker in sorted(self._ready, key=lambda worker: worker.load):
             if worker.channel.send({"do": "take"}, self._undelivered):
@@ -227,7 +228,7 @@ class Supervisor:
                 return
 
     def _listen(self) -> None:
-        """Accept connections again, if that had to stop."""
+        """Resume accepting connections, if that had been paused."""
         if not self._begun or self._stopped_by:
             return
         if self._listener.fileno() not in self._selector.get_map():
@@ -258,7 +259,7 @@ class Supervisor:
             _log.error("a server process could not open the model: %s", message["failed"])
 
     def _lose(self, worker: _Worker) -> None:
-        """A process has ended: have it replaced, unless all are to end."""
+        """Handle the end of a process: replace it, unless all are stopping."""
         self._selector.unregister(worker.channel)
         worker.channel.close()
         status = worker.process.wait()
@@ -289,7 +290,7 @@ class Supervisor:
         done: Callable[[dict[_Worker, Message]], None],
         seconds: float = math.inf,
     ) -> None:
-        """Tell every process to do something, and go on with their answers when all have come."""
+        """Send an order to every process, and handle their answers when all have arrived."""
         number = next(self._numbers)
         asked = {w for w in self._ready if w.channel.send(order | {"round": number})}
         self._rounds[number] = _Round(asked, done, time.monotonic() + seconds)
@@ -333,7 +334,7 @@ class Supervisor:
             worker.channel.send({"do": "hear", "number": number, **answer})
 
     def _reload(self) -> None:
-        """Have every process open the model that is on disk now."""
+        """Make every process open the model on disk."""
         self._reloading, self._asking = self._asking, []
         directory = self._path.resolve()
         self._ask_all(
@@ -341,7 +342,7 @@ class Supervisor:
         )
 
     def _switch(self, directory: Path, found: dict[_Worker, Message]) -> None:
-        """Have every process use the model that it has opened, if all could open the same one."""
+        """Make every process use the model it has opened, if all could open the same one."""
         reasons = [message["failed"] for message in found.values() if "failed" in message]
         models = {json.dumps(m["model"]) for m in found.values() if "model" in m}
         if not found:
@@ -372,12 +373,12 @@ class Supervisor:
             self._tell(asker, done=done)
 
     def _compare(self) -> None:
-        """Reload if a process has another model than others: it may have changed meanwhile."""
+        """Reload if processes have different models: the one on disk may have changed."""
         if self._reloading is None and len({json.dumps(w.model) for w in self._ready}) > 1:
             self._reload_wanted = True
 
     def _stop(self) -> None:
-        """End all processes, each when it has finished what it was answering."""
+        """Stop all processes, each after it has finished its requests."""
         if self._listener.fileno() in self._selector.get_map():
             self._selector.unregister(self._listener)
         self._listener.close()

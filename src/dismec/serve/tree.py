@@ -1,4 +1,4 @@
-"""The hierarchy of the labels that are served → a few of its nodes at a time, paths, and groups."""
+"""The hierarchy of the served labels → a few nodes at a time, paths, and groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ints = npt.NDArray[np.int64]
 
 
 class ServedTree:
-    """The nodes of a hierarchy as requests ask for them, for many threads.
+    """The nodes of a hierarchy as requests need them, for many threads.
 
     `counts` are the training rows of the labels. Children, and nodes without parents, are in the
-    order of reports: those with the most labels below them first, then the most frequent. Of a
-    node with several parents, the path goes through the first.
+    order of reports: those with the most labels below them first, then the most frequent. The path
+    of a node with several parents goes through the first.
     """
 
     def __init__(self, tree: LabelTree, counts: Ints) -> None:
@@ -36,7 +36,7 @@ class ServedTree:
         self._children = tree.child[by_parent]
         self._starts = np.searchsorted(tree.parent[by_parent], np.arange(tree.n_nodes + 1))
         self._parent = np.full(tree.n_nodes, -1, np.int64)
-        self._parent[tree.child[::-1]] = tree.parent[::-1]  # the last that is written is the first
+        self._parent[tree.child[::-1]] = tree.parent[::-1]  # the last one written is the first
         roots = np.flatnonzero(self._parent < 0)
         self._roots = roots[np.lexsort(self._order(roots))]
 
@@ -44,7 +44,7 @@ class ServedTree:
         return -self._rows[nodes], -self._below[nodes]
 
     def describe(self) -> dict[str, int]:
-        """How large it is."""
+        """Return its size."""
         tree = self._tree
         return {
             "nodes": tree.n_nodes,
@@ -53,7 +53,7 @@ class ServedTree:
         }
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What a checked query asks for: nodes with a part of a name, or the children of a node."""
+        """Answer a checked query: nodes that match part of a name, or the children of a node."""
         limit, start, node = request["limit"], request["start"], request["node"]
         if request["search"].strip():
             found = self._search.find(request["search"], limit + 1)
@@ -77,14 +77,14 @@ class ServedTree:
         return self._children[self._starts[node] : self._starts[node + 1]]
 
     def find(self, node: int | str) -> int:
-        """The number of a node, given by that or by its name (of equal names, the first)."""
+        """Return the number of a node, given its number or name (the first of equal names)."""
         number = self._numbers.get(node.strip(), -1) if isinstance(node, str) else node
         if not 0 <= number < self._tree.n_nodes:
             raise DataError(f"the hierarchy has no node {reprlib.repr(node)}")
         return number
 
     def path(self, node: int) -> list[str]:
-        """The names above a node, from the top down to its parent."""
+        """Return the names above a node, from the top down to its parent."""
         names: list[str] = []
         node = int(self._parent[node])
         while node >= 0:
@@ -93,7 +93,7 @@ class ServedTree:
         return names[::-1]
 
     def labels_in(self, node: int) -> Ints:
-        """The labels below a node, and itself if it is one; ascending."""
+        """Return the labels below a node, and itself if it is a label, in ascending order."""
         inside = np.zeros(self._tree.n_nodes, np.bool_)
         fresh = np.array([node])
         while len(fresh):
@@ -113,7 +113,7 @@ class ServedTree:
         return {name: number for number, name in reversed(list(enumerate(self._tree.names)))}
 
 
-# What requests and answers hold, in the words of OpenAPI (`dismec.serve.contract`).
+# Requests and answers, as OpenAPI schemas (`dismec.serve.contract`).
 _TEXT, _WHOLE = {"type": "string"}, {"type": "integer"}
 PATH = {
     "type": "array",

@@ -1,4 +1,4 @@
-"""The weights of some labels, and what it took to solve them: values, no arithmetic."""
+"""The weights of some labels, and statistics of solving them; data only."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Block", "BlockStats", "sum_counts"]
 
 @dataclass(frozen=True)
 class BlockStats:
-    """What solving a block took; sums over its labels."""
+    """Statistics of solving a block, summed over its labels."""
 
-    solved: int  # labels with at least one positive, those with the same rows counted once
+    solved: int  # labels with at least one positive; labels with the same rows count once
     unsolved: int  # labels that stopped before the tolerance was reached
     passes: int  # over all rows
     steps: int  # on working sets
     set_rows: int  # rows in working sets
-    seconds: float  # of cores, but for those that helped at the end
-    # Weights other than 0 before pruning, in the bins of `weight_counts`; None where some of what
-    # is summed up was solved by a version that did not count.
+    seconds: float  # core seconds, without threads that helped at the end
+    # Nonzero weights before pruning, in the bins of `weight_counts`; None if part of the sum was
+    # solved by a version that did not count them.
     weight_counts: tuple[int, ...] | None = None
 
     @classmethod
     def total(cls, stats: Sequence[BlockStats]) -> BlockStats:
-        """Sums over blocks."""
+        """Sum the statistics of blocks."""
         names = [f.name for f in fields(cls) if f.name != "weight_counts"]
         sums = {name: sum(getattr(s, name) for s in stats) for name in names}
         sums["seconds"] = round(sums["seconds"], 3)
@@ -40,7 +40,7 @@ class BlockStats:
 
 
 def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
-    """Sums over labels of their counts."""
+    """Sum the counts over labels."""
     total = np.zeros(BINS, np.int64)
     for part in counts:
         total += part.sum(axis=0, dtype=np.int64)
@@ -49,10 +49,10 @@ def sum_counts(counts: Iterable[npt.NDArray[Any]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Weights of some labels, those that labels have in common only once."""
+    """The weights of some labels; weights shared by several labels are stored once."""
 
-    number: int  # which of the model's blocks it is
+    number: int  # its number among the model's blocks
     labels: npt.NDArray[np.int64]  # ascending
-    rows: npt.NDArray[np.int64]  # of `weights`, one per label
+    rows: npt.NDArray[np.int64]  # rows of `weights`, one per label
     weights: sp.csr_array  # float32 (classifiers, n_features + 1), bias last
     stats: BlockStats | None = None

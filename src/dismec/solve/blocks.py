@@ -1,4 +1,4 @@
-"""Labels → which have the same rows, so the same solution; the blocks that they are solved in."""
+"""Labels → groups with the same rows and thus the same solution; the blocks they are solved in."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = [
 
 Ints = npt.NDArray[np.int64]
 
-_FINEST = 8  # times as many blocks as asked for, at most, when what is left is cut anew
-_ENTRIES_AT_ONCE = 1 << 15  # of the labels' rows: 256 KB of numbers, which stay in the cache
+_FINEST = 8  # at most this many times the requested blocks when the remaining labels are cut again
+_ENTRIES_AT_ONCE = 1 << 15  # row indices at a time: 256 KB, which stay in the cache
 
 
 class EqualLabels:
-    """Some labels, and which of them have the same rows: one is solved for all of those.
+    """Some labels, grouped by equal rows: only one label per group is solved.
 
-    Of each label, `groups` has the first label of the problem with the same rows. `distinct` are
-    the labels to solve, the first of each group: `first` their places in `labels`, and `sizes` how
-    many labels each stands for. `copy_of` has the place in `distinct` of each label.
+    `groups` gives, for each label, the first label of the problem with the same rows. `distinct`
+    holds the labels to solve, the first of each group; `first` holds their places in `labels`, and
+    `sizes` the number of labels in each group. `copy_of` gives the place of each label's group in
+    `distinct`.
     """
 
     def __init__(self, labels: Ints, groups: Ints) -> None:
@@ -51,29 +52,30 @@ class EqualLabels:
         n_rows: int,
         costs: Sequence[npt.NDArray[np.float64]] = (),
     ) -> EqualLabels:
-        """All labels of a problem, given the rows of each as those of a CSC matrix.
+        """Group all labels of a problem, given the rows of each as in a CSC matrix.
 
-        Row sets are compared by their sizes and the sums of two pseudo-random 64-bit numbers per
-        row. Labels of other `costs` are not the same, whatever their rows.
+        Row sets are compared by their sizes and by sums of two pseudo-random 64-bit numbers per
+        row. Labels with different `costs` are never equal.
         """
         sums = (_sums(indptr, rows, seed) for seed in (0, n_rows))
         groups = first_equal([*sums, np.diff(indptr), *costs])
         return cls(np.arange(len(groups)), groups)
 
     def among(self, labels: Ints) -> EqualLabels:
-        """The same for some labels of a problem; `self` is of all of them."""
+        """Return the groups among some labels of the problem; `self` must cover all labels."""
         if np.array_equal(labels, self.labels):
             return self
         return EqualLabels(labels, self.groups[labels])
 
     def find(self, distinct: npt.NDArray[Any]) -> Ints:
-        """The places of these labels in `distinct`."""
+        """Return the places of these labels in `distinct`."""
         return self._sorter[np.searchsorted(self.distinct, distinct, sorter=self._sorter)]
 
     def copies(self, distinct: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-        """The places in `labels` of those that these of `distinct` stand for, and their bounds.
+        """Return the places in `labels` of the groups of these `distinct` labels, and their bounds.
 
-        Those of ``distinct[i]``, itself among them, are from ``bounds[i]`` to ``bounds[i + 1]``.
+        The group of ``distinct[i]``, including itself, is between ``bounds[i]`` and ``bounds[i +
+        1]``.
         """
         at = self.find(distinct)
         sizes = self.sizes[at]
@@ -83,9 +85,9 @@ class EqualLabels:
 
 
 def first_equal(keys: Sequence[npt.NDArray[Any]]) -> Ints:
-    """For each place the first one at which all keys are the same.
+    """Return, for each place, the first place with the same value of every key.
 
-    Fastest if few are the same by the first key alone.
+    This is fastest if the first key alone distinguishes most places.
     """
     first = np.arange(len(keys[0]))
     alike = repeated(keys[0])
@@ -99,7 +101,7 @@ def first_equal(keys: Sequence[npt.NDArray[Any]]) -> Ints:
 
 
 def repeated(keys: npt.NDArray[Any]) -> Ints:
-    """The places of keys that occur more than once, ascending."""
+    """Return the places of keys that occur more than once, in ascending order."""
     order = np.argsort(keys)
     same = np.diff(keys[order]) == 0
     several = np.zeros(len(keys), np.bool_)
@@ -109,7 +111,7 @@ def repeated(keys: npt.NDArray[Any]) -> Ints:
 
 
 def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
-    """The sum of a pseudo-random number per row over the rows of each label, modulo 2⁶⁴."""
+    """Sum a pseudo-random number per row over the rows of each label, modulo 2⁶⁴."""
     filled = np.flatnonzero(np.diff(indptr))
     starts, ends = indptr[filled], indptr[filled + 1]
     sums = np.zeros(len(indptr) - 1, np.uint64)
@@ -122,7 +124,7 @@ def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[n
 
 
 def _mixed(rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
-    """Numbers seed + row + 1 of the SplitMix64 sequence: a table of all would not be in a cache."""
+    """Return numbers seed + row + 1 of the SplitMix64 sequence; a table would not fit in cache."""
     z = rows.astype(np.uint64)
     z += np.uint64(seed + 1)
     z *= np.uint64(0x9E3779B97F4A7C15)
@@ -133,12 +135,12 @@ def _mixed(rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
 
 
 def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
-    """Blocks of `block_size` labels; the last may be shorter.
+    """Cut labels into blocks of `block_size`; the last may be shorter.
 
-    Labels of one group come together, at the place of the first: they have the same solution, and
-    a block is solved by itself. Without such groups a block holds consecutive labels. Within a
-    block labels ascend. Given the `effort` of each label, no block takes more than four times as
-    long as all do on average, unless it holds one group.
+    Labels of one group are kept together, at the place of the first: they have the same solution,
+    and each block is solved on its own. Without such groups a block holds consecutive labels.
+    Labels ascend within a block. Given the `effort` of each label, no block takes more than four
+    times the average, unless it holds a single group.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; expected at least 1")
@@ -160,7 +162,7 @@ def cut(groups: Ints, block_size: int, work: Ints | None = None) -> list[Ints]:
 
 
 def by_frequency(groups: Ints, counts: Ints) -> Ints:
-    """Other numbers for groups: the smaller, the more rows have their labels (`counts`)."""
+    """Renumber groups: the more rows have their labels (`counts`), the smaller the number."""
     if len(groups) == 0:
         return groups
     keys: Ints = (counts.max() - counts) * (groups.max() + 1) + groups
@@ -168,11 +170,11 @@ def by_frequency(groups: Ints, counts: Ints) -> Ints:
 
 
 def effort(equal: EqualLabels, counts: Ints) -> Ints:
-    """About how long each label takes to solve, in no unit, by the rows that have it (`counts`).
+    """Estimate the time to solve each label, in arbitrary units, from its rows (`counts`).
 
-    Of labels with the same rows only the first takes any time. A pass over all rows takes the same
-    time for every label, steps on the working set grow with the positives: measured on Eurlex-4K,
-    2 ms and 0.1 ms per positive; on generated data of 10⁶ rows, 5 ms and 0.1 ms per positive.
+    Among labels with the same rows, only the first costs any time. A pass over all rows takes the
+    same time for every label, while steps on the working set grow with the positives: 2 ms and 0.1
+    ms per positive on Eurlex-4K, 5 ms and 0.1 ms per positive on generated data with 10⁶ rows.
     """
     solved = np.zeros(len(counts), dtype=np.bool_)
     solved[equal.first] = True
@@ -180,11 +182,11 @@ def effort(equal: EqualLabels, counts: Ints) -> Ints:
 
 
 class BlockCutter:
-    """Labels that are cut into blocks one at a time, for as many threads as there are by then.
+    """Cuts labels into blocks one at a time, for a number of threads that may change.
 
-    Blocks are of about equal `work`, which is the `effort` of each label, and of at most
-    `block_size` labels. A label that takes more than a block's share has a block of its own, or
-    nearly so. Labels of one group come together, at the place of the first.
+    Blocks have about equal `work`, which is the `effort` of each label, and at most `block_size`
+    labels. A label that exceeds a block's share gets a block of its own, or nearly so. Labels of
+    one group are kept together, at the place of the first.
     """
 
     def __init__(self, labels: Ints, groups: Ints, work: Ints, block_size: int) -> None:
@@ -192,25 +194,25 @@ class BlockCutter:
         self._labels, self._groups = labels[order], groups[order]
         self._before = np.concatenate([[0], np.cumsum(work[order])])
         self._block_size = block_size
-        self._next = 0  # the first label that is in no block yet
-        self._origin = 0  # work from which shares are counted
+        self._next = 0  # the first label not yet in a block
+        self._origin = 0  # work at which the shares start
         self.aim(1)
 
     @property
     def left(self) -> int:
-        """Work in labels that are in no block yet."""
+        """Work in labels that are not yet in a block."""
         return int(self._before[-1] - self._before[self._next])
 
     @property
     def n_left(self) -> int:
-        """Labels that are in no block yet."""
+        """Number of labels that are not yet in a block."""
         return len(self._labels) - self._next
 
     def aim(self, n_blocks: int) -> None:
-        """Cut what is left into about so many blocks.
+        """Cut the remaining labels into about this many blocks.
 
-        Blocks get no smaller than an eighth of what all labels would have been cut into: workers
-        that come and go near the end do not make thousands of them.
+        Blocks are never smaller than an eighth of the size that cutting all labels would have
+        given, so workers that come and go near the end do not cause thousands of blocks.
         """
         total = int(self._before[-1])
         share = max(-(-self.left // n_blocks), -(-total // (_FINEST * n_blocks)))
@@ -218,7 +220,7 @@ class BlockCutter:
         self._origin = total - self.left
 
     def cut(self) -> tuple[Ints, int] | None:
-        """The labels of the next block, ascending, and their work; None if there are none left."""
+        """Return the labels of the next block, ascending, and their work; None if none remain."""
         begin = self._next
         if begin == len(self._labels):
             return None

@@ -1,4 +1,4 @@
-"""Label counts and weights of rows → what a label's positive and negative rows cost.
+"""Label counts and row weights → the costs of a label's positive and negative rows.
 
 ``docs/howto/rare-labels.md`` derives the costs from propensities, and
 ``docs/explanation/solver.md`` describes the effect of weights.
@@ -29,13 +29,13 @@ __all__ = [
 PROPENSITY = "propensity"
 WEIGHTINGS = (PROPENSITY,)
 
-# Of a factor: beyond it a label is nothing but its positives, or none.
+# Limits of a factor: beyond them, only a label's positives count, or they do not count at all.
 SMALLEST_COST, LARGEST_COST = 1e-6, 1e6
-_NOTHING = 1e-30  # a row of so much less weight than others counts no more and no less
+_NOTHING = 1e-30  # the smallest relative weight; a smaller one would make no difference
 
 
 class Costs(NamedTuple):
-    """What the losses of a label's rows are multiplied by: float64 (n_labels,) each, > 0."""
+    """Factors of the losses of a label's rows: float64 (n_labels,) each, > 0."""
 
     positive: npt.NDArray[np.float64]
     negative: npt.NDArray[np.float64]
@@ -43,13 +43,13 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighting:
-    """How costs follow from the number of rows that have a label."""
+    """How costs are computed from the number of rows of a label."""
 
-    positive_weight: float = 1.0  # factor of the losses of all labels' positive rows
-    kind: str | None = None  # "propensity": a further factor of 2/p − 1, p the label's propensity
-    A: float = 0.55  # as for `dismec.data.labels.propensities`
+    positive_weight: float = 1.0  # factor of the losses of positive rows, for all labels
+    kind: str | None = None  # "propensity": another factor 2/p − 1, p being the label's propensity
+    A: float = 0.55  # as in `dismec.data.labels.propensities`
     B: float = 1.5
-    factors: Costs | None = field(default=None, compare=False)  # of single labels
+    factors: Costs | None = field(default=None, compare=False)  # for individual labels
 
     def __post_init__(self) -> None:
         if not SMALLEST_COST <= self.positive_weight <= LARGEST_COST:
@@ -61,14 +61,14 @@ class Weighting:
             raise ValueError(
                 f"weighting is {self.kind!r}; expected None or {', '.join(WEIGHTINGS)}"
             )
-        # The exponent of 10 that propensities can be taken to would be out of float32.
+        # Larger constants could give propensities with exponents that do not fit in float32.
         if not (abs(self.A) <= 2 and 0 < self.B <= 1e6):
             raise ValueError(
                 f"propensity constants are {self.A}, {self.B}; expected −2 to 2, and above 0 to 1e6"
             )
 
     def costs(self, counts: npt.NDArray[np.int64], n_rows: int) -> Costs:
-        """Of labels that so many of the rows have."""
+        """Return the costs of labels with `counts` positive rows among `n_rows` rows."""
         positive = np.full(len(counts), self.positive_weight)
         if self.kind == PROPENSITY and n_rows > 0:
             positive *= 2 / propensities(counts, n_rows, self.A, self.B) - 1
@@ -80,10 +80,10 @@ class Weighting:
 def split_weights(
     weights: RowWeights | None,
 ) -> tuple[float, npt.NDArray[np.float32] | None]:
-    """What weights of rows, all above 0, multiply C by, and what is left of them; None for ones.
+    """Split row weights, all above 0, into a factor for C and the remaining weights; None for ones.
 
-    Equal weights are another C, and nothing else. Of unequal ones a power of two near their mean
-    goes to C, which is exact and keeps the rest in the range of single precision.
+    Equal weights only change C. For unequal weights, a power of two near their mean goes into C,
+    which is exact and keeps the rest within the range of single precision.
     """
     if weights is None:
         return 1.0, None

@@ -16,11 +16,11 @@ and under the L1 penalty::
     solved when         f(w) − g(α) ≤ 0.01·tol·f(w)
                         where g is the dual function and α a feasible point made from w
 
-c_i is the cost a of positive rows or b of negative ones, 1 unless `dismec.solve.costs` says
-otherwise, and v_i the weight of the row, 1 unless weights are given. x_i is the transformed row
-(see `Transform`), its last feature the bias, which is regularized like any other. Weights with
-|w| < delta are dropped as soon as a label is solved. The loops are native (``native/solve/``); a
-label's weights depend only on X, the weights of rows, its positives and the parameters.
+c_i is the cost: a for positive rows, b for negative ones, 1 unless `dismec.solve.costs` says
+otherwise. v_i is the row weight, 1 by default. x_i is the transformed row (see `Transform`); its
+last feature is the bias, which is regularized like any other. Weights with |w| < delta are dropped
+as soon as a label is solved. The loops are native (``native/solve/``); a label's weights depend
+only on X, the row weights, its positives and the parameters.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _SINGLE = np.finfo(np.float32)
 
 @dataclass(frozen=True)
 class SolverParams:
-    """What is minimized, how exactly, and what is kept."""
+    """The objective, the stopping tolerance, and the pruning threshold."""
 
-    C: float = 1.0  # weight of the losses against the regularizer, > 0
+    C: float = 1.0  # loss weight (inverse of regularization strength), > 0
     delta: float = 0.01  # weights with |w| < delta are dropped; 0 keeps all
-    tol: float = 0.01  # > 0: LIBLINEAR's ε under L2, a hundred times the relative gap under L1
-    penalty: str = "l2"  # ½‖w‖², or "l1" for ‖w‖₁, which leaves few weights
-    weighting: Weighting = field(default_factory=Weighting)  # under L1 all costs are 1
-    pruned_more: tuple[int, float] | None = None  # a feature, and delta from that one on
+    tol: float = 0.01  # > 0: LIBLINEAR's ε with L2, a hundred times the relative gap with L1
+    penalty: str = "l2"  # "l2" for ½‖w‖², or "l1" for ‖w‖₁, which gives sparse weights
+    weighting: Weighting = field(default_factory=Weighting)  # with L1 all costs are 1
+    pruned_more: tuple[int, float] | None = None  # a feature, and the delta from that feature on
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
@@ -89,51 +89,51 @@ class SolverParams:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What came out for some labels, one entry per label in each array."""
+    """The solution for some labels, one entry per label in each array."""
 
     labels: npt.NDArray[np.int64]
     weights: sp.csr_array  # float32 (len(labels), n_features + 1), bias last, pruned
     objective: npt.NDArray[np.float64]  # f(w) before pruning
-    # Upper bound of ‖∇f(w)‖, or of the gap under L1, divided by what the stopping rule allows: at
-    # most 1 is solved.
+    # Upper bound of ‖∇f(w)‖, or of the gap with L1, divided by what the stopping rule allows; at
+    # most 1 means solved.
     gradient: npt.NDArray[np.float64]
-    passes: npt.NDArray[np.int32]  # over all rows
-    steps: npt.NDArray[np.int32]  # on the working set
+    passes: npt.NDArray[np.int32]  # passes over all rows
+    steps: npt.NDArray[np.int32]  # steps on the working set
     set_size: npt.NDArray[np.int64]  # rows in the working set at the end
-    place: npt.NDArray[np.int32]  # which C of a path of several this is the solution at
-    seconds: npt.NDArray[np.float64]  # with a share of what was done for several labels at once
-    weight_counts: npt.NDArray[np.int32]  # (len(labels), BINS): before pruning, other than 0
+    place: npt.NDArray[np.int32]  # index of the C on the path that this solution belongs to
+    seconds: npt.NDArray[np.float64]  # including a share of the work done for several labels
+    weight_counts: npt.NDArray[np.int32]  # (len(labels), BINS): nonzero weights before pruning
 
     def __getitem__(self, which: npt.NDArray[Any]) -> Solution:
-        """The part of some labels, in the order of `which`."""
+        """Select labels, in the order of `which`."""
         return Solution(*(getattr(self, part.name)[which] for part in fields(self)))
 
 
 def empty_array(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Like np.empty, but a large array's memory goes back to the system as soon as it is dropped.
+    """Like np.empty, but the memory of a large array returns to the system when it is dropped.
 
-    What one thread allocates and another frees would else stay with the first one's heap, and a
-    training's weights pass from threads to blocks to files.
+    Memory that one thread allocates and another frees would otherwise stay in the first thread's
+    heap, and training passes weights from threads to blocks to files.
     """
     n_bytes = int(size) * np.dtype(dtype).itemsize
     if n_bytes < 1 << 16:
         return np.empty(size, dtype)
     if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(-1, n_bytes), dtype)
-    # Memory that could be shared would take twice as long to get. No huge pages: a block's rows
-    # come in any order, and it would be in memory as a whole before what it is copied from is gone.
+    # Shareable memory would take twice as long to allocate. No huge pages: the rows of a block
+    # arrive in any order, so the whole block would be resident before its sources are freed.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, n_bytes, private), dtype)
 
 
 class Cancel:
-    """A flag that one thread sets and the native loops of others look at."""
+    """A flag that one thread sets and the native loops of other threads check."""
 
     def __init__(self) -> None:
         self.byte = np.zeros(1, dtype=np.uint8)
 
     def set(self) -> None:
-        """Make every `Problem.solve` that was given this flag return within milliseconds."""
+        """Make every `Problem.solve` with this flag return within milliseconds."""
         self.byte[0] = 1
 
     def __bool__(self) -> bool:
@@ -146,12 +146,12 @@ Team = kernels.Team  # threads that help each other: see `LabelSolver`
 class Problem:
     """Rows and labels to solve, checked once; `solve` may then be called from any thread.
 
-    X is what `Transform.take` takes. It is used in place if it is CSR float32, and so are dense
-    features beside it: the transform is applied inside the loops, so that no second copy is made.
-    Y is a sparse indicator. `weights`, one number above 0 per row, are factors of the losses of
-    rows, under L2; what all of them have in common is `C_factor`, and multiplies C. `costs` are the
-    factors that single labels are solved with, if there are any: labels of the same rows are one
-    problem only if these are the same, too.
+    `X` is anything that `Transform.take` accepts. CSR float32 is used in place, and so are dense
+    features: the transform is applied inside the loops, which avoids a second copy. `Y` is a sparse
+    indicator matrix. `weights`, one number above 0 per row, multiply the losses of rows, with L2
+    only; their common factor is `C_factor`, which multiplies C. `costs`, if given, are the factors
+    of individual labels: labels with the same rows are one problem only if their costs are equal,
+    too.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Problem:
         if Y.shape[0] != X.shape[0]:
             raise DataError(f"X has {counted(X.shape[0], 'row')}, Y has {Y.shape[0]}")
         self.n_rows, self.n_features = X.shape
-        self.n_columns = transform.n_columns  # with dense features
+        self.n_columns = transform.n_columns  # including dense features
         self.n_labels: int = Y.shape[1]
         by_label = sp.csc_array(Y)
         self._indptr = by_label.indptr.astype(np.int64, copy=False)
@@ -195,17 +195,17 @@ class Problem:
         )
 
     def check_C(self, C: float) -> None:
-        """`DataError` if C times the weights of rows is not a number of single precision."""
+        """Raise `DataError` if C times the row weights is not a valid single-precision number."""
         _check_scaled(C, self.C_factor)
 
     @cached_property
     def equal_labels(self) -> EqualLabels:
-        """Which labels have the same rows and costs; to be asked for before there are threads."""
+        """Labels with the same rows and costs; call this before starting threads."""
         return EqualLabels.of(self._indptr, self._rows, self.n_rows, self._costs or ())
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
-        """Number of rows that have each label."""
+        """Number of rows per label."""
         return np.diff(self._indptr)
 
     def solve(
@@ -217,9 +217,9 @@ class Problem:
     ) -> Solution:
         """Solve `labels` on the calling thread, with the GIL released.
 
-        A label without positives gets an empty row. Labels with about equally many positives
-        should be solved together: they finish together. `costs` of all labels of the problem take
-        the place of those that `params` give.
+        A label without positives gets an empty row. Labels with similar numbers of positives should
+        be solved together because they finish together. `costs`, for all labels of the problem,
+        override those given by `params`.
         """
         labels = np.asarray(labels, dtype=np.int64)
         solver = LabelSolver(self, params, Cancel() if cancel is None else cancel, costs)
@@ -232,11 +232,11 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class ProblemFacts:
-    """What is known of a problem whose rows are somewhere else, and have no weights."""
+    """The dimensions of a problem whose rows are elsewhere and have no weights."""
 
     n_rows: int
-    n_features: int  # sparse ones
-    n_columns: int  # with dense ones
+    n_features: int  # sparse features
+    n_columns: int  # including dense features
     label_counts: npt.NDArray[np.int64]
     equal_labels: EqualLabels
 
@@ -246,7 +246,7 @@ class ProblemFacts:
         return len(self.label_counts)
 
     def check_C(self, C: float) -> None:
-        """As `Problem.check_C`."""
+        """Like `Problem.check_C`."""
         _check_scaled(C, 1.0)
 
 
@@ -259,18 +259,18 @@ def _check_scaled(C: float, factor: float) -> None:
 
 
 class LabelSolver:
-    """Solves labels of a problem call after call, on one thread at a time.
+    """Solves labels of a problem over several calls, on one thread at a time.
 
-    Labels that are still on their way when `solve` has no more to begin stay until the next call,
-    so that the solver's slots do not run empty in between.
+    Labels that are unfinished when `solve` has no more labels to start are kept until the next
+    call, so the solver's slots do not run empty in between.
 
-    With a `path`, numbers above 0, each label is solved at every C of that instead of at
-    ``params.C``, in this order and from the last solution on: every label comes back as often.
-    That takes less time than to start over, and the weights are not bit for bit those of the one
-    C by itself. A label is done there when its objective is certain to be within 0.1·tol of the
-    optimum, or LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
+    With a `path`, numbers above 0, each label is solved at every C of the path instead of at
+    ``params.C``, in this order, each starting from the previous solution; every label is returned
+    once per C. This is faster than starting over, but the weights are not bit for bit those of
+    solving at a single C. A label is done when its objective is certain to be within 0.1·tol of the
+    optimum, or when LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
 
-    Threads that are in ``team.help`` do part of the work. It makes no difference to the weights.
+    Threads in ``team.help`` do part of the work, which does not change the weights.
     """
 
     def __init__(
@@ -299,9 +299,9 @@ class LabelSolver:
         self._native.follow((np.asarray(path) * problem.C_factor).astype(np.float32))
 
     def solve(self, labels: npt.NDArray[np.int64], *, drain: bool = False) -> Solution:
-        """Take labels in, and return those that are done: with `drain` all of them.
+        """Add labels, and return those that are done; with `drain`, all of them.
 
-        The GIL is released. Once the flag is set the answer is incomplete.
+        The GIL is released. Once the cancel flag is set, the result is incomplete.
         """
         done, indptr, *statistics = self._native.solve(labels, drain)
         features, weights = empty_array(indptr[-1], np.int32), empty_array(indptr[-1], np.float32)

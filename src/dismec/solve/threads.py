@@ -33,11 +33,11 @@ __all__ = ["BlockSolver", "Kept", "solve_blocks", "solve_path"]
 
 T = TypeVar("T")
 
-# Labels that a thread takes at a time: few enough for the last ones of a run to be shared out.
+# Labels per thread and step: few enough to share out the last ones of a run.
 _LABELS_AT_ONCE = 64
-_MOST_TIMES = 4  # as many where X is small: labels then take less time than handing them over
-_NON_ZEROS = 1 << 22  # of an X that is not small
-_ROWS_AT_ONCE = 1 << 16  # that have labels of a portion
+_MOST_TIMES = 4  # times as many if X is small: labels then take less time than handing them over
+_NON_ZEROS = 1 << 22  # an X with fewer is small
+_ROWS_AT_ONCE = 1 << 16  # rows with labels of a portion
 _NONE = np.empty(0, np.int64)
 
 
@@ -50,13 +50,12 @@ def solve_blocks(
     threads: int | None = None,
     progress: Callable[[int, npt.NDArray[np.int64]], None] | None = None,
 ) -> Generator[T, None, None]:
-    """Solve blocks of labels and yield what `keep` makes of each, as they are finished.
+    """Solve blocks of labels and yield the result of `keep` for each as it finishes.
 
-    `blocks` are the labels of each block by its number. `keep` is called on one of the threads: it
-    writes the block, say, and returns a receipt. `progress` is called on the calling thread, with
-    how many labels have just been solved, and with those that were solved for them. An exception,
-    or closing the generator, stops the threads within milliseconds; what has been kept by then
-    stays.
+    `blocks` maps block numbers to labels. `keep` is called on one of the threads; it may, for
+    example, write the block and return a receipt. `progress` is called on the calling thread with
+    the number of labels just finished and the labels that were solved for them. An exception, or
+    closing the generator, stops the threads within milliseconds; blocks kept by then stay.
     """
     with BlockSolver(problem, params, keep, threads) as solver:
         for number, labels in blocks.items():
@@ -64,7 +63,7 @@ def solve_blocks(
         solver.end()
         kept = 0
         while kept < len(blocks):
-            event = solver.wait(0.2)  # the time-out lets the main thread see Ctrl-C
+            event = solver.wait(0.2)  # the timeout lets the main thread see Ctrl-C
             if isinstance(event, Kept):
                 kept += 1
                 yield event.get()
@@ -80,9 +79,9 @@ def solve_path(
     *,
     threads: int | None = None,
 ) -> Generator[Solution, None, None]:
-    """Solve labels at every C of a path, and yield what is done, in no order.
+    """Solve labels at every C of a path and yield solutions in arbitrary order.
 
-    See `LabelSolver`. The labels have rows. Closing the generator stops the threads.
+    See `LabelSolver`. All labels must have rows. Closing the generator stops the threads.
     """
     threads = threads or available_cpus()
     queue, cancel = _LabelQueue(), Cancel()
@@ -113,23 +112,23 @@ def solve_path(
 
 @dataclass(frozen=True)
 class Kept(Generic[T]):
-    """A block that is done: what `keep` has made of it, or what it has raised instead."""
+    """A finished block: the result of `keep`, or the exception it raised."""
 
     number: int
     value: T | None
     error: BaseException | None = None
 
     def get(self) -> T:
-        """The value, or raise the error."""
+        """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
         return cast(T, self.value)
 
 
 class BlockSolver(Generic[T]):
-    """Threads that solve blocks, to which more may be added while they do.
+    """Threads that solve blocks; blocks may be added while they run.
 
-    As long as there are labels to begin, no thread waits for the last ones of a block. Leaving the
+    While there are labels left to start, no thread waits for the last ones of a block. Leaving the
     ``with`` statement stops the threads within milliseconds.
     """
 
@@ -164,7 +163,7 @@ class BlockSolver(Generic[T]):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def add(self, number: int, labels: npt.NDArray[np.int64]) -> None:
-        """Begin a block, none of whose labels is in another that is not done; from any thread."""
+        """Start a block; its labels must not be in another unfinished block. Thread-safe."""
         block = _OpenBlock(number, self._problem.equal_labels.among(labels))
         self._open[number] = block
         distinct = block.equal.distinct
@@ -172,15 +171,16 @@ class BlockSolver(Generic[T]):
         self._queue.add(_portions(self._problem, distinct))
 
     def end(self) -> None:
-        """Say that no more blocks will be added."""
+        """Declare that no more blocks will be added."""
         self._queue.end()
 
     def wait(self, timeout: float) -> Kept[T] | tuple[int, npt.NDArray[np.int64]] | None:
-        """A block that is done, labels just solved, or None after `timeout` seconds.
+        """Return a finished block, labels just solved, or None after `timeout` seconds.
 
-        Labels come with how many they stand for, those with the same rows included.
+        Solved labels come with the number of labels they stand for, including those with the same
+        rows.
 
-        What goes wrong with a block is said by `Kept`; what goes wrong elsewhere is raised.
+        Errors in a block are in its `Kept`; other errors are raised.
         """
         try:
             result = self._results.get(timeout=timeout)
@@ -193,7 +193,7 @@ class BlockSolver(Generic[T]):
         return self._add(*result)
 
     def _add(self, solution: Solution, seconds: float) -> tuple[int, npt.NDArray[np.int64]]:
-        """Bring solved labels to their blocks; returns how many they stand for, and themselves."""
+        """Add solved labels to their blocks; return how many they stand for, and themselves."""
         share = seconds / max(len(solution.labels), 1)
         owners = self._owner[solution.labels]
         numbers = np.unique(owners)
@@ -208,7 +208,7 @@ class BlockSolver(Generic[T]):
 
 
 class _OpenBlock:
-    """A block whose labels come in bit by bit; only its distinct ones do."""
+    """A block whose distinct labels arrive a few at a time."""
 
     def __init__(self, number: int, equal: EqualLabels) -> None:
         self.number = number
@@ -218,9 +218,9 @@ class _OpenBlock:
         self._seconds = 0.0
 
     def add(self, solution: Solution, which: npt.NDArray[np.int64], seconds: float) -> int:
-        """Take some labels of a solution in, at so many seconds each.
+        """Add some labels of a solution, at `seconds` seconds each.
 
-        Returns how many labels they stand for.
+        Return the number of labels they stand for.
         """
         self._parts.append((solution, which))
         self._missing -= len(which)
@@ -232,7 +232,7 @@ class _OpenBlock:
         return self._missing == 0
 
     def close(self) -> Block:
-        """The block with all its labels."""
+        """Return the block with all its labels."""
         parts, equal = self._parts, self.equal
         stats = BlockStats(
             solved=sum(int(np.count_nonzero(s.passes[which])) for s, which in parts),
@@ -250,7 +250,7 @@ class _OpenBlock:
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         indices = empty_array(indptr[-1], np.int32)
         data = empty_array(indptr[-1], np.float32)
-        while parts:  # what has been copied need not stay
+        while parts:  # free each part once it is copied
             solution, which = parts.pop()
             source = solution.weights
             begins = source.indptr.astype(np.int64, copy=False)
@@ -261,9 +261,9 @@ class _OpenBlock:
 
 
 class _LabelQueue:
-    """Labels to solve, in the order in which they were added, for threads to take.
+    """A queue of labels to solve, in the order they were added, shared by threads.
 
-    A thread that finds none helps those that still have some.
+    A thread that finds no labels helps those that still have some.
     """
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ class _LabelQueue:
         self._portions: deque[npt.NDArray[np.int64]] = deque()
         self._lock = Lock()
         self._ended = False
-        self._solving = 0  # threads that have taken labels and are not done with them
+        self._solving = 0  # threads that hold labels and are not done with them
 
     def add(self, portions: Iterable[npt.NDArray[np.int64]]) -> None:
         with self._lock:
@@ -284,14 +284,14 @@ class _LabelQueue:
         self.team.call_back()
 
     def next(self) -> npt.NDArray[np.int64] | None:
-        """Some labels, or None if there are none now."""
+        """Return some labels, or None if there are none at the moment."""
         with self._lock:
             return self._portions.popleft() if self._portions else None
 
     def begin(self) -> bool:
-        """Wait until there are labels, helping others meanwhile; False if there will be none.
+        """Wait for labels, helping others meanwhile; return False if no more will come.
 
-        A thread that was told to begin has to say when it is `done`.
+        A thread that gets True must call `done` when it has finished.
         """
         while True:
             calls = self.team.calls
@@ -311,7 +311,7 @@ class _LabelQueue:
             self.team.call_back()
 
     def help(self) -> None:
-        """Help until nobody has labels any more."""
+        """Help until no thread has labels left."""
         while True:
             calls = self.team.calls
             with self._lock:
@@ -329,7 +329,7 @@ def _work(
     results: SimpleQueue[Any],
     path: Sequence[float] = (),
 ) -> None:
-    """Solve what is in the queue until it ends, handing on whatever gets done."""
+    """Solve the labels in the queue until it ends, passing on each result."""
     try:
         solver = LabelSolver(problem, params, cancel, costs, path, queue.team)
         while not cancel and queue.begin():
@@ -344,7 +344,7 @@ def _work(
                         results.put((solution, time.perf_counter() - begin))
             finally:
                 queue.done()
-        del solver  # its memory
+        del solver  # frees its memory
         queue.help()
     except BaseException as error:
         results.put(error)
@@ -358,10 +358,10 @@ def _keep_block(keep: Callable[[Block], Any], block: Block, results: SimpleQueue
 
 
 def _portions(problem: Problem, labels: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-    """Frequent labels first: labels that are solved side by side should take equally long.
+    """Yield frequent labels first: labels solved side by side should take equally long.
 
-    Fewer of those at a time: what is solved is handed on once all of a portion have begun, and the
-    weights of frequent labels take memory.
+    Portions of frequent labels are smaller, because results are passed on only once all labels of a
+    portion have started, and the weights of frequent labels take memory.
     """
     at_once = _LABELS_AT_ONCE * min(max(_NON_ZEROS // max(problem.nnz, 1), 1), _MOST_TIMES)
     counts = problem.label_counts[labels]

@@ -1,8 +1,8 @@
-"""Weights → how many there are of each sign and size.
+"""Weights → counts per sign and magnitude.
 
-A bin is half an octave wide: from 2⁻²⁰ outwards there are `SIDE` on either side of the middle one,
-which is for weights that are smaller or 0. The outermost are open. The solver counts in the same
-bins (``native/solve/``), before it drops what is below delta.
+A bin is half an octave wide: starting at 2⁻²⁰ there are `SIDE` bins on either side of the middle
+bin, which holds smaller weights and 0. The outermost bins are open. The solver counts in the same
+bins (``native/solve/``) before it drops weights below delta.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ __all__ = ["BINS", "EDGES", "SIDE", "count_weights"]
 
 SIDE = 48
 BINS = 2 * SIDE + 1
-# Of the positive side: bin SIDE + i holds EDGES[i − 1] ≤ w < EDGES[i], the last one all above.
+# The positive side: bin SIDE + i holds EDGES[i − 1] ≤ w < EDGES[i]; the last one has no upper
+# limit.
 EDGES = 2.0 ** (np.arange(SIDE) / 2 - 20)
 
 
 def count_weights(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """How many weights are in each bin."""
+    """Count the weights in each bin."""
     bounds: Any = EDGES.astype(np.float32)
     place = np.searchsorted(bounds, np.abs(weights), side="right")
     return np.bincount(SIDE + np.where(weights < 0, -place, place), minlength=BINS)
