@@ -11,8 +11,9 @@ STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building
 # One environment for each version of Python that wheels are built with: make wheel PYTHON=python3.12
 WHEELS = .venv-wheel-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/bin
 LOWEST := .venv-lowest/bin
+ANNIF := .venv-annif/bin
 
-.PHONY: demo test quick lint format docs warnings wheel lowest sanitize fuzz aarch64 clean FORCE
+.PHONY: demo test quick lint format docs warnings wheel lowest sanitize fuzz aarch64 annif clean FORCE
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -100,6 +101,10 @@ fuzz: .venv-sanitize/tools
 aarch64: .venv/bin/python
 	PYTHON=$(BIN)/python tools/aarch64.sh
 
+# The backend of integrations/annif in Annif itself, which needs Python 3.13 or earlier.
+annif: .venv-annif/tools
+	$(ANNIF)/python -m pytest -q integrations/annif
+
 .venv/bin/python:
 	@echo "== Making .venv, a Python environment of its own"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
@@ -149,5 +154,13 @@ aarch64: .venv/bin/python
 	$(LOWEST)/python -m pip install --quiet --constraint .venv-lowest/run.txt --group test
 	touch $@
 
+.venv-annif/tools: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) integrations/annif/pyproject.toml
+	.venv/bin/python -m venv .venv-annif
+	$(ANNIF)/python -m pip install --quiet --upgrade "pip>=25.1"
+	CXX="$(CXX)" $(ANNIF)/python -m pip install --quiet --editable . -C build-dir=build/annif
+	$(ANNIF)/python -m pip install --quiet --editable integrations/annif \
+	  --group integrations/annif/pyproject.toml:test
+	touch $@
+
 clean:
-	rm -rf .venv .venv-sanitize .venv-peers .venv-lowest .venv-wheel-* build dist
+	rm -rf .venv .venv-sanitize .venv-peers .venv-lowest .venv-annif .venv-wheel-* build dist

@@ -1,0 +1,39 @@
+"""What the command line of Annif gets: the backend, and a command for finding its models."""
+
+from __future__ import annotations
+
+import click
+from annif import cli_util
+from flask.cli import with_appcontext
+
+import annif_dismec
+
+__all__ = ["main", "model_path"]
+
+
+def main() -> None:
+    """Annif's command line, in processes that it starts as well as in its own."""
+    from annif.cli import cli
+
+    annif_dismec.register()
+    cli(prog_name="annif-dismec")
+
+
+@click.command("dismec-model")
+@cli_util.project_id
+@cli_util.common_options
+@with_appcontext
+def model_path(project_id: str) -> None:
+    """Print where the dismec model of a project is.
+
+    It is a model directory as `dismec train` writes it, for `dismec inspect` and other commands.
+    """
+    from annif.exception import NotSupportedException
+
+    from annif_dismec.backend import DismecBackend
+
+    backend = cli_util.get_project(project_id).backend
+    if not isinstance(backend, DismecBackend):
+        raise NotSupportedException("the backend is not dismec", project_id=project_id)
+    backend.initialize()
+    click.echo(backend.model_directory)
