@@ -44,30 +44,36 @@ class TextParams:
 
     Attributes
     ----------
-    word_ngrams
+    word_ngrams : tuple of int, default=(1, 1)
         Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
         a model several times as large, and seldom a better one (``benchmarks/text.py``).
-    char_ngrams
+    char_ngrams : tuple of int, default=(0, 0)
         Least and greatest number of characters in a term of characters, counting the space before
         and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
         helps with short texts, at several times the size.
-    lowercase
-        Whether words are put into lower case, letter by letter.
-    min_df
-        Terms in fewer rows are dropped. Rare terms are of use to rare labels: with millions of
-        rows, 2 or 3 keeps the vocabulary small.
-    max_df
-        Terms in more than this share of the rows are dropped.
-    max_features
-        If there are more terms, those in most rows are kept; of terms in equally many rows, those
-        with the smaller bytes.
-    sublinear
-        Whether a value is 1 + ln(count) instead of the count.
+    lowercase : bool, default=True
+        Whether words are converted to lower case.
+    min_df : int, default=1
+        Terms that occur in fewer rows are dropped. Rare terms are useful for rare labels; with
+        millions of rows, 2 or 3 keeps the vocabulary small.
+    max_df : float, default=1.0
+        Terms that occur in more than this share of the rows are dropped.
+    max_features : int, default=None
+        The largest number of terms. Those in most rows are kept; of terms in equally many rows,
+        those with the smaller bytes.
+    sublinear : bool, default=True
+        Whether the value of a term is 1 + ln(count) instead of its count.
 
     Raises
     ------
     ValueError
         For a value of the wrong kind or out of range.
+
+    Examples
+    --------
+    >>> from dismec import TextParams
+    >>> TextParams(char_ngrams=(3, 5), min_df=2).char_ngrams
+    (3, 5)
     """
 
     word_ngrams: tuple[int, int] = (1, 1)
@@ -99,7 +105,13 @@ class TextParams:
         object.__setattr__(self, "max_df", share)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the parameters as a dict that JSON can hold.
+
+        Returns
+        -------
+        dict
+            The parameters by name.
+        """
         return asdict(self) | {
             "word_ngrams": list(self.word_ngrams),
             "char_ngrams": list(self.char_ngrams),
@@ -107,12 +119,22 @@ class TextParams:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TextParams:
-        """The inverse of `to_dict`, and of ``dataclasses.asdict``.
+        """Make parameters from the dict that `to_dict` returns.
+
+        Parameters
+        ----------
+        d : mapping of str to value
+            The parameters by name; all of them.
+
+        Returns
+        -------
+        TextParams
+            The parameters.
 
         Raises
         ------
         ModelError
-            For a missing or an unknown entry, or a value that is out of range.
+            If an entry is missing or unknown, or a value is out of range.
         """
         for name in d:
             if name not in cls.__dataclass_fields__:
