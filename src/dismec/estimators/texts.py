@@ -37,8 +37,9 @@ class DiSMECTextClassifier(TextEstimator):
 
     Parameters
     ----------
-    C, delta, tol, precision, penalty, refine, positive_weight, weighting, propensity_a,
-    propensity_b
+    C, delta, tol, precision, penalty, refine, weighting
+        As for `TrainingParams`.
+    positive_weight, propensity_a, propensity_b
         As for `TrainingParams`.
     dense_scale : float, default=1.0
         As for `TrainingParams`, for dense features beside texts.

@@ -33,7 +33,7 @@ Counts = npt.NDArray[Any]  # int64, or float64 with weights of rows
 
 def by_level(
     Y_true: MatrixLike,
-    top: npt.NDArray[Any],
+    top: npt.NDArray[np.int32] | npt.NDArray[np.int64],
     tree: LabelTree,
     ks: Sequence[int] = (1, 3, 5),
     weights: WeightsLike | None = None,
