@@ -44,7 +44,7 @@ def propensities(
     --------
     >>> from dismec import propensities
     >>> propensities([1, 10, 100], n_rows=1000).round(2).tolist()
-    [0.14, 0.27, 0.56]
+    [0.14, 0.28, 0.56]
     """
     counts = np.asarray(label_counts, dtype=np.float64)
     if counts.ndim != 1:
