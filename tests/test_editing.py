@@ -202,7 +202,7 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
     assert not list(model.glob(".edit*"))
 
 
-@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.editing.commit"])
+@pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit.commit"])
 def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
     before = open_model(model)
     with (
@@ -217,7 +217,7 @@ def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
 def test_other_data_after_a_kill_begin_anew(model, problem, whole):
     X, Y = problem
     with (
-        mock.patch("dismec.training.editing.write_parts", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.edit.write_parts", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, X[:200], Y[:200], NAMES)

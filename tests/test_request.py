@@ -49,7 +49,7 @@ def requests():
         mock.patch("dismec.training.recipe.carry_out", stop),
         mock.patch("dismec.training.tuning.carry_out", stop),
         mock.patch("dismec.training.texts.carry_out", stop),
-        mock.patch("dismec.training.editing.workplace", stop),
+        mock.patch("dismec.training.edit.workplace", stop),
     ):
         yield seen
 
@@ -185,7 +185,7 @@ def test_an_unfinished_edit_gives_way_to_another_one_with_a_warning(tmp_path, da
         train(X, Y[:, :30], tmp_path / name)
     model = tmp_path / "model"
     with (
-        mock.patch("dismec.training.editing._Edit.commit", side_effect=KeyboardInterrupt),
+        mock.patch("dismec.training.edit.Edit.commit", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         add_labels(model, X, Y[:, :38])

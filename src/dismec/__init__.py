@@ -6,24 +6,31 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dismec.data.corpus import read_frame, read_texts
     from dismec.data.dataset import Dataset, load_data, save_data
     from dismec.data.hierarchy import Hierarchy
+    from dismec.data.labels import propensities
     from dismec.data.synthetic import generate
+    from dismec.data.text_format import TextFormat
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimators.rows import DiSMECClassifier
     from dismec.estimators.scorers import label_scorer
     from dismec.estimators.texts import DiSMECTextClassifier
     from dismec.features.text_rows import TextRows
     from dismec.features.vocabulary import TextParams
+    from dismec.measure.levels import by_level
     from dismec.measure.metrics import evaluate
+    from dismec.model.explanation import Explanation, highlights
     from dismec.model.model import Model
     from dismec.model.opening import open_model
+    from dismec.report.facts import describe_data
     from dismec.training.editing import add_labels, remove_labels, update_labels
     from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
     from dismec.training.recipe import train
+    from dismec.training.sweep import sweep, sweep_model
     from dismec.training.texts import train_text
-    from dismec.training.tuning import tune, tune_text
+    from dismec.training.tuning import Tuned, tune, tune_text
 
 __all__ = [
     "ClusterError",
@@ -32,21 +39,32 @@ __all__ = [
     "DiSMECClassifier",
     "DiSMECTextClassifier",
     "DismecError",
+    "Explanation",
     "Hierarchy",
     "Model",
     "ModelError",
+    "TextFormat",
     "TextParams",
     "TextRows",
     "TrainingParams",
+    "Tuned",
     "add_labels",
+    "by_level",
+    "describe_data",
     "evaluate",
     "generate",
+    "highlights",
     "label_scorer",
     "load_data",
     "merge_models",
     "open_model",
+    "propensities",
+    "read_frame",
+    "read_texts",
     "remove_labels",
     "save_data",
+    "sweep",
+    "sweep_model",
     "train",
     "train_text",
     "tune",
@@ -55,24 +73,31 @@ __all__ = [
 ]
 
 _HOMES = {
+    "data.corpus": ("read_frame", "read_texts"),
     "data.dataset": ("Dataset", "load_data", "save_data"),
     "data.hierarchy": ("Hierarchy",),
+    "data.labels": ("propensities",),
     "data.synthetic": ("generate",),
+    "data.text_format": ("TextFormat",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
     "estimators.rows": ("DiSMECClassifier",),
     "estimators.scorers": ("label_scorer",),
     "estimators.texts": ("DiSMECTextClassifier",),
     "features.text_rows": ("TextRows",),
     "features.vocabulary": ("TextParams",),
+    "measure.levels": ("by_level",),
     "measure.metrics": ("evaluate",),
+    "model.explanation": ("Explanation", "highlights"),
     "model.model": ("Model",),
     "model.opening": ("open_model",),
+    "report.facts": ("describe_data",),
     "training.editing": ("add_labels", "remove_labels", "update_labels"),
     "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
     "training.recipe": ("train",),
+    "training.sweep": ("sweep", "sweep_model"),
     "training.texts": ("train_text",),
-    "training.tuning": ("tune", "tune_text"),
+    "training.tuning": ("Tuned", "tune", "tune_text"),
 }
 
 

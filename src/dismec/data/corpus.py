@@ -18,6 +18,7 @@ from dismec.data.label_cells import LabelCells
 from dismec.data.text_format import RefusedError, TextFormat, TextRow, unused_entries
 from dismec.data.text_lines import fasttext_rows, json_array_rows, json_rows, lines_of, plain_rows
 from dismec.data.text_tables import arrow_rows, csv_rows, table_rows
+from dismec.data.types import Frame
 from dismec.errors import DataError
 
 __all__ = ["TextBatch", "TextFormat", "is_frame", "read_frame", "read_texts"]
@@ -46,30 +47,45 @@ def read_texts(
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
 ) -> Iterator[TextBatch]:
-    """Read a text file, one batch at a time.
+    """Read texts and their labels from a file, a batch at a time.
 
     Parameters
     ----------
-    path
-        JSON lines ``{"text": …, "labels": [names]}``, where labels may also be one name, or an
-        array of such objects; CSV or TSV with a header; fastText lines, where words that start with
-        ``__label__`` are labels; plain text, one text per line, without labels; Parquet or Arrow.
-        Text formats must be UTF-8, optionally compressed with gzip or Zstandard. Blank lines are
-        skipped, except in plain text.
-    fmt
-        Names of the columns; an entry that does not apply to the kind of file is an error.
-    needs_labels
-        Whether a row without a ``labels`` key, or a file without such a column, is an error. A row
-        with an empty list of labels is valid.
-    batch_chars
-        Approximate number of characters per batch, including an allowance for each row's objects.
+    path : str or path-like
+        JSON lines ``{"text": …, "labels": [names]}`` or an array of such objects; CSV or TSV with a
+        header; fastText lines, where words that begin with ``__label__`` are labels; plain text
+        with one text per line; Parquet or Arrow. Text is UTF-8, and may be compressed by gzip or
+        Zstandard. Blank lines are skipped, except in plain text.
+    fmt : TextFormat, default=TextFormat()
+        The names of the columns. Entries that do not apply to the kind of file are refused.
+    needs_labels : bool, default=True
+        Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
+        predict labels for.
+    batch_chars : int, default=16777216
+        About how many characters a batch has, with some for each row.
 
     Raises
     ------
     DataError
-        ``path:line: reason`` at the first invalid line, or if there is nothing to read. The line is
-        the one where the row starts. Also if labels seem to be separated by something other than
-        the separator in ``fmt``, or a comma by default.
+        If something in the file is wrong: ``path:line: reason``. Also if labels seem to be
+        separated by something other than `fmt` says.
+
+    Returns
+    -------
+    iterator of TextBatch
+        The batches, in the order of the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from dismec import read_texts
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "news.jsonl"
+    ...     _ = file.write_text('{"text": "Wheat rose.", "labels": ["grain", "wheat"]}')
+    ...     (batch,) = read_texts(file)
+    >>> batch.texts, batch.labels
+    (['Wheat rose.'], [['grain', 'wheat']])
     """
     with detect(path) as data, data.open() as file:
         default = None if data.kind.startswith("JSON") else ","
@@ -85,13 +101,45 @@ def is_frame(source: Any) -> bool:
 
 
 def read_frame(
-    frame: Any,
+    frame: Frame,
     fmt: TextFormat = TextFormat(),
     *,
     needs_labels: bool = True,
     batch_chars: int = 1 << 24,
 ) -> Iterator[TextBatch]:
-    """Like `read_texts`, for a frame from pandas, polars, pyarrow or Hugging Face datasets."""
+    """Read texts and their labels from a frame, a batch at a time.
+
+    Parameters
+    ----------
+    frame : frame
+        A table of pandas, polars, pyarrow or Hugging Face datasets.
+    fmt : TextFormat, default=TextFormat()
+        The names of the columns.
+    needs_labels : bool, default=True
+        Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
+        predict labels for.
+    batch_chars : int, default=16777216
+        About how many characters a batch has, with some for each row.
+
+    Returns
+    -------
+    iterator of TextBatch
+        The batches, in the order of the frame.
+
+    Raises
+    ------
+    DataError
+        If something in the frame is wrong.
+
+    Examples
+    --------
+    >>> from dismec import TextFormat, read_frame
+    >>> import polars
+    >>> frame = polars.DataFrame({"body": ["Wheat rose."], "tags": ["grain|wheat"]})
+    >>> (batch,) = read_frame(frame, TextFormat("body", "tags", "|"))
+    >>> batch.labels
+    [['grain', 'wheat']]
+    """
     header = frame_columns(frame)
     if header is None:
         raise DataError(f"a {type(frame).__name__} is not a table with named columns")
@@ -99,7 +147,11 @@ def read_frame(
     wanted = [*fmt.text_keys, fmt.label_key, fmt.id_column, fmt.weight_column]
     name = f"the {type(frame).__name__}"
     try:
-        values = [column_values(frame[c], f"column {c!r}", "value") for c in wanted if c in header]
+        values = [
+            column_values(frame[c], f"column {c!r}", "value")
+            for c in wanted
+            if c is not None and c in header
+        ]
         lines = zip(*values, strict=True)
         rows = table_rows(name, header, lines, fmt, cells, needs_labels, of_file=False)
         yield from _batches(name, rows, cells, fmt, needs_labels, batch_chars)

@@ -54,7 +54,18 @@ _ALWAYS_ROWS, _ALWAYS_UNPACKED = 1 << 24, 1 << 26
 
 
 class Dataset(NamedTuple):
-    """Rows with their labels. Ids within a row are sorted and unique in both matrices."""
+    """Rows with their labels.
+
+    A named tuple, so that ``X, Y, names = load_data(path)`` works. Column numbers within a row are
+    sorted and unique in both matrices.
+
+    Examples
+    --------
+    >>> from dismec import generate
+    >>> train, test = generate(rows=10, features=20, labels=3)
+    >>> train.X.shape, train.Y.shape, train.names
+    ((10, 20), (10, 3), None)
+    """
 
     X: csr_array[np.float32]
     """Features, n_rows × n_features, finite."""
@@ -72,26 +83,47 @@ def load_data(
     n_labels: int | None = None,
     threads: int | None = None,
 ) -> Dataset:
-    """Read a data file in any supported format, detected from its content.
+    """Read rows and labels from a file.
+
+    The format is recognized by the content of the file.
 
     Parameters
     ----------
-    path
-        XMC text (header ``N D L``) or multi-label svmlight text (no header), either of them
-        optionally gzipped; a binary dataset (``.xmc``), which is mapped into memory and not copied;
-        or X as a scipy ``.npz`` file.
-    labels
-        Y as a scipy ``.npz`` file, if ``path`` is one.
-    n_features, n_labels
-        The sizes that the file must have. svmlight text does not state them; by default they are
-        the largest ids plus one.
-    threads
-        Number of threads for parsing text; all CPUs by default.
+    path : str or path-like
+        XMC text (with a header ``N D L``) or multi-label svmlight text (without), both also
+        gzipped; a binary dataset (``.xmc``), which is mapped into memory; or X as a scipy ``.npz``
+        file.
+    labels : str or path-like, default=None
+        Y as a scipy ``.npz`` file. Needed if `path` is a ``.npz`` file.
+    n_features, n_labels : int, default=None
+        The sizes that the file must have. svmlight text does not state its sizes: by default they
+        are the largest numbers in the file plus one.
+    threads : int, default=None
+        Number of threads that parse text. By default all available CPUs.
+
+    Returns
+    -------
+    Dataset
+        The rows, their labels, and the names of the labels if the file has them.
 
     Raises
     ------
     DataError
-        If the file does not exist or is invalid: ``path:line: reason`` for text.
+        If there is no such file or it cannot be used: ``path:line: reason`` for text.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from dismec import load_data
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "train.svm"
+    ...     _ = file.write_text("0,2 0:1.5 3:2")
+    ...     data = load_data(file)
+    >>> data.X.toarray().tolist()
+    [[1.5, 0.0, 0.0, 2.0]]
+    >>> data.Y.toarray().tolist()
+    [[1, 0, 1]]
     """
     return _loaded(path, labels, (n_features, n_labels), threads)
 
@@ -151,19 +183,37 @@ def save_data(
     *,
     labels: StrPath | None = None,
 ) -> None:
-    """Write a data file in the format given by its extension, atomically.
+    """Write rows and labels to a file.
 
-    ``.xmc`` stores everything. ``.txt`` is XMC text; ``.svm`` or ``.svmlight`` is the same without
-    the header, and thus without the sizes. Values read back as the same float32, and an additional
-    ``.gz`` compresses the text. ``.npz`` holds X and requires ``labels=`` for Y. Only ``.xmc``
-    stores label names.
+    The file appears only when it is complete; if writing fails, a file that was there is unchanged.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The rows and labels to write.
+    path : str or path-like
+        The file. Its ending is the format: ``.xmc`` for a binary dataset, ``.txt`` for XMC text,
+        ``.svm`` or ``.svmlight`` for text without a header and so without the sizes, a further
+        ``.gz`` for gzipped text, or ``.npz`` for X alone. Only ``.xmc`` keeps the names of labels.
+    labels : str or path-like, default=None
+        The ``.npz`` file for Y. Needed if `path` is a ``.npz`` file.
 
     Raises
     ------
     DataError
-        If the extension is unknown or the dataset is invalid.
+        If the ending is unknown or the dataset cannot be used.
     OSError
-        If the file cannot be written; an existing file is left unchanged.
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dismec import generate, load_data, save_data
+    >>> train, test = generate(rows=10, features=20, labels=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_data(train, folder + "/train.xmc")
+    ...     load_data(folder + "/train.xmc").X.shape
+    (10, 20)
     """
     path = Path(path)
     X, Y, names = _check_dataset(path, dataset)

@@ -23,22 +23,38 @@ _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order o
 
 
 class Hierarchy:
-    """A hierarchy of names; a name may have several parents, but cycles are not allowed.
+    """A hierarchy of labels: which names are below which others.
+
+    A name may have several parents, but there may be no cycle.
 
     Parameters
     ----------
-    pairs
-        Pairs of a child's name and a parent's name; for a dict, its ``items()``.
+    pairs : iterable of tuple of str
+        Pairs of a child and a parent, by name.
 
     Attributes
     ----------
-    names
-        All names, in the order of their first occurrence.
+    names : list of str
+        All names, in the order in which they first occur.
 
     Raises
     ------
     DataError
-        If an item is not a pair of names, a name is empty or its own parent, or there is a cycle.
+        If something is not a pair of names, if a name is empty or its own parent, or if there is a
+        cycle.
+
+    Examples
+    --------
+    >>> from dismec import Hierarchy
+    >>> hierarchy = Hierarchy([("pug", "dogs"), ("dogs", "animals"), ("cats", "animals")])
+    >>> hierarchy.ancestors("pug")
+    ['dogs', 'animals']
+    >>> hierarchy.leaves
+    ['pug', 'cats']
+    >>> hierarchy.closed([["cats"], ["pug", "cats"]])
+    [['cats', 'animals'], ['pug', 'cats', 'dogs', 'animals']]
+    >>> hierarchy.levels(["animals", "cats", "pug"]).tolist()
+    [1, 2, 3]
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -53,10 +69,24 @@ class Hierarchy:
 
     @classmethod
     def load(cls, path: StrPath) -> Hierarchy:
-        """Read a file with a child and its parent per line, separated by a tab or a comma (CSV).
+        """Read a hierarchy from a file.
 
-        The first line may be a header, "child" and "parent" in either order. Blank lines are
-        skipped. A file without pairs is an error. Errors name the line.
+        Parameters
+        ----------
+        path : str or path-like
+            A file with a child and its parent in each line, separated by a tab or, as in CSV, by a
+            comma. The first line may be a header, "child" and "parent" in either order. Blank lines
+            are skipped.
+
+        Returns
+        -------
+        Hierarchy
+            The hierarchy.
+
+        Raises
+        ------
+        DataError
+            If the file cannot be read or holds no hierarchy: ``path:line: reason``.
         """
         self = cls.__new__(cls)
         self._path, self._lines = path, []
@@ -140,11 +170,33 @@ class Hierarchy:
         return found
 
     def parents(self, name: str) -> list[str]:
-        """Return the parents of a name; empty for a root or a name outside the hierarchy."""
+        """Return the parents of a name.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Returns
+        -------
+        list of str
+            Its parents; none for a name at the top or one that is not in the hierarchy.
+        """
         return list(self._parents.get(name, ()))
 
     def ancestors(self, name: str) -> list[str]:
-        """Return parents, their parents and so on, the nearest first, each once."""
+        """Return the parents of a name, their parents and so on.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Returns
+        -------
+        list of str
+            The ancestors, nearest first, each once.
+        """
         found: dict[str, None] = {}
         above = self.parents(name)
         while above:
@@ -155,21 +207,41 @@ class Hierarchy:
 
     @property
     def leaves(self) -> list[str]:
-        """Names that are not parents."""
+        """Names that have no children."""
         is_parent = np.zeros(len(self.names), np.bool_)
         is_parent[self._parent] = True
         return [self.names[number] for number in np.flatnonzero(~is_parent).tolist()]
 
     def levels(self, names: Sequence[str]) -> Ints:
-        """Return the levels as int64: 1 for roots and for names outside the hierarchy.
+        """Return the levels of names, counted from the top.
 
-        The level of other names is 1 more than the highest level of their parents.
+        Parameters
+        ----------
+        names : sequence of str
+            The names.
+
+        Returns
+        -------
+        ndarray of int64, shape (len(names),)
+            1 for names without parents and for names that are not in the hierarchy; otherwise 1
+            more than the highest level of the parents.
         """
         numbers = [self._numbers.get(name) for name in names]
         return np.array([1 if n is None else self._levels[n] for n in numbers], np.int64)
 
     def closed(self, rows: Iterable[Iterable[str]]) -> list[list[str]]:
-        """Return the labels of each row followed by their ancestors, each once."""
+        """Add all ancestors to the labels of rows.
+
+        Parameters
+        ----------
+        rows : iterable of iterable of str
+            The labels of each row.
+
+        Returns
+        -------
+        list of list of str
+            The labels of each row and after them their ancestors, each once.
+        """
         closed = []
         for row in rows:
             own = list(row)
@@ -178,15 +250,23 @@ class Hierarchy:
         return closed
 
     def over(self, names: Sequence[str]) -> LabelTree:
-        """Return the hierarchy of labels with these names, in this order.
+        """Arrange the labels of a model in the hierarchy.
 
-        Names in the hierarchy that are not labels may stand for groups of labels; these must have
-        children.
+        Parameters
+        ----------
+        names : sequence of str
+            The names of the labels, in their order, such as `Model.names`.
+
+        Returns
+        -------
+        LabelTree
+            The labels and the groups above them. Names of the hierarchy that are no labels, but
+            have children, are groups.
 
         Raises
         ------
         DataError
-            If a name has no children and is not a label.
+            If a name of the hierarchy is not a label and has no children.
         """
         nodes = {name: number for number, name in reversed(list(enumerate(names)))}
         is_parent = np.zeros(len(self.names), np.bool_)

@@ -15,25 +15,36 @@ Floats = npt.NDArray[np.float64]
 def propensities(
     label_counts: npt.ArrayLike, n_rows: int, A: float = 0.55, B: float = 1.5
 ) -> Floats:
-    """Return the probability that a true label was recorded, by the model of Jain et al. (2016).
+    """Estimate how likely each label is to be recorded where it holds.
 
-    p_l = 1 / (1 + C·(N_l + B)^(−A)) with C = (ln N − 1)·(B + 1)^A: the rarer a label, the larger
-    the share of its occurrences that is assumed to be missing.
+    This is the model of Jain et al. (2016): p_l = 1 / (1 + C·(N_l + B)^(−A)) with
+    C = (ln N − 1)·(B + 1)^A. The rarer a label is, the more often it is assumed to be missing.
 
     Parameters
     ----------
-    label_counts
+    label_counts : array-like of shape (n_labels,)
         N_l, the number of training rows of each label.
-    n_rows
-        N, the number of training rows. Below e the model is meaningless (C < 0), and every p is 1.
-    A, B
-        The Repository's constants: 0.5, 0.4 for the large Wikipedia data sets, 0.6, 2.6 for Amazon,
-        0.55, 1.5 for all others.
+    n_rows : int
+        N, the number of training rows. With fewer than three rows every propensity is 1.
+    A, B : float, default=0.55 and 1.5
+        The constants of the XMC Repository: 0.5 and 0.4 for the large Wikipedia sets, 0.6 and 2.6
+        for the Amazon sets, 0.55 and 1.5 for all others.
 
     Returns
     -------
-    ndarray
-        float64, one p per label, 0 < p ≤ 1.
+    ndarray of float64, shape (n_labels,)
+        The propensities, above 0 and at most 1.
+
+    Raises
+    ------
+    DataError
+        If a count is not between 0 and `n_rows`, or `A` or `B` is out of range.
+
+    Examples
+    --------
+    >>> from dismec import propensities
+    >>> propensities([1, 10, 100], n_rows=1000).round(2).tolist()
+    [0.14, 0.28, 0.56]
     """
     counts = np.asarray(label_counts, dtype=np.float64)
     if counts.ndim != 1:

@@ -66,25 +66,40 @@ def generate(
     seed: int = 0,
     test_rows: int | None = None,
 ) -> tuple[Dataset, Dataset]:
-    """Generate a training and a test set from the same distribution.
+    """Generate a training set and a test set of the same distribution.
 
     Values are tf-idf with the document frequencies of the training rows; rows are not normalized.
-    Every row has at least one feature and, if ``labels_per_row`` is at least 1, one label.
+    Every row has at least one feature and, if `labels_per_row` is at least 1, one label.
 
     Parameters
     ----------
-    labels_per_row, features_per_row
-        Approximate means; smaller if there are too few labels or features to choose from.
-    seed
-        The same arguments always give the same data, and the training rows do not depend on
-        ``test_rows``.
-    test_rows
-        By default a fifth of ``rows``.
+    rows, features, labels : int
+        Number of training rows, of features and of labels.
+    labels_per_row, features_per_row : float, default=3.0 and 42
+        About how many labels and features a row has on average. There are fewer if there are too
+        few to choose from.
+    seed : int, default=0
+        The same arguments always give the same data. The training rows do not depend on
+        `test_rows`.
+    test_rows : int, default=None
+        Number of test rows. By default a fifth of `rows`.
+
+    Returns
+    -------
+    train, test : Dataset
+        The two sets.
 
     Raises
     ------
     DataError
-        If the sizes are impossible.
+        If no data can have these sizes.
+
+    Examples
+    --------
+    >>> from dismec import generate
+    >>> train, test = generate(rows=100, features=50, labels=10)
+    >>> train.X.shape, test.Y.shape
+    ((100, 50), (20, 10))
     """
     shape = (rows, features, labels, labels_per_row, features_per_row, seed, test_rows)
     parts = []

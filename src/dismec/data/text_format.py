@@ -46,22 +46,33 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Where texts and labels are in a file; None means the default.
+    """Where texts and labels are in a file or frame.
 
     Attributes
     ----------
-    text_column
-        Column of a table (CSV, TSV, Parquet, Arrow) or key of JSON: ``text`` by default. Several,
-        joined by commas, give one text, with blank lines between the nonempty parts.
-    label_column
-        The same for the labels: ``labels`` by default.
-    label_separator
-        Separator of labels that are given as one text: ``,`` by default. A text that is a Python or
-        JSON list (``['a', 'b']``) is always read as a list.
-    id_column
-        Column or key that identifies rows, repeated in predictions. None for no ids.
-    weight_column
-        Column or key of the row weights, for training. None for no weights.
+    text_column : str, default=None
+        The column of a table or key of JSON that holds the text. By default ``text``. Several
+        names, joined by commas, make one text, with a blank line between those that are not empty.
+    label_column : str, default=None
+        The column or key that holds the labels. By default ``labels``.
+    label_separator : str, default=None
+        What separates labels that are written as one text. By default a comma. A list as Python or
+        JSON writes it (``['a', 'b']``) is always read as a list.
+    id_column : str, default=None
+        The column or key that identifies rows, for predictions to repeat.
+    weight_column : str, default=None
+        The column or key of the weights of rows, for training.
+
+    Raises
+    ------
+    DataError
+        If a name is empty.
+
+    Examples
+    --------
+    >>> from dismec import TextFormat
+    >>> TextFormat(text_column="title,body", label_column="tags", label_separator="|").text_keys
+    ['title', 'body']
     """
 
     text_column: str | None = None
@@ -79,7 +90,7 @@ class TextFormat:
 
     @property
     def kept(self) -> dict[str, str]:
-        """Return the entries that a model stores: all that were given, except the id column."""
+        """What a model keeps of the format: all entries that were given, except for the ids."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: value for key, value in given.items() if value and key != "id_column"}
 
@@ -90,11 +101,25 @@ class TextFormat:
         kind: Kind,
         *,
         weighted: bool = False,
-        **given: Any,
+        **given: str | None,
     ) -> TextFormat:
-        """Combine a model's entries, as far as they apply to this kind of file, with `given` ones.
+        """Combine the format that a model keeps with entries that are given.
 
-        Row weights are for training: `weighted` tells whether to use the model's weight column.
+        Parameters
+        ----------
+        columns : mapping of str to str, or None
+            What the model keeps.
+        kind : str
+            The kind of file. Entries of the model that do not apply to it are left out.
+        weighted : bool, default=False
+            Whether the model's column of weights is used, as for training.
+        given : str
+            Entries that replace those of the model.
+
+        Returns
+        -------
+        TextFormat
+            The format.
         """
         known = {field.name for field in fields(cls)} - set(unused_entries(kind))
         if not weighted:

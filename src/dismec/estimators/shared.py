@@ -20,6 +20,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
+from dismec.data.types import LabelsLike, RowsLike
 from dismec.errors import DataError
 from dismec.estimators.class_weights import kept_class_weight
 from dismec.model.allowed import Allowed
@@ -103,10 +104,11 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def coef_(self) -> sp.csr_array:
-        """The weights, sparse (n_labels, n_features): (1, n_features) for two classes in a 1-d y.
+        """The weights, a sparse matrix of shape (n_labels, n_features).
 
-        A score is the row, transformed as the model does (tf-idf, norm), times these, plus
-        `intercept_`. A refined model has further columns, for the labels that inform others.
+        For two classes in a 1-d y the shape is (1, n_features). A score is the row, transformed as
+        the model does it (tf-idf, norm), times these weights, plus `intercept_`. A refined model
+        has further columns, for the labels that inform others.
         """
         model = self._fitted()
         weights: Any = model.weights
@@ -114,7 +116,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def intercept_(self) -> npt.NDArray[np.float32]:
-        """What is added to each label's score, (n_labels,); −1 for one that had no rows."""
+        """What is added to the score of each label; −1 for a label without training rows."""
         model = self._fitted()
         weights: Any = model.weights
         last = weights[:, [model.transform.n_columns]].toarray()[:, 0]
@@ -123,11 +125,13 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return added
 
     @property
-    def predict_proba(self) -> Callable[[Any], npt.NDArray[np.float32]]:
-        """A method: X → probabilities, dense (n_rows, n_labels); only there with `calibrate`.
+    def predict_proba(self) -> Callable[[RowsLike], npt.NDArray[np.float32]]:
+        """A method that computes probabilities; it only exists with ``calibrate=True``.
 
-        Each label is judged by itself, but the classes of a 1-d y sum to 1 in each row. `DataError`
-        if the result does not fit memory: `predict_proba_topk` gives the most probable labels.
+        ``predict_proba(X)`` takes what `decision_function` takes, and returns a float32 array of
+        shape (n_rows, n_labels). Each label is judged on its own, but the classes of a 1-d y sum to
+        1 in each row. It raises `DataError` if the result does not fit in memory;
+        `predict_proba_topk` needs far less.
         """
         model: Model | None = getattr(self, "model_", None)
         if not (self.calibrate if model is None else model.calibration is not None):
@@ -163,7 +167,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The number of a label in the model; `DataError` if it is not one of `classes_`."""
         raise NotImplementedError
 
-    def rows_and_truth(self, X: Any, y: Any) -> tuple[Any, sp.csr_array]:
+    def rows_and_truth(self, X: RowsLike, y: LabelsLike) -> tuple[Any, sp.csr_array]:
         """What the model scores of X, and y as a matrix whose first columns are its labels."""
         raise NotImplementedError
 

@@ -44,30 +44,36 @@ class TextParams:
 
     Attributes
     ----------
-    word_ngrams
-        Minimum and maximum number of words in a term; (0, 0) for no word terms. Pairs of words make
-        a model several times as large but seldom better (``benchmarks/text.py``).
-    char_ngrams
-        Minimum and maximum number of characters in a character term, counting the space before and
-        after a word; (0, 0) for no character terms. A shorter word is one term. (3, 5) in addition
-        to words helps with short texts but makes the model several times as large.
-    lowercase
-        Whether to lowercase words, letter by letter.
-    min_df
-        Drop terms that occur in fewer rows. Rare terms help rare labels; with millions of rows, 2
-        or 3 keeps the vocabulary small.
-    max_df
-        Drop terms that occur in more than this share of the rows.
-    max_features
-        If there are more terms, keep those that occur in the most rows; ties go to the terms that
-        come first in byte order.
-    sublinear
-        Whether to use 1 + ln(count) instead of the count.
+    word_ngrams : tuple of int, default=(1, 1)
+        Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
+        a model several times as large, and seldom a better one (``benchmarks/text.py``).
+    char_ngrams : tuple of int, default=(0, 0)
+        Least and greatest number of characters in a term of characters, counting the space before
+        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
+        helps with short texts, at several times the size.
+    lowercase : bool, default=True
+        Whether words are converted to lower case.
+    min_df : int, default=1
+        Terms that occur in fewer rows are dropped. Rare terms are useful for rare labels; with
+        millions of rows, 2 or 3 keeps the vocabulary small.
+    max_df : float, default=1.0
+        Terms that occur in more than this share of the rows are dropped.
+    max_features : int, default=None
+        The largest number of terms. Those in most rows are kept; of terms in equally many rows,
+        those with the smaller bytes.
+    sublinear : bool, default=True
+        Whether the value of a term is 1 + ln(count) instead of its count.
 
     Raises
     ------
     ValueError
-        If a value has the wrong type or is out of range.
+        For a value of the wrong kind or out of range.
+
+    Examples
+    --------
+    >>> from dismec import TextParams
+    >>> TextParams(char_ngrams=(3, 5), min_df=2).char_ngrams
+    (3, 5)
     """
 
     word_ngrams: tuple[int, int] = (1, 1)
@@ -99,7 +105,13 @@ class TextParams:
         object.__setattr__(self, "max_df", share)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict that JSON can store."""
+        """Return the parameters as a dict that JSON can hold.
+
+        Returns
+        -------
+        dict
+            The parameters by name.
+        """
         return asdict(self) | {
             "word_ngrams": list(self.word_ngrams),
             "char_ngrams": list(self.char_ngrams),
@@ -107,7 +119,17 @@ class TextParams:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TextParams:
-        """Invert `to_dict` or ``dataclasses.asdict``.
+        """Make parameters from the dict that `to_dict` returns.
+
+        Parameters
+        ----------
+        d : mapping of str to value
+            The parameters by name; all of them.
+
+        Returns
+        -------
+        TextParams
+            The parameters.
 
         Raises
         ------

@@ -25,6 +25,7 @@ import scipy.sparse as sp
 
 from dismec.data.label_tree import LabelTree
 from dismec.data.row_weights import RowWeights, check_row_weights
+from dismec.data.types import MatrixLike, WeightsLike
 
 __all__ = ["by_level", "by_node"]
 
@@ -32,34 +33,44 @@ Counts = npt.NDArray[Any]  # int64, or float64 with row weights
 
 
 def by_level(
-    Y_true: Any,
-    top: npt.NDArray[Any],
+    Y_true: MatrixLike,
+    top: npt.NDArray[np.int32] | npt.NDArray[np.int64],
     tree: LabelTree,
     ks: Sequence[int] = (1, 3, 5),
-    weights: Any = None,
+    weights: WeightsLike | None = None,
 ) -> dict[str, Any]:
-    """Return the metrics in percent, over all levels together and per level.
+    """Compute hierarchical precision and recall, overall and for each level, in percent.
+
+    Labels, true and predicted, are extended by all their ancestors before they are compared.
 
     Parameters
     ----------
-    Y_true
-        Sparse (n_rows, up to n_labels); nonzero entries are true labels.
-    top
-        Integers (n_rows, at least max(ks) or n_labels): predicted labels, best first; −1 is an
-        empty place.
-    tree
-        The ancestors of each label.
-    ks
-        Numbers of predicted labels to evaluate.
-    weights
-        Weight of each row, at least 0; by default all rows count the same.
+    Y_true : indicator matrix of shape (n_rows, n_labels)
+        The true labels, sparse: entries other than 0.
+    top : ndarray of int, shape (n_rows, n_places)
+        Predicted labels, best first; −1 is an empty place.
+    tree : LabelTree
+        The hierarchy of the labels, from `Hierarchy.over`.
+    ks : sequence of int, default=(1, 3, 5)
+        How many of the predicted labels count.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0. By default all rows count the same.
 
     Returns
     -------
     dict
         ``{"hP@1": …, "hR@1": …, "hF1@1": …, …, "levels": [{"level": 1, "nodes": …, "labels": …,
-        "true pairs": …, "hP@1": …, …}, …]}``, where "true pairs" counts pairs of a row with a
-        weight above 0 and a true node.
+        "true pairs": …, "hP@1": …, …}, …]}``. "true pairs" counts pairs of a row and a true node.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dismec import Hierarchy, by_level
+    >>> tree = Hierarchy([("pug", "dogs"), ("poodle", "dogs")]).over(["pug", "poodle", "dogs"])
+    >>> Y_true = np.array([[1, 0, 0]])
+    >>> found = by_level(Y_true, np.array([[1]]), tree, ks=[1])  # a poodle is no pug, but a dog
+    >>> found["hP@1"], [level["hP@1"] for level in found["levels"]]
+    (50.0, [100.0, 0.0])
     """
     truth: Any = tree.closed(Y_true)
     if weights is not None:

@@ -43,6 +43,7 @@ from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
 from dismec.data.row_weights import check_row_weights
+from dismec.data.types import MatrixLike, WeightsLike
 from dismec.errors import DataError
 
 __all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k", "shares_of_rows"]
@@ -52,41 +53,49 @@ Ints = npt.NDArray[np.int64]
 
 
 def evaluate(
-    Y_true: Any,
+    Y_true: MatrixLike,
     top: npt.ArrayLike,
     ks: Sequence[int] = (1, 3, 5),
     propensities: npt.ArrayLike | None = None,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
 ) -> dict[str, float]:
-    """Compute all metrics in percent, as the literature reports them.
+    """Compute P@k, nDCG@k and other metrics of ranked labels, in percent.
 
     Parameters
     ----------
-    Y_true
-        Sparse or dense (n_rows, n_labels); nonzero entries are true labels.
-    top
-        Integers (n_rows, at least max(ks) or n_labels, whichever is less): predicted labels, best
-        first; −1 is an empty place.
-    ks
-        The depths to report.
-    propensities
-        One p per label, computed from the *training* data (`dismec.data.labels`); without it, PSP
-        and PSnDCG are left out.
-    weights
-        Weight of each row, at least 0; by default all rows count the same.
+    Y_true : indicator matrix of shape (n_rows, n_labels)
+        The true labels, sparse or dense: entries other than 0.
+    top : array-like of int, shape (n_rows, n_places)
+        Predicted labels, best first; −1 is an empty place. There must be at least max(ks) places,
+        or n_labels if that is less.
+    ks : sequence of int, default=(1, 3, 5)
+        The depths k to report.
+    propensities : array-like of shape (n_labels,), default=None
+        Propensities of the labels in the training data (`dismec.propensities`). They are needed for
+        PSP@k and PSnDCG@k.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0. By default all rows count the same.
 
     Returns
     -------
-    dict
+    dict of str to float
         ``{"P@1": …, "P@3": …, "nDCG@1": …, "PSP@1": …, "PSnDCG@1": …, "R@1": …, "Coverage@1": …,
-        "rows": n_rows}``, metric by metric, each in the order of `ks`. "rows" is the number of rows
-        whose weight is not 0.
+        "rows": n_rows}``. "rows" is the number of rows whose weight is not 0.
 
     Raises
     ------
     DataError
-        If the shapes do not match, there are no rows, or a row of `top` contains a label twice or a
-        label without a column in `Y_true`.
+        If shapes do not fit, there are no rows, or a row of `top` holds a label twice or one that
+        `Y_true` has no column for.
+
+    Examples
+    --------
+    >>> from dismec import evaluate
+    >>> Y_true = [[1, 1, 0], [0, 0, 1]]
+    >>> top = [[0, 1], [0, 2]]
+    >>> found = evaluate(Y_true, top, ks=[1, 2])
+    >>> found["P@1"], found["P@2"], found["R@2"]
+    (50.0, 75.0, 100.0)
     """
     ks = check_ks(ks)
     judged = _judge(Y_true, top, max(ks), propensities, weights)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,9 +13,10 @@ import scipy.sparse as sp
 
 from dismec.data.counts import counted
 from dismec.data.matrices import check_csr, indicator
+from dismec.data.types import MatrixLike
 from dismec.errors import DataError
 
-__all__ = ["Allowed"]
+__all__ = ["Allowed", "LabelsAllowed"]
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ Ids = npt.NDArray[np.int32]
 class Allowed:
     """Labels that rows may be given: one set for all rows, or one for each row.
 
-    Made by `TopkModel.select_labels`, or by whatever takes `allowed`. One that is used for several
+    Made by `Model.select_labels`, or by whatever takes `allowed`. One that is used for several
     calls is prepared once.
     """
 
@@ -117,3 +118,9 @@ class Allowed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _prepared=WeakKeyDictionary())
+
+
+LabelsAllowed: TypeAlias = Allowed | Iterable[str | int] | MatrixLike
+"""Labels that may be predicted: names or numbers; one set for each row, as an indicator matrix; or
+the result of `Model.select_labels`.
+"""

@@ -41,13 +41,30 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a row has the score that it has for a label.
+    """Why a row has its score for a label.
 
-    `terms` are what the features of the row add, the largest in magnitude first; those for which
-    the label has no weight add nothing and are left out. `reasons` are what labels add that are
-    likely for the row, if the model is refined, and `embedding` is what its dense features add
-    together, if the model takes any. Together with `bias`, which is added whatever the row, they
-    sum to the score, but for the rounding of a float32.
+    Together, `bias`, `terms`, `reasons` and `embedding` sum to the score, except for the rounding
+    of a float32.
+
+    Attributes
+    ----------
+    label : int
+        Number of the label.
+    name : str or None
+        Its name, if it has one.
+    score : float
+        The score, bit for bit that of `Model.predict_topk`.
+    probability : float or None
+        The probability, if the model is calibrated.
+    bias : float
+        What is added for every row.
+    terms : list of Contribution
+        What each feature of the row adds, largest magnitude first. Features for which the label has
+        no weight are left out.
+    reasons : list of Reason
+        What labels add that are likely for the row, if the model is refined.
+    embedding : float or None
+        What the dense features of the row add together, if the model takes any.
     """
 
     label: int
@@ -60,7 +77,13 @@ class Explanation:
     embedding: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold; what is not known is left out."""
+        """Return the explanation as a dict that JSON can hold.
+
+        Returns
+        -------
+        dict
+            The attributes by name; those that are None are left out.
+        """
         result = _known({field.name: getattr(self, field.name) for field in fields(self)})
         result["terms"] = [_known(term._asdict()) for term in self.terms]
         del result["reasons"]
@@ -93,24 +116,34 @@ def contributions(
 def highlights(
     explanation: Explanation, spans: Iterable[tuple[int, int, int]]
 ) -> list[tuple[int, int, float]]:
-    """What each word of a text adds to a score.
+    """Compute what each word of a text adds to a score.
 
-    A feature's contribution is divided equally over the places where it occurs, and there equally
-    over the words that it covers. So the sum over all words is that of the features that occur.
+    The contribution of a feature is divided equally over the places where it occurs, and there
+    equally over the words that it covers.
 
     Parameters
     ----------
-    explanation
-        That of the text.
-    spans
-        ``(feature, begin, end)`` of each occurrence in the text, in any order. Words
-        are the pieces into which all of them cut it; what one skips between two others is none.
+    explanation : Explanation
+        The explanation of the text, from `Model.explain`.
+    spans : iterable of tuple of int
+        ``(feature, begin, end)`` of each occurrence of a feature in the text, in any order, from
+        ``model.vocabulary.spans(text)``.
 
     Returns
     -------
-    list
-        ``(begin, end, contribution)`` of words that features with a contribution cover, in the
-        order of the text; no two overlap.
+    list of tuple
+        ``(begin, end, contribution)`` of the words with a contribution, in the order of the text;
+        no two overlap.
+
+    Examples
+    --------
+    >>> from dismec import DiSMECTextClassifier, highlights
+    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
+    >>> model = DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"]).model_
+    >>> text = "a fried egg"
+    >>> found = highlights(model.explain([text], 1), model.vocabulary.spans(text))
+    >>> [text[begin:end] for begin, end, contribution in found]
+    ['egg']
     """
     table = np.array(list(spans), dtype=np.int64).reshape(-1, 3)
     feature, begin, end = table[table[:, 1] < table[:, 2]].T

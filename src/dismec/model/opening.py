@@ -23,26 +23,39 @@ __all__ = ["open_model", "read_head"]
 def open_model(
     path: str | os.PathLike[str] | bytes | BinaryIO, *, check: bool | None = None
 ) -> Model:
-    """Open a model directory, or a model in a single file.
+    """Open a model that was trained or saved before.
 
-    Nothing of a directory is read but what is needed to find the weights: they come from the files
-    when they are used, and processes that open the same model share them. A single file, as
-    `Model.save` and `Model.to_bytes` make it, is unpacked into a temporary directory first, and
-    checked unless `check` is False.
+    The weights of a model directory stay in its files until they are used, and processes that open
+    the same model share them in memory. A single file, as `Model.save` and `Model.to_bytes` make
+    it, is first unpacked into a temporary directory.
 
     Parameters
     ----------
-    path
-        The directory, or a single file: its path, its bytes, or a file object in binary mode.
-    check
-        Whether to read every file and compare it with its SHA-256. By default only if the model is
-        small enough for this to take no time (64 MB); a larger one is opened at once, and damage
-        that can be noticed is noticed when its weights are used.
+    path : str, path-like, bytes or binary file
+        The model directory, or a single file: its path, its bytes, or a file object in binary mode.
+    check : bool, default=None
+        Whether to compare every file with its checksum. By default models of up to 64 MB and single
+        files are checked. Damage of a model that was not checked is mostly noticed when its weights
+        are used.
+
+    Returns
+    -------
+    Model
+        The model.
 
     Raises
     ------
     ModelError
-        If there is no finished model, or one of its files is missing, cut off or altered.
+        If there is no finished model, or if one of its files is missing or damaged.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dismec import DiSMECClassifier, open_model
+    >>> X, Y = np.eye(3), np.eye(3, dtype=int)
+    >>> stored = DiSMECClassifier().fit(X, Y).model_.to_bytes()
+    >>> open_model(stored).predict(X)
+    [(0,), (1,), (2,)]
     """
     with unpacked(path) as folder:
         if folder is not None:

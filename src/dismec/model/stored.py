@@ -35,10 +35,11 @@ class StoredModel(TopkModel):
 
     @property
     def weights(self) -> sp.csr_array:
-        """The weights as CSR float32 (n_labels, n_features + 1), bias last; a copy on each call.
+        """The weights as a float32 matrix of shape (n_labels, n_features + 1), with the bias last.
 
-        They are those that predictions are made with, rounded to the model's precision. In a
-        refined model the labels that inform others are further features, before the bias.
+        Predictions are made with these, rounded to the precision of the model. In a refined model
+        the labels that inform others are further features, before the bias. Each access makes a
+        copy.
         """
         return gather(self._shards, self.n_labels, self.transform.n_columns)
 
@@ -53,12 +54,13 @@ class StoredModel(TopkModel):
         return self._shards[0].precision if self._shards else str(self.params.get("precision"))
 
     @property
-    def nnz(self) -> int:  # noqa: D102
+    def nnz(self) -> int:
+        """Number of weights stored. Labels with the same weights share them."""
         return sum(shard.nnz for shard in self._shards)
 
     @property
     def first_labels(self) -> npt.NDArray[np.int64]:
-        """int64 (n_labels,): for each label the first that has the same weights; itself, mostly."""
+        """For each label the first label with the same weights, int64 of shape (n_labels,)."""
         return first_labels(self._shards, self.n_labels)
 
     def save(
@@ -68,15 +70,22 @@ class StoredModel(TopkModel):
         estimator: dict[str, Any] | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Write the model to a directory of its own, with what `estimator` or its manifest says.
+        """Write the model to a directory, or to a single file.
 
-        If the path ends in .zip and is not a directory, it becomes a single file there, which
-        `open_model` reads as well.
+        Parameters
+        ----------
+        path : str or path-like
+            The directory. A path that ends in ``.zip`` becomes a single file, unless it is a
+            directory. `dismec.open_model` reads both.
+        estimator : dict, default=None
+            What an estimator has to know to load the model. By default what the model holds.
+        overwrite : bool, default=False
+            Whether to replace a model that is there.
 
         Raises
         ------
         ModelError
-            If there is a model already and `overwrite` is not set, or other files are there.
+            If there is a model already and `overwrite` is False, or if other files are there.
         """
         write = self._writer(self.manifest.estimator if estimator is None else estimator)
         if is_archive_path(path):
@@ -85,7 +94,13 @@ class StoredModel(TopkModel):
             write(Path(path), overwrite=overwrite)
 
     def to_bytes(self) -> bytes:
-        """The model as the bytes of a single file, for `open_model`; as `save` to a .zip file."""
+        """Return the model as the bytes of a single file.
+
+        Returns
+        -------
+        bytes
+            The content of the ``.zip`` file that `save` would write; `dismec.open_model` takes it.
+        """
         return archived(self._writer(self.manifest.estimator))
 
     def _writer(self, estimator: dict[str, Any] | None) -> Callable[..., None]:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import operator
-import re
-import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.counts import check_k, check_ks, counted
 from dismec.data.labels import propensities
 from dismec.data.mapped_files import WatchedFiles
 from dismec.data.mixed import MixedRows, is_parts, mixed_rows
-from dismec.data.names import Names
 from dismec.data.targets import matrix_of_labels
+from dismec.data.types import LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.measure.metrics import Truth
-from dismec.model.allowed import Allowed
+from dismec.model.allowed import Allowed, LabelsAllowed
 from dismec.model.calibration import Calibration
+from dismec.model.label_lookup import LabelLookup
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts
 from dismec.model.scoring import Labels, RowTransform, Scores
@@ -40,7 +36,7 @@ class Capabilities(NamedTuple):
     probabilities: bool  # make them of scores: it is calibrated
 
 
-class TopkModel(ABC):
+class TopkModel(LabelLookup, ABC):
     """What is known of a model wherever its weights are, and what it predicts.
 
     Attributes
@@ -83,134 +79,49 @@ class TopkModel(ABC):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the training."""
+        """The parameters of the training, by name."""
         return dict(self.manifest.params)
-
-    def find_label(self, label: str | int) -> int:
-        """The id of a label, given by its id or as text.
-
-        A text is a name (of equal names, that of the first label); if the model has no names, it
-        is a number.
-
-        Raises
-        ------
-        DataError
-            If the model has no such label.
-        """
-        if isinstance(label, str):
-            number = self.find_name(label)
-            if number is None:  # white space around a name is not part of it
-                number = self.find_name(label := label.strip())
-            if self.names is None and re.fullmatch(r"\d{1,20}", label):
-                number = int(label)
-            if number is None or number >= self.n_labels:
-                raise DataError(f"the model has no label {reprlib.repr(label)}")
-            return number
-        try:
-            number = -1 if isinstance(label, bool) else operator.index(label)
-        except TypeError:
-            raise DataError(f"the model has no label {reprlib.repr(label)}") from None
-        if not 0 <= number < self.n_labels:
-            raise DataError(f"label {reprlib.repr(label)} is outside 0 … {self.n_labels - 1}")
-        return number
-
-    def find_name(self, name: str) -> int | None:
-        """The id of the first label that has this name, or None."""
-        known = self.names
-        return known.find(name) if isinstance(known, Names) else self.label_numbers.get(name)
-
-    def select_labels(self, only: Any = None, exclude: Any = None) -> Allowed:
-        """Labels to choose from, for the `allowed` of predictions; it can be used many times.
-
-        Parameters
-        ----------
-        only, exclude
-            Labels by number or name: the only ones that rows may be given, and those that they may
-            not. By default all, and none.
-
-        Raises
-        ------
-        DataError
-            If the model has no such label.
-        """
-        mask = np.full(self.n_labels, only is None, np.bool_)
-        if only is not None:
-            mask[self._find_labels(only, "only")] = True
-        if exclude is not None:
-            mask[self._find_labels(exclude, "exclude")] = False
-        return Allowed(self.n_labels, np.flatnonzero(mask))
-
-    def allowed_labels(self, allowed: Any) -> Allowed | None:
-        """What `allowed` stands for; None for all labels. Errors as `select_labels`."""
-        if allowed is None:
-            return None
-        if isinstance(allowed, Allowed):
-            if allowed.n_labels != self.n_labels:
-                raise DataError(
-                    f"allowed is of a model of {counted(allowed.n_labels, 'label')}, "
-                    f"not {self.n_labels}"
-                )
-            return allowed
-        if sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2:
-            return Allowed.of_rows(allowed, self.n_labels)
-        return Allowed(self.n_labels, self._find_labels(allowed, "allowed"))
-
-    def _find_labels(self, labels: Any, what: str) -> npt.NDArray[np.int64]:
-        """The numbers of labels."""
-        if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
-            raise DataError(f"{what} is {reprlib.repr(labels)}; expected a list of labels")
-        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
-            outside = (labels < 0) | (labels >= self.n_labels)
-            if outside.any():
-                self.find_label(int(labels[np.argmax(outside)]))
-            return labels.astype(np.int64)
-        given = list(labels)
-        known = self.names
-        found: list[int | None] = [None] * len(given)
-        if isinstance(known, Names) and all(isinstance(label, str) for label in given):
-            found = known.find_all(given)
-        pairs = zip(found, given, strict=True)
-        return np.array([self.find_label(x) if n is None else n for n, x in pairs], np.int64)
-
-    @cached_property
-    def label_numbers(self) -> dict[str, int]:
-        """The labels by their names; of equal names, the first."""
-        return {name: number for number, name in reversed(list(enumerate(self.names or ())))}
 
     @property
     def damage(self) -> str | None:
-        """What has happened to a file of the model since it was opened, or None.
+        """What happened to a file of the model since it was opened, or None.
 
-        Only a server has it found out (`dismec.data.mapped_files.watching`).
+        Only servers look for this (`dismec.data.mapped_files.watching`).
         """
         return self.files.damage
 
     @property
     def not_ready(self) -> str | None:
-        """Why it cannot predict just now, or None."""
+        """Why the model cannot predict at the moment, or None."""
         return self.damage
 
     def ready(self) -> bool:
-        """Whether it predicts now; takes no time to find out."""
+        """Tell whether the model can predict at the moment.
+
+        Returns
+        -------
+        bool
+            False if the files of the model have changed, or if it has lost its cluster.
+        """
         return self.not_ready is None
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Whether the model takes texts, and whether it has probabilities."""
         return Capabilities(self.vocabulary is not None, self.calibration is not None)
 
     @property
     def calibration(self) -> Calibration | None:
-        """What makes probabilities of its scores, or None."""
+        """How scores become probabilities, or None if the model is not calibrated."""
         return None
 
-    def close(self) -> None:  # noqa: B027  most have nothing to give up
-        """Give up what it holds on a cluster."""
+    def close(self) -> None:
+        """Release what the model holds on a cluster; otherwise do nothing."""
 
     @property
     @abstractmethod
     def nnz(self) -> int:
-        """Number of weights that are stored; labels with the same weights share them."""
+        """Number of weights stored. Labels with the same weights share them."""
 
     def __repr__(self) -> str:
         facts = [
@@ -231,18 +142,27 @@ class TopkModel(ABC):
         """What else `repr` says."""
         return []
 
-    def rows_of(self, X: Any, *, threads: int | None = None) -> Any:
-        """What the model scores: rows as they are, or the rows of texts.
+    def rows_of(self, X: RowsLike, *, threads: int | None = None) -> Any:
+        """Turn texts into rows, and check that rows are of the kind that the model takes.
 
-        A model of texts takes texts (a list, an array, a Series, a generator …) and `TextRows`. It
-        refuses any other matrix, as it cannot know whether columns are its own terms. A model that
-        takes dense features beside others takes them as a list of both, ``[X, E]``.
+        Parameters
+        ----------
+        X : matrix of shape (n_rows, n_features), or texts
+            A model of texts takes texts or `TextRows`, but no other matrix, as its columns could
+            stand for anything. A model with dense features takes a list ``[X, E]``.
+        threads : int, default=None
+            Number of threads. By default all available CPUs.
+
+        Returns
+        -------
+        matrix or MixedRows
+            What the model scores: `TextRows` for texts, and otherwise X as it is.
 
         Raises
         ------
         DataError
-            If X is texts and the model takes numbers, or the other way round; if it lacks a kind of
-            features that the model takes, or has one that it does not take.
+            If X is texts and the model takes numbers, or the other way round, or if it lacks
+            features that the model takes or has some that it does not take.
         """
         if isinstance(X, MixedRows) or is_parts(X):
             return self._mixed_rows_of(X, threads)
@@ -286,37 +206,37 @@ class TopkModel(ABC):
         return self.transform.take(X)  # type: ignore[no-any-return]
 
     def predict_topk(
-        self, X: Any, k: int = 5, *, allowed: Any = None, threads: int | None = None
+        self,
+        X: RowsLike,
+        k: int = 5,
+        *,
+        allowed: LabelsAllowed | None = None,
+        threads: int | None = None,
     ) -> tuple[Labels, Scores]:
-        """The k best labels of each row with their scores, best first; ties to the smaller label.
+        """Predict the k best labels of each row.
 
         Parameters
         ----------
-        X
-            (n_rows, up to n_features) sparse or dense, as read from a file: the model's own
-            transform is applied. For a model of texts: texts, one per row, or `TextRows`. For a
-            model that takes dense features beside these: a list of both, ``[X, E]``.
-        k
-            Places per row. Those beyond the labels that had training rows hold label −1 and score
-            −inf: what was never seen is never predicted.
-        allowed
-            The labels to choose from: their numbers or names, or what `select_labels` gives; or
-            one set for each row, as an indicator (n_rows, n_labels), sparse or dense. By default
-            all. The others are left out, and scores are as they are without.
-        threads
-            All available CPUs by default.
+        X : matrix of shape (n_rows, n_features), or texts
+            As for `Model.predict_topk`.
+        k : int, default=5
+            Number of labels per row.
+        allowed : labels or indicator matrix, default=None
+            The only labels that may be predicted. By default all.
+        threads : int, default=None
+            Number of threads. By default all available CPUs.
 
         Returns
         -------
-        labels, scores
-            int32 and float32 (n_rows, k).
+        labels : ndarray of int32, shape (n_rows, k)
+            Numbers of the labels, best first; −1 marks an empty place.
+        scores : ndarray of float32, shape (n_rows, k)
+            Their scores; −inf at empty places.
 
         Raises
         ------
         DataError
-            If X has more features than the model, or values that are not finite; if it is a matrix
-            and the model takes texts, or the other way round; if the model does not have a label
-            that is allowed.
+            If X or `allowed` does not fit the model.
         """
         chosen = self.allowed_labels(allowed)
         return self._topk(self.rows_of(X, threads=threads), check_k(k), threads, chosen)
@@ -329,26 +249,42 @@ class TopkModel(ABC):
 
     def evaluate(
         self,
-        X: Any,
-        Y: Any,
+        X: RowsLike,
+        Y: LabelsLike,
         ks: Sequence[int] = (1, 3, 5),
         *,
         A: float = 0.55,
         B: float = 1.5,
-        weights: Any = None,
-        allowed: Any = None,
+        weights: WeightsLike | None = None,
+        allowed: LabelsAllowed | None = None,
         threads: int | None = None,
     ) -> dict[str, float]:
-        """P@k, nDCG@k, PSP@k and more on rows with known labels, in percent (`dismec.measure`).
+        """Evaluate the model on rows with known labels.
 
-        `Y` (n_rows, n_labels), sparse or dense, may have labels that the model does not have: they
-        are never predicted, and count. The columns of a frame, lists of labels, and a list of one
-        label per row are matched by their names. `weights`, one number of at least 0 per row, say
-        how much each row counts.
+        Parameters
+        ----------
+        X : matrix of shape (n_rows, n_features), or texts
+            As for `predict_topk`.
+        Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
+            The true labels. Columns of a frame and labels in lists are matched by name. Labels that
+            the model does not have count as missed.
+        ks : sequence of int, default=(1, 3, 5)
+            The depths k of P@k, nDCG@k and so on.
+        A, B : float, default=0.55 and 1.5
+            Constants of the propensities, as for `dismec.propensities`.
+        weights : array-like of shape (n_rows,), default=None
+            How much each row counts: numbers of at least 0. By default all rows count the same.
+        allowed : labels or indicator matrix, default=None
+            The only labels that may be predicted. True labels that are not allowed do not count as
+            true; rows without any other label stay, and nothing is right for them.
+        threads : int, default=None
+            Number of threads. By default all available CPUs.
 
-        With `allowed`, as for `predict_topk`, the model is measured on these labels alone: true
-        labels that are not allowed do not count as true, nor do those that the model does not have.
-        Rows that have no other true labels stay, and nothing is right for them.
+        Returns
+        -------
+        dict of str to float
+            P@k, nDCG@k, PSP@k, PSnDCG@k, R@k and Coverage@k in percent for each k, and the number
+            of "rows".
         """
         chosen = self.allowed_labels(allowed)
         truth = self.truth_of(Y, A, B, allowed=chosen)
@@ -357,8 +293,30 @@ class TopkModel(ABC):
         top, _ = self.predict_topk(X, depth, allowed=chosen, threads=threads)
         return truth.metrics(top, ks, weights)
 
-    def truth_of(self, Y: Any, A: float = 0.55, B: float = 1.5, *, allowed: Any = None) -> Truth:
-        """The true labels of rows, as `evaluate` takes them, aligned with the model's labels."""
+    def truth_of(
+        self,
+        Y: LabelsLike,
+        A: float = 0.55,
+        B: float = 1.5,
+        *,
+        allowed: LabelsAllowed | None = None,
+    ) -> Truth:
+        """Align the true labels of rows with the labels of the model.
+
+        Parameters
+        ----------
+        Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
+            As for `evaluate`.
+        A, B : float, default=0.55 and 1.5
+            Constants of the propensities.
+        allowed : labels or indicator matrix, default=None
+            The labels that count. By default all.
+
+        Returns
+        -------
+        Truth
+            The true labels, and the propensities of all labels.
+        """
         matrix = matrix_of_labels(Y, self.names)
         chosen = self.allowed_labels(allowed)
         if chosen is not None:
@@ -366,7 +324,18 @@ class TopkModel(ABC):
         return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
-        """How likely each label is to be seen where it holds, by its training frequency."""
+        """Compute how likely each label is to be recorded where it holds.
+
+        Parameters
+        ----------
+        A, B : float, default=0.55 and 1.5
+            Constants of the propensities, as for `dismec.propensities`.
+
+        Returns
+        -------
+        ndarray of float64, shape (n_labels,)
+            The propensities, computed from the number of training rows of each label.
+        """
         return propensities(self.label_counts, self.manifest.n_rows, A, B)
 
 

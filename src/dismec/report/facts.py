@@ -67,25 +67,43 @@ def describe_data(
     estimate: bool = True,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Describe the size and sparsity of a data file: the row of the paper's Table 1, and more.
+    """Describe a data file: sizes, frequencies of labels, duplicates, and the cost of training.
 
     Parameters
     ----------
-    path, labels
-        As in `dismec.load_data`.
-    names
-        Names of the labels if the file has none.
-    estimate
-        Whether to estimate the cost of training (`estimate_training`), which takes seconds.
-    threads
-        Threads for reading, and for the estimated training; all available CPUs by default.
+    path : str or path-like
+        The file, as for `dismec.load_data`.
+    labels : str or path-like, default=None
+        Y as a scipy ``.npz`` file. Needed if `path` is a ``.npz`` file.
+    names : sequence of str, default=None
+        The names of the labels. By default those in the file.
+    estimate : bool, default=True
+        Whether to estimate the time and memory of a training, which takes some seconds.
+    threads : int, default=None
+        Number of threads that read, and that would train. By default all available CPUs.
 
     Returns
     -------
     dict
-        Numbers by name, "label frequencies" (`measure.frequencies`), "features of a row" as a
-        histogram, the result of `describe_labels`, "duplicate rows" (`describe_repeats`), and
-        "training", the estimate or None.
+        Numbers such as "rows", "features" and "labels per row", and the entries "label
+        frequencies", "features of a row", "duplicate rows" and "training", which is None without
+        `estimate`.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dismec import describe_data, generate, save_data
+    >>> train, test = generate(rows=10, features=20, labels=3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_data(train, folder + "/train.xmc")
+    ...     facts = describe_data(folder + "/train.xmc", estimate=False)
+    >>> facts["rows"], facts["features"], facts["labels"]
+    (10, 20, 3)
     """
     n_labels = None if names is None else len(names)
     X, Y, of_file = load_data(path, labels=labels, n_labels=n_labels, threads=threads)

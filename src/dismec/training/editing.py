@@ -10,92 +10,102 @@ at the end, the directory is the model that it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from dismec.cpu import thread_count
 from dismec.data.columns import label_names_of
-from dismec.data.counts import counted
-from dismec.data.dataset import fingerprint
 from dismec.data.files import StrPath
 from dismec.data.matrices import check_Y
 from dismec.data.mixed import check_features
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
-from dismec.errors import DataError, ModelError
-from dismec.features.transform import Transform
-from dismec.model import weight_files
-from dismec.model.calibration import Calibration
-from dismec.model.cutting import selected
-from dismec.model.directory import commit, edit_folder, locked, make_directory, read_manifest, tidy
-from dismec.model.manifest import ShardReceipt
+from dismec.data.types import LabelsLike, RowsLike, WeightsLike
+from dismec.errors import DataError
 from dismec.model.model import Model
 from dismec.model.opening import open_model
-from dismec.model.parts import LabelTable, Parts, write_parts
-from dismec.model.provenance import history_entry, ranges
-from dismec.model.shards import Shard
-from dismec.solve.block import BlockStats
-from dismec.training.job import Job
-from dismec.training.params import TrainingParams
+from dismec.training.edit import opened_edit, rows_of_labels
 from dismec.training.request import Progress, Request
-from dismec.training.resume import earlier_edit
-from dismec.training.running import run_into, workplace
 
 __all__ = ["add_labels", "remove_labels", "update_labels"]
-
-Ids = npt.NDArray[np.int64]
 
 
 def add_labels(
     path: StrPath,
-    X: Any,
-    Y: Any,
+    X: RowsLike,
+    Y: LabelsLike,
     names: Sequence[str] | None = None,
     *,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
     source: StrPath | None = None,
     client: Any = None,
 ) -> Model:
-    """Train the labels of some rows that a model does not have, and leave the others alone.
+    """Train new labels and add them to a model.
 
-    A run that was killed goes on where it stopped when it is started again.
+    Labels that the model has already are left as they are. If an earlier run was stopped, it is
+    continued.
 
     Parameters
     ----------
-    path
-        Directory for the model.
-    X, Y
-        Rows with all their labels: (n_rows, up to n_features), for a model of texts the texts or
-        `TextRows`; and an indicator (n_rows, …).
-    names
-        One name for each column of Y, by which labels are known if the model has names. Without
-        names, column l is label l.
-    weights, threads, progress, cluster, source, client
-        As for `dismec.train`.
+    path : str or path-like
+        The model directory.
+    X : matrix of shape (n_rows, n_features), or texts
+        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+    Y : indicator matrix of shape (n_rows, n_columns)
+        All labels of these rows.
+    names : sequence of str, default=None
+        A name for each column of Y, by which columns are matched with labels of a model that has
+        names. By default the columns of a frame. Without names, column l is label l.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+    source : str or path-like, default=None
+        The ``.xmc`` file that X and Y were loaded from.
+    client
+        The former name of `cluster`.
+
+    Returns
+    -------
+    Model
+        The model with the new labels, opened from the directory.
 
     Raises
     ------
     DataError
-        If the data do not fit the model, or have no label that it does not have.
+        If the data do not fit the model, or have no label that the model does not have.
     ModelError
         If there is no finished model, or another process is writing to it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from dismec import add_labels, train
+    >>> X = np.eye(4)
+    >>> Y = np.eye(4, dtype=int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = folder + "/model"
+    ...     before = train(X, Y[:, :3], path)
+    ...     after = add_labels(path, X, Y)
+    >>> before.n_labels, after.n_labels
+    (3, 4)
     """
     names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
-    with _opened(path) as edit:
+    with opened_edit(path) as edit:
         rows, Y, weights = _rows_that_count(edit.model.rows_of(X, threads=threads), Y, weights)
         labels = edit.labels_of(Y, names, grow=True)
         known = np.zeros(max(edit.model.n_labels, 1 + labels.max(initial=-1)), np.bool_)
         known[: edit.model.n_labels] = edit.model.label_counts > 0
-        columns = np.flatnonzero((labels >= 0) & ~known[labels] & (_counts(Y) > 0))
+        columns = np.flatnonzero((labels >= 0) & ~known[labels] & (rows_of_labels(Y) > 0))
         if not len(columns):
             raise DataError("the model has all labels of these rows already")
         where = client if cluster is None else cluster
@@ -107,37 +117,86 @@ def add_labels(
 
 def update_labels(
     path: StrPath,
-    X: Any,
-    Y: Any,
+    X: RowsLike,
+    Y: LabelsLike,
     labels: Iterable[str | int],
     names: Sequence[str] | None = None,
     *,
-    weights: Any = None,
+    weights: WeightsLike | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
     source: StrPath | None = None,
     client: Any = None,
 ) -> Model:
-    """Train some labels of a model anew, given by name or number; otherwise as `add_labels`.
+    """Train some labels of a model again, on other rows.
+
+    All other labels are left as they are. If an earlier run was stopped, it is continued.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The model directory.
+    X : matrix of shape (n_rows, n_features), or texts
+        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+    Y : indicator matrix of shape (n_rows, n_columns)
+        All labels of these rows.
+    labels : iterable of str or int
+        The labels to train again, by name or number.
+    names : sequence of str, default=None
+        A name for each column of Y, by which columns are matched with labels of a model that has
+        names. By default the columns of a frame. Without names, column l is label l.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+    source : str or path-like, default=None
+        The ``.xmc`` file that X and Y were loaded from.
+    client
+        The former name of `cluster`.
+
+    Returns
+    -------
+    Model
+        The changed model, opened from the directory.
 
     Raises
     ------
     DataError
-        Also if the model does not have one of the labels, or no row does.
+        If the data do not fit the model, or if the model or the data do not have one of the labels.
+    ModelError
+        If there is no finished model, or another process is writing to it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from dismec import update_labels, train
+    >>> X = np.eye(4)
+    >>> Y = np.eye(4, dtype=int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = folder + "/model"
+    ...     before = train(X, Y, path)
+    ...     after = update_labels(path, X, Y[::-1], labels=[0])
+    >>> before.predict(X[:1]), after.predict(X[3:])
+    ([(0,)], [(0, 3)])
     """
     names = label_names_of(Y) if names is None else names
     Y = check_Y(Y)
-    with _opened(path) as edit:
+    with opened_edit(path) as edit:
         rows, Y, weights = _rows_that_count(edit.model.rows_of(X, threads=threads), Y, weights)
         wanted = edit.find(labels)
         found = edit.labels_of(Y, names)
         counts = np.zeros(max(edit.model.n_labels, 1 + found.max(initial=-1)), np.int64)
-        counts[found[found >= 0]] = _counts(Y)[found >= 0]
+        counts[found[found >= 0]] = rows_of_labels(Y)[found >= 0]
         if not counts[wanted].all():
             lost = wanted[np.argmin(counts[wanted])]
             raise DataError(f"no row of the data has {edit.named(lost)}; to drop it, remove it")
-        columns = np.flatnonzero(np.isin(found, wanted) & (_counts(Y) > 0))
+        columns = np.flatnonzero(np.isin(found, wanted) & (rows_of_labels(Y) > 0))
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
         request = Request(rows, Y, edit.params, weights=weights, **how)
@@ -146,16 +205,44 @@ def update_labels(
 
 
 def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
-    """Take labels, given by name or number, out of a model: they are not predicted any more.
+    """Remove labels from a model, so that they are not predicted any more.
+
+    The other labels keep their numbers.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The model directory.
+    labels : iterable of str or int
+        The labels to remove, by name or number.
+
+    Returns
+    -------
+    Model
+        The changed model, opened from the directory.
 
     Raises
     ------
     DataError
-        If the model does not have one of them.
+        If the model does not have one of the labels.
     ModelError
         If there is no finished model, or another process is writing to it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from dismec import remove_labels, train
+    >>> X = np.eye(4)
+    >>> Y = np.eye(4, dtype=int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = folder + "/model"
+    ...     before = train(X, Y, path)
+    ...     after = remove_labels(path, [3])
+    >>> before.predict(X[3:]), after.predict(X[3:])
+    ([(3,)], [()])
     """
-    with _opened(path) as edit:
+    with opened_edit(path) as edit:
         edit.commit("removed", edit.find(labels), np.empty(0, np.int64), [], {})
     return open_model(path, check=False)
 
@@ -169,182 +256,3 @@ def _rows_that_count(X: Any, Y: Any, weights: Any) -> tuple[Any, Any, RowWeights
     if keep is None:
         return X, Y, found
     return X[keep], check_Y(Y, X.shape[0])[keep], found
-
-
-def _counts(Y: Any) -> Ids:
-    """How many rows have each label."""
-    return np.bincount(Y.indices, minlength=Y.shape[1])
-
-
-class _Edit:
-    """A model in a directory that is locked, and the labels that it has got to know meanwhile."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.model = open_model(directory, check=True)  # what is written anew must be sound
-        if self.model.manifest.shards is None:
-            raise ModelError(
-                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
-            )
-        if (self.model.manifest.estimator or {}).get("classes") is not None:
-            raise ModelError(f"{directory}: its classes exclude each other; retrain it")
-        self.names = None if self.model.names is None else list(self.model.names)
-
-    def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
-        """The label that each column of Y is, or −1.
-
-        With `grow` names that are new, and that some row has, get the next numbers.
-        """
-        n_columns = Y.shape[1]
-        if names is not None and len(names) != n_columns:
-            raise DataError(
-                f"{counted(len(names), 'label name')} for {counted(n_columns, 'label')}"
-            )
-        if self.names is None or (names is None and n_columns <= self.model.n_labels):
-            return np.arange(n_columns)
-        if names is None:
-            raise DataError(
-                f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
-                "which it "
-                "knows by name: give the names of those of the data (names=…)"
-            )
-        if len(set(names)) < len(names):
-            raise DataError("two labels of the data have the same name")
-        numbers = dict(self.model.label_numbers)
-        for name in np.array(names, object)[_counts(Y) > 0] if grow else ():
-            if name not in numbers:
-                numbers[name] = len(self.names)
-                self.names.append(name)
-        return np.array([numbers.get(name, -1) for name in names], np.int64)
-
-    def find(self, labels: Iterable[str | int]) -> Ids:
-        """The numbers of labels that the model has."""
-        found = []
-        for label in labels:
-            number = self.model.find_label(label)
-            if not self.model.label_counts[number]:
-                raise DataError(f"the model has no label {label!r}")
-            found.append(number)
-        if not found:
-            raise DataError("no label is named")
-        return np.unique(found)
-
-    def named(self, label: int) -> str:
-        """The label as a person knows it."""
-        return f"label {label if self.names is None else repr(self.names[label])}"
-
-    def train(self, action: str, request: Request, columns: Ids, labels: Ids) -> None:
-        """Train some columns of Y and make them labels of the model."""
-        transform = self.model.transform
-        if not isinstance(transform, Transform):
-            raise DataError(
-                f"{self.directory}: labels of a refined model cannot be added or updated; "
-                "retrain it with all labels"
-            )
-        order = np.argsort(labels)
-        columns, labels = columns[order], labels[order]
-        job = Job.prepare(replace(request, Y=request.Y[:, columns]), transform)
-        # A model of its own, that of these labels, which an interrupted run leaves to the next one.
-        folder = edit_folder(self.directory)
-        make_directory(folder)
-        trained = earlier_edit(folder, job)
-        if trained is None or not trained.complete:
-            if request.source is not None and fingerprint(request.X, request.Y) != job.data:
-                request = replace(request, source=None)  # which has more labels, say
-            with workplace(request, thread_count(request.threads)) as place:
-                trained = run_into(folder, job, trained, place, request.progress)
-        counts = job.parts.labels.counts
-        shards = [
-            replace(shard, labels=labels[shard.labels].astype(np.int32))
-            for shard in weight_files.read_shards(folder, trained, counts, check=False)
-        ]
-        facts = {"data": job.manifest.data, "rows": job.manifest.n_rows}
-        self.commit(action, labels, counts, shards, facts, trained.stats)
-
-    def commit(
-        self,
-        action: str,
-        labels: Ids,
-        counts: Ids,
-        shards: Iterable[Shard],
-        facts: dict[str, Any],
-        stats: BlockStats | None = None,
-    ) -> None:
-        """Put shards in the place of what the model has of some labels, and say so in its history.
-
-        `counts` are the training rows of the labels; none for labels that are removed.
-        """
-        model, manifest = self.model, self.model.manifest
-        n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))
-        all_counts = np.zeros(n_labels, np.int64)
-        all_counts[: model.n_labels] = model.label_counts
-        all_counts[labels] = counts if len(counts) else 0
-        receipts = list(self._write(self._kept(labels), shards))
-        parts = Parts(
-            LabelTable(all_counts, self.names, model.transform.idf),
-            model.vocabulary,
-            model.calibration and _calibrated(model.calibration, all_counts, labels),
-        )
-        entry = history_entry(action, labels=len(labels), numbers=ranges(labels), **facts)
-        history = (*manifest.history, entry)
-        named = write_parts(self.directory, parts, len(history), keep=manifest.parts)
-        changed = replace(
-            manifest,
-            n_labels=n_labels,
-            n_rows=max(manifest.n_rows, facts.get("rows", 0)),
-            parts=named,
-            history=history,
-            stats=BlockStats.total([s for s in (manifest.stats, stats) if s]),
-        )
-        changed = changed.finished(receipts)
-        commit(self.directory, changed)
-        tidy(self.directory, changed)
-
-    def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
-        """What is left of the model without some labels: files as they are, or new shards."""
-        assert self.model.manifest.shards is not None
-        left = np.ones(max(self.model.n_labels, 1 + int(gone.max())), np.bool_)
-        left[gone] = False
-        for receipt, shard in zip(self.model.manifest.shards, self.model.shards, strict=True):
-            if left[shard.labels].all():
-                yield receipt
-            else:
-                yield from selected([shard], left)
-
-    def _write(
-        self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
-    ) -> Iterator[ShardReceipt]:
-        number = weight_files.next_shard(self.model.manifest)
-        for part in (*kept, *new):
-            if isinstance(part, Shard):
-                yield weight_files.write_shard(self.directory, number, part)
-                number += 1
-            else:
-                yield part
-
-    @property
-    def params(self) -> TrainingParams:
-        """Those that the model was trained with."""
-        known = {field.name for field in fields(TrainingParams)}
-        params = {key: value for key, value in self.model.params.items() if key in known}
-        try:
-            return TrainingParams(**params | {"calibrate": False})
-        except ValueError as error:
-            raise ModelError(f"{self.directory}: its parameters: {error}") from None
-
-
-@contextmanager
-def _opened(path: StrPath) -> Iterator[_Edit]:
-    directory = Path(path)
-    read_manifest(directory)  # before a lock is left in a directory that is no model
-    with locked(directory):
-        yield _Edit(directory)
-
-
-def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibration:
-    """The calibration of all labels, in which some, and new ones, have only their counts."""
-    grown = calibration.extended(counts[calibration.n_labels :])
-    curves = [a.copy() for a in (grown.slopes, grown.intercepts, grown.macro_thresholds)]
-    for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):
-        curve[labels] = values
-    return replace(grown, slopes=curves[0], intercepts=curves[1], macro_thresholds=curves[2])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dismec.data.dataset import fingerprint
 from dismec.data.files import StrPath
 from dismec.data.targets import matrix_of_labels
+from dismec.data.types import LabeledRows
 from dismec.errors import DataError, ModelError
 from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
@@ -39,35 +40,48 @@ _LEARNED = ("C_auto", "C_table", "delta_auto", "delta_effect", "refine_effect", 
 def merge_models(
     models: Sequence[Model | StrPath],
     *,
-    validation: tuple[Any, Any] | None = None,
+    validation: LabeledRows | None = None,
     threads: int | None = None,
 ) -> Model:
-    """One model, in memory, of models whose labels are disjoint and whose features are the same.
+    """Merge models of different labels into one.
 
-    Weights and scores are bit for bit those of the models. The labels of the first model come
-    first, each model's in its own order, and are renumbered. A label that has no training rows in
-    one model and some in another is taken from the other. Parameters are those of the first model,
-    by which labels that are added later are trained; the manifest's history says which the others
-    had.
+    The models must have the same features. Weights and scores stay the same, bit for bit. The
+    labels of the first model come first, then those of the second and so on, numbered anew. If a
+    label has training rows in only one of two models, it is taken from that one. The merged model
+    has the parameters of the first model; its history lists those of the others.
 
     Parameters
     ----------
-    models
-        Two or more models, or paths for `open_model`.
-    validation
-        Rows and labels that no model was trained on, as for `Model.evaluate`, to learn
-        probabilities of all labels together. Without it probabilities are kept if all models have
-        the same curves, as subsets of one model do; otherwise the result gives none.
-    threads
-        All available CPUs by default; for `validation`.
+    models : sequence of Model, str or path-like
+        Two or more models, or their paths.
+    validation : tuple of X and Y, default=None
+        Rows that no model was trained on, to learn probabilities of all labels together. By default
+        probabilities are kept if all models have the same calibration, as subsets of one model do;
+        otherwise the merged model has none.
+    threads : int, default=None
+        Number of threads for `validation`. By default all available CPUs.
+
+    Returns
+    -------
+    Model
+        The merged model, in memory. `Model.save` writes it to a directory.
 
     Raises
     ------
     ModelError
-        If features, text settings, vocabulary, transform, precision or penalty differ, a label is
-        trained in two models, only some models have label names, or one is refined.
+        If the models differ in features, vocabulary, transform, precision or penalty, if a label
+        has training rows in two models, if only some have label names, or if one is refined.
     DataError
-        For fewer than two models, or rows that do not fit.
+        If there are fewer than two models, or the rows do not fit.
+
+    Examples
+    --------
+    >>> from dismec import DiSMECTextClassifier, merge_models
+    >>> texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"]
+    >>> model = DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"]).model_
+    >>> parts = [model.subset(["egg"]), model.subset(["bread"])]
+    >>> list(merge_models(parts).names)
+    ['egg', 'bread']
     """
     if len(models) < 2:
         raise DataError(f"{len(models)} model to merge; expected at least 2")

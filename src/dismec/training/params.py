@@ -38,50 +38,56 @@ def _param(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as click
 
 @dataclass(frozen=True)
 class TrainingParams:
-    """Everything that decides what a model is, apart from the data.
+    """Parameters of the training: everything that decides what a model is, except for the data.
 
     Attributes
     ----------
-    C
-        Loss weight: the inverse of the regularization strength.
-    delta
-        Weights closer to 0 than delta are dropped; "auto" (`training.delta`) chooses the largest
-        that costs at most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01
-        under the L2 penalty and 0 under L1.
-    tol
-        LIBLINEAR's ε in the stopping rule; under L1 a hundred times the relative gap.
-    tfidf
-        Multiply each feature by its inverse document frequency in the training data.
-    normalize
-        Scale each row to Euclidean norm 1.
-    bias
+    C : float, default=1.0
+        Weight of the loss: the inverse of the regularization strength.
+    delta : float or "auto", default=None
+        Weights closer to 0 than delta are dropped. "auto" chooses the largest delta that costs at
+        most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01 under the L2 penalty
+        and 0 under L1.
+    tol : float, default=0.01
+        Tolerance of the stopping rule, as in LIBLINEAR; under L1 a hundred times the relative gap.
+    tfidf : bool, default=False
+        Whether to multiply each feature by its inverse document frequency in the training data.
+    normalize : bool, default=True
+        Whether to scale each row to Euclidean norm 1.
+    bias : float, default=1.0
         Value of the bias feature; 0 for none.
-    block_size
-        Labels in a block of the training, at most. Does not change the model.
-    precision
-        How the model stores weights: "float16", "float32", or "int8" for eight bits per weight.
-    calibrate
-        Learn from rows that are held out for this what probability a score stands for.
-    refine
-        Train a second stage, which also sees the labels that the first one finds likely
-        (``docs/howto/refining.md``). More accurate, and takes about three times as long.
-    positive_weight
+    block_size : int, default=1000
+        The largest number of labels that are trained together. It does not change the model.
+    precision : {"float16", "float32", "int8"}, default="float16"
+        How the model stores weights.
+    calibrate : bool, default=False
+        Whether to learn probabilities, on rows that are held out for this.
+    refine : bool, default=False
+        Whether to train a second stage, which also sees the labels that the first one finds likely
+        (``docs/howto/refining.md``). It is more accurate, and takes about three times as long.
+    positive_weight : float, default=1.0
         Factor for the losses of positive rows.
-    weighting
-        None, or "propensity": the losses of a label's positive rows are also multiplied by 2/p − 1,
-        the more, the rarer it is (``docs/howto/rare-labels.md``).
-    propensity_a, propensity_b
-        The constants A and B of the propensities p (`dismec.data.labels.propensities`).
-    dense_scale
-        What dense features are multiplied by after they have been scaled to norm 1, beside sparse
-        ones (``docs/tutorial/embeddings.md``): the larger, the more they count.
-    penalty
-        "l2", the regularizer ½‖w‖² with weights everywhere, or "l1", ‖w‖₁ with few of them.
+    weighting : {None, "propensity"}, default=None
+        With "propensity", the losses of positive rows are also multiplied by 2/p − 1, which is the
+        larger, the rarer the label is (``docs/howto/rare-labels.md``).
+    propensity_a, propensity_b : float, default=0.55 and 1.5
+        The constants A and B of the propensities p (`dismec.propensities`).
+    dense_scale : float, default=1.0
+        Factor for dense features beside sparse ones, after both have been scaled to norm 1
+        (``docs/tutorial/embeddings.md``): the larger, the more they count.
+    penalty : {"l2", "l1"}, default="l2"
+        The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which leaves few weights.
 
     Raises
     ------
     ValueError
         For a value that is not a number or out of range.
+
+    Examples
+    --------
+    >>> from dismec import TrainingParams
+    >>> TrainingParams(C=2, penalty="l1").delta
+    0.0
     """
 
     C: float = _param(1.0, "Loss weight (inverse of regularization strength).")
@@ -146,12 +152,12 @@ class TrainingParams:
 
     @property
     def chooses_delta(self) -> bool:
-        """Whether `delta` is left to choose."""
+        """Whether `delta` is "auto"."""
         return isinstance(self.delta, str) and self.delta == AUTO
 
     @property
     def holds_out(self) -> bool:
-        """Whether a trial learns something from rows that it does not see.
+        """Whether something is learned from rows that are held out.
 
         Refining learns probabilities on its way.
         """
@@ -159,7 +165,7 @@ class TrainingParams:
 
     @property
     def solver(self) -> SolverParams:
-        """The part that the solver needs; for a delta left to choose the least that it can be."""
+        """The parameters of the solver. If `delta` is "auto", the least that can be chosen."""
         from dismec.solve.costs import Weighting
         from dismec.solve.problem import SolverParams
 

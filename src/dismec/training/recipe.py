@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dismec.cpu import thread_count
 from dismec.data.files import StrPath
+from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -134,14 +135,14 @@ def _locked(directory: Path | None) -> Iterator[None]:
 
 
 def train(
-    X: Any,
-    Y: Any,
+    X: RowsLike | StrPath,
+    Y: LabelsLike | None,
     path: StrPath,
     params: TrainingParams | None = None,
     *,
     names: Sequence[str] | None = None,
-    validation: tuple[Any, Any] | None = None,
-    weights: Any = None,
+    validation: LabeledRows | None = None,
+    weights: WeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -150,66 +151,66 @@ def train(
     vocabulary: Vocabulary | None = None,
     client: Any = None,
 ) -> Model:
-    """Train a model into a directory, or go on where an earlier run of the same training stopped.
+    """Train a model and write it to a directory.
 
-    Every finished block is on the disk before it counts as done: a run that is killed loses at most
-    the blocks in flight, and the weights of the resumed model are byte for byte those that an
-    undisturbed run writes on the same instruction set.
+    If an earlier run of the same training was stopped, it is continued: a run that is killed loses
+    at most the blocks of labels that it was working on. The weights of the resumed model are byte
+    for byte those of an undisturbed run on the same instruction set.
 
     Parameters
     ----------
-    X
-        (n_rows, n_features) sparse, dense or a frame; CSR float32 is used in place. Or a list
-        ``[X, E]`` with dense features beside these, or ``[E]`` with dense ones alone: E is an
-        array (n_rows, width) of floats, and float32 is used in place. With a
-        `cluster` also data that its workers have: Dask arrays, a Dask bag of rows, or the path
-        of a file that they see (``docs/howto/cluster.md``).
-    Y
-        (n_rows, n_labels) indicator, sparse, dense or a frame; or for each row a list or set of
-        labels; a Dask array if X is one, and None if X has the labels, as a bag or a file has.
-    path
+    X : matrix of shape (n_rows, n_features)
+        Sparse, dense or a frame; a CSR matrix of float32 is not copied. For dense features, such as
+        embeddings, a list ``[X, E]`` of a matrix and an array of shape (n_rows, width), or ``[E]``.
+        With `cluster` also data on its workers: Dask arrays, a Dask bag of rows, or the path of a
+        file (``docs/howto/cluster.md``).
+    Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
+        Sparse, dense or a frame, or a list or set of labels for each row. A Dask array if X is one;
+        None if X is a bag or a file, which hold the labels.
+    path : str or path-like
         The model directory; it is created if it does not exist.
-    params
-        Defaults as in `TrainingParams`.
-    names
-        One name per label; by default the columns of Y if that is a frame, or the labels in lists.
-    validation
-        X and Y to choose `delta="auto"` and to calibrate on, instead of a tenth of the rows held
-        out for this.
-    weights
-        How much each row counts, one number of at least 0 per row: a factor of its losses. A row of
-        weight 0 is left out, weights that are all 2 are the same as twice the C. Metrics on rows
-        held out are weighted likewise. Not with ``penalty="l1"``.
-    threads
-        All available CPUs by default.
-    overwrite
-        Replace a model that is there, finished or not. A finished one can be opened until the new
-        one is finished, and is then replaced in one step.
-    progress
-        Called now and then with (labels done, labels in all); each label counts twice if rows are
-        held out, as it is then trained twice.
-    cluster
-        Where to train instead of here (``docs/howto/cluster.md``): a Dask client, or the address or
-        scheduler file of a cluster.
-    source
-        The ``.xmc`` file that X and Y were loaded from, if there is one: workers of a cluster that
-        see it there need not be sent the data.
-    vocabulary
-        What has made X from texts; it becomes part of the model.
+    params : TrainingParams, default=None
+        Parameters of the training. By default those of `TrainingParams`.
+    names : sequence of str, default=None
+        The names of the labels. By default the columns of Y if that is a frame, or the labels in
+        lists.
+    validation : tuple of X and Y, default=None
+        Other rows on which ``delta="auto"`` is chosen and probabilities are learned. By default a
+        tenth of the rows is held out for this.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
+        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
+        ``penalty="l1"``.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    overwrite : bool, default=False
+        Whether to replace a model that is in the directory. A finished model can be used until the
+        new one is finished, and is then replaced in one step.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``. Labels count twice if rows
+        are held out, as they are then trained twice.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        (``docs/howto/cluster.md``).
+    source : str or path-like, default=None
+        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
+        need not be sent the data.
+    vocabulary : Vocabulary, default=None
+        The vocabulary that has made X from texts. It becomes part of the model.
     client
         The former name of `cluster`.
 
     Returns
     -------
     Model
-        The finished model, opened from the directory.
+        The trained model, opened from the directory.
 
     Raises
     ------
     DataError
         If X and Y, or those of `validation`, cannot be used.
     ModelError
-        If the directory holds a finished or a different model and `overwrite` is not set.
+        If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
         If the cluster cannot be used.
 

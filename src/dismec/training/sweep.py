@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dismec.data.types import LabeledRows, LabelsLike, RowsLike
 from dismec.errors import DataError
 from dismec.model.model import Model
 from dismec.training.params import TrainingParams
@@ -29,9 +30,9 @@ Row = dict[str, float]
 
 
 def sweep(
-    X: Any,
-    Y: Any,
-    test: tuple[Any, Any],
+    X: RowsLike,
+    Y: LabelsLike,
+    test: LabeledRows,
     deltas: Sequence[float] = DELTAS,
     params: TrainingParams | None = None,
     *,
@@ -41,28 +42,53 @@ def sweep(
     cluster: Any = None,
     client: Any = None,
 ) -> list[Row]:
-    """Train once at the smallest Δ, and evaluate on other rows what each Δ leaves.
+    """Train a model and evaluate it for several values of delta.
+
+    The model is trained once, in memory, with the smallest delta, and pruned for the others.
 
     Parameters
     ----------
-    X, Y, params, threads, progress, cluster, client
-        As for `dismec.train`; the delta of `params` counts for nothing. The model is in memory.
-    test
-        X and Y to evaluate on.
-    deltas
-        In any order; 0 keeps all weights.
-    ks
-        The depths of P@k, nDCG@k and so on.
+    X : matrix of shape (n_rows, n_features)
+        The training rows, as for `dismec.train`.
+    Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
+        The labels of the training rows.
+    test : tuple of X and Y
+        Rows and labels to evaluate on.
+    deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
+        The values of delta, in any order; 0 keeps all weights.
+    params : TrainingParams, default=None
+        Parameters of the training, except for delta.
+    ks : sequence of int, default=(1, 3, 5)
+        The depths k of P@k, nDCG@k and so on.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+    client
+        The former name of `cluster`.
 
     Returns
     -------
-    list
-        As of `sweep_model`.
+    list of dict
+        A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
+        "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
+        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
+        best of three runs on all of them.
 
     Raises
     ------
     DataError
-        For a delta that is below 0 or no number, and as `dismec.train` does.
+        If a delta is below 0 or not a number, or if the data cannot be used.
+
+    Examples
+    --------
+    >>> from dismec import generate, sweep
+    >>> data, test = generate(rows=100, features=50, labels=5, seed=1)
+    >>> table = sweep(data.X, data.Y, (test.X, test.Y), deltas=[0.0, 0.1])
+    >>> table[0]["weights"] > table[1]["weights"]
+    True
     """
     ordered = check_deltas(deltas)
     params = replace(params or TrainingParams(), delta=ordered[0], calibrate=False)
@@ -73,21 +99,48 @@ def sweep(
 
 def sweep_model(
     model: Model,
-    test: tuple[Any, Any],
+    test: LabeledRows,
     deltas: Sequence[float] = DELTAS,
     *,
     ks: Sequence[int] = (1, 3, 5),
     threads: int | None = None,
 ) -> list[Row]:
-    """Evaluate what each Δ leaves of a model; none may be below its own.
+    """Evaluate a model for several values of delta.
+
+    Parameters
+    ----------
+    model : Model
+        The model to prune.
+    test : tuple of X and Y
+        Rows and labels to evaluate on.
+    deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
+        The values of delta, in any order; none below that of the model.
+    ks : sequence of int, default=(1, 3, 5)
+        The depths k of P@k, nDCG@k and so on.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
 
     Returns
     -------
-    list
-        A row for each Δ, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
-        "P@1": …}`` and all else that `Model.evaluate` has. Bytes are those of the weights with
-        their places, as they are stored and held in memory; the time is that of a core to predict
-        all test rows at once, divided by their number, the best of three runs.
+    list of dict
+        A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
+        "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
+        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
+        best of three runs on all of them.
+
+    Raises
+    ------
+    DataError
+        If a delta is not a number or below that of the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dismec import DiSMECClassifier, sweep_model
+    >>> X, Y = np.eye(4), np.eye(4, dtype=int)
+    >>> model = DiSMECClassifier().fit(X, Y).model_
+    >>> [row["P@1"] for row in sweep_model(model, (X, Y), [0.01, 0.1])]
+    [100.0, 100.0]
     """
     table: list[Row] = []
     for delta in check_deltas(deltas):

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from dismec.data.binary import XmcWriter
-from dismec.data.corpus import TextBatch, TextFormat, is_frame
+from dismec.data.corpus import TextBatch, TextFormat
 from dismec.data.counts import counted
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
-from dismec.data.formats import detect
 from dismec.data.mixed import mixed_rows
 from dismec.data.row_weights import RowWeights, kept_rows
+from dismec.data.types import MatrixLike, TextSource, WeightsLike
 from dismec.errors import DataError
-from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
@@ -31,6 +29,13 @@ from dismec.training.params import TrainingParams
 from dismec.training.recipe import carry_out
 from dismec.training.request import Progress, Request
 from dismec.training.resume import check_output
+from dismec.training.text_datasets import (
+    text_dataset,
+    vectorized,
+    vocabulary_of,
+    weighted_rows,
+    weighted_text_dataset,
+)
 from dismec.training.text_source import Texts
 
 __all__ = [
@@ -123,14 +128,14 @@ class TextRequest:
 
 
 def train_text(
-    source: Any,
+    source: TextSource | Texts,
     path: StrPath,
     params: TrainingParams | None = None,
     text: TextParams | None = None,
     *,
     fmt: TextFormat | None = None,
-    validation: Any = None,
-    weights: Any = None,
+    validation: TextSource | Texts | None = None,
+    weights: WeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -138,50 +143,78 @@ def train_text(
     cluster: Any = None,
     client: Any = None,
     examples: bool = False,
-    dense: Any = None,
-    validation_dense: Any = None,
+    dense: MatrixLike | None = None,
+    validation_dense: MatrixLike | None = None,
 ) -> Model:
-    """Train a model of texts into a directory, or go on where an earlier run of it stopped.
+    r"""Train a model on texts and write it to a directory.
+
+    If an earlier run of the same training was stopped, it is continued.
 
     Parameters
     ----------
-    source
-        A file of texts with labels (`read_texts`), which may be larger than memory; a frame of
-        pandas, polars, pyarrow or Hugging Face datasets; or `Texts`.
-    path
-        Directory for the model.
-    params
-        As for `dismec.train`; by default with tf-idf.
-    text
-        Which terms of a text are features.
-    fmt
-        Names of the columns of a file or frame. The model keeps them, and they hold for whatever
-        is read for it later.
-    validation
-        Other texts to choose delta and to calibrate on; each counts once.
-    weights
-        How much each text counts, as for `dismec.train`; by default what the ``weight_column`` of
-        `fmt` holds, if there is one.
-    threads, overwrite, progress, cluster, client
-        As for `dismec.train`.
-    log
-        Called with a line now and then while texts are read.
-    examples
-        Whether the model keeps the beginnings of up to five training texts, which its server
-        offers as examples. Leave it off if the texts are private.
-    dense, validation_dense
-        Dense features beside the texts, and beside those of `validation`: an array with a row for
-        each text (``docs/tutorial/embeddings.md``).
+    source : str, path-like, frame or Texts
+        Texts with their labels: a file as `read_texts` reads it, which may be larger than memory,
+        or a frame of pandas, polars, pyarrow or Hugging Face datasets.
+    path : str or path-like
+        The model directory; it is created if it does not exist.
+    params : TrainingParams, default=None
+        Parameters of the training. By default those of `TrainingParams`, with tf-idf.
+    text : TextParams, default=None
+        Which terms of a text become features.
+    fmt : TextFormat, default=None
+        Names of the columns of a file or frame. The model keeps them for files that are read later.
+    validation : str, path-like, frame or Texts, default=None
+        Other texts on which ``delta="auto"`` is chosen and probabilities are learned. By default a
+        tenth of the texts is held out for this.
+    weights : array-like of shape (n_texts,), default=None
+        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
+        `fmt` holds, if there is one; otherwise all texts count the same.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    overwrite : bool, default=False
+        Whether to replace a model that is in the directory.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``.
+    log : callable, default=None
+        Called now and then with a line of text while texts are read.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+    client
+        The former name of `cluster`.
+    examples : bool, default=False
+        Whether the model keeps the beginnings of up to five training texts, which its server shows
+        as examples. Leave this off if the texts are private.
+    dense, validation_dense : array-like of shape (n_texts, width), default=None
+        Dense features, such as embeddings, of the texts and of those of `validation`
+        (``docs/tutorial/embeddings.md``).
 
     Returns
     -------
     Model
-        The finished model, with its vocabulary and the names of its labels.
+        The trained model, with its vocabulary and the names of its labels.
 
     Raises
     ------
     DataError
-        ``file:line: reason`` for what cannot be read; otherwise as `dismec.train`.
+        If the texts cannot be read: ``file:line: reason``.
+    ModelError
+        If the directory holds another model, or a finished one, and `overwrite` is False.
+    ClusterError
+        If the cluster cannot be used.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> from dismec import train_text
+    >>> rows = [("boil the egg", ["egg"]), ("fry the egg", ["egg"]), ("bake the bread", ["bread"])]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "recipes.jsonl"
+    ...     lines = [json.dumps({"text": text, "labels": labels}) for text, labels in rows]
+    ...     _ = file.write_text("\n".join(lines))
+    ...     model = train_text(file, Path(folder) / "model")
+    ...     model.predict(["a fried egg"])
+    [('egg',)]
     """
     request = TextRequest(
         source,
@@ -245,102 +278,6 @@ def learn(
             f"{counted(len(names), 'label')}"
         )
     return vocabulary, sorted(names)
-
-
-def text_dataset(
-    model: Any,
-    source: Any,
-    *,
-    fmt: TextFormat | None = None,
-    needs_labels: bool = True,
-    threads: int | None = None,
-) -> Dataset:
-    """Texts as rows of a model's features, their labels as its labels; in memory.
-
-    `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
-    the model does not know become labels after its own.
-    """
-    return weighted_text_dataset(
-        model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
-    )[0]
-
-
-def weighted_text_dataset(
-    model: Any,
-    source: Any,
-    *,
-    fmt: TextFormat | None = None,
-    needs_labels: bool = True,
-    threads: int | None = None,
-) -> tuple[Dataset, RowWeights | None]:
-    """As `text_dataset`, with the weights of rows that the ``weight_column`` of `fmt` holds."""
-    vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
-    if isinstance(source, Texts) or is_frame(source):
-        fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
-    else:
-        source = detect(source)
-        fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
-    texts = Texts.of(source, fmt, needs_labels=needs_labels)
-    return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
-
-
-def vocabulary_of(model: Any) -> Vocabulary:
-    """The vocabulary of a model of texts."""
-    if model.vocabulary is None:
-        raise DataError("the model was trained on numeric features, and the data are texts")
-    return model.vocabulary  # type: ignore[no-any-return]
-
-
-def vectorized(
-    texts: Texts,
-    vocabulary: Vocabulary | None,
-    numbers: Mapping[str, int],
-    *,
-    threads: int | None = None,
-) -> Dataset:
-    """Texts as a dataset in memory, without a vocabulary one of no features.
-
-    Names without a number get the next ones.
-    """
-    return weighted_rows(texts, vocabulary, numbers, threads=threads)[0]
-
-
-def weighted_rows(
-    texts: Texts,
-    vocabulary: Vocabulary | None,
-    numbers: Mapping[str, int],
-    *,
-    threads: int | None = None,
-) -> tuple[Dataset, RowWeights | None]:
-    """As `vectorized`, with the weights that texts have."""
-    known = dict(numbers)
-    weights: list[float] | None = None
-    rows: list[Any] = []
-    ids: list[int] = []
-    lengths = [0]
-    for batch in texts.read():
-        if vocabulary is None:
-            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
-        else:
-            rows.append(vocabulary.rows(batch.texts, threads=threads))
-        for labels in batch.labels:
-            ids.extend(known.setdefault(name, len(known)) for name in labels)
-            lengths.append(len(labels))
-        if batch.weights is not None:
-            weights = [] if weights is None else weights
-            weights.extend(batch.weights)
-    if not rows:
-        raise DataError(f"{texts.name}: no rows")
-    n_labels = 1 + max(known.values(), default=-1)
-    Y = sp.csr_array(
-        (np.ones(len(ids), np.uint8), np.array(ids, np.int32), np.cumsum(lengths)),
-        shape=(len(lengths) - 1, n_labels),
-    )
-    Y.sort_indices()
-    dataset = Dataset(
-        TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
-    )
-    return dataset, None if weights is None else np.array(weights)
 
 
 @contextmanager

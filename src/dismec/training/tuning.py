@@ -12,6 +12,14 @@ from typing import Any
 from dismec.data.corpus import TextFormat
 from dismec.data.counts import counted
 from dismec.data.files import StrPath
+from dismec.data.types import (
+    LabeledRows,
+    LabelsLike,
+    MatrixLike,
+    RowsLike,
+    TextSource,
+    WeightsLike,
+)
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.manifest import Manifest
@@ -23,6 +31,7 @@ from dismec.training.recipe import Settle, carry_out
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
 from dismec.training.stages import Stages
+from dismec.training.text_source import Texts
 from dismec.training.texts import Log, TextRequest
 from dismec.training.trial import Validation
 
@@ -40,16 +49,16 @@ class Tuned:
 
     Attributes
     ----------
-    model
-        Trained on all rows with the C chosen.
-    C
-        That one.
-    metric
-        What it was chosen by.
-    table
-        A row for each C of the grid, ascending: ``{"C": …, "P@1": …, "nDCG@1": …, "PSP@1": …,
-        "weights": …, "seconds": …}``, metrics in percent on the rows held out, and the core-seconds
-        that its trial took.
+    model : Model
+        The model, trained on all rows with the best C.
+    C : float
+        The best C.
+    metric : str
+        The metric that C was chosen by.
+    table : list of dict
+        A row for each C, ascending: ``{"C": …, "P@1": …, "nDCG@1": …, "PSP@1": …, "weights": …,
+        "seconds": …}``, with metrics in percent on the rows held out, and the seconds of a core
+        that the trial took.
     """
 
     model: Model
@@ -59,15 +68,15 @@ class Tuned:
 
 
 def tune(
-    X: Any,
-    Y: Any,
+    X: RowsLike | StrPath,
+    Y: LabelsLike | None,
     path: StrPath,
     grid: Sequence[float] = GRID,
     params: TrainingParams | None = None,
     *,
     metric: str = METRIC,
-    validation: tuple[Any, Any] | None = None,
-    weights: Any = None,
+    validation: LabeledRows | None = None,
+    weights: WeightsLike | None = None,
     names: Sequence[str] | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -77,41 +86,81 @@ def tune(
     vocabulary: Vocabulary | None = None,
     client: Any = None,
 ) -> Tuned:
-    """Choose C by rows held out, and train a model with it on all rows.
+    """Choose the best C on rows that are held out, and train a model with it on all rows.
 
-    The weights are byte for byte those that `dismec.train` gives at this C. Of equally good C the
-    smallest is chosen. A run that was killed goes on where it stopped, within the grid too.
+    The weights are byte for byte those of `dismec.train` with this C. Of equally good values the
+    smallest is chosen. If an earlier run was stopped, it is continued.
 
     Parameters
     ----------
-    X, Y, path, names, weights, threads, overwrite, cluster, source, vocabulary, client
-        As for `dismec.train`. On a cluster every C is a training of its own. Rows that are held
-        out count by their weights, too.
-    grid
-        The C to try, two at least, in any order.
-    params
-        As for `dismec.train`; their C counts for nothing. A delta left to choose is chosen after C,
-        and so are probabilities learned.
-    metric
-        "P@k", "nDCG@k" or "PSP@k", with a number for k.
-    validation
-        X and Y to choose on, and what `dismec.train` needs them for, instead of a tenth of the
-        rows.
-    progress
-        Called now and then with (labels done, labels in all), where each label counts once for
-        every time that it is solved.
+    X : matrix of shape (n_rows, n_features)
+        Sparse, dense or a frame; a CSR matrix of float32 is not copied. For dense features, such as
+        embeddings, a list ``[X, E]`` of a matrix and an array of shape (n_rows, width), or ``[E]``.
+        With `cluster` also data on its workers: Dask arrays, a Dask bag of rows, or the path of a
+        file (``docs/howto/cluster.md``).
+    Y : indicator matrix of shape (n_rows, n_labels), or lists of labels
+        Sparse, dense or a frame, or a list or set of labels for each row. A Dask array if X is one;
+        None if X is a bag or a file, which hold the labels.
+    path : str or path-like
+        The model directory; it is created if it does not exist.
+    grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
+        The values of C to try, in any order; at least two.
+    params : TrainingParams, default=None
+        Parameters of the training, except for C. If delta is "auto", it is chosen after C.
+    metric : str, default="nDCG@5"
+        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+    validation : tuple of X and Y, default=None
+        Other rows to choose on. By default a tenth of the rows is held out for this.
+    weights : array-like of shape (n_rows,), default=None
+        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
+        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
+        ``penalty="l1"``.
+    names : sequence of str, default=None
+        The names of the labels. By default the columns of Y if that is a frame, or the labels in
+        lists.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    overwrite : bool, default=False
+        Whether to replace a model that is in the directory.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``. A label counts once for
+        each time that it is trained.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        (``docs/howto/cluster.md``).
+    source : str or path-like, default=None
+        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
+        need not be sent the data.
+    vocabulary : Vocabulary, default=None
+        The vocabulary that has made X from texts. It becomes part of the model.
+    client
+        The former name of `cluster`.
 
     Returns
     -------
     Tuned
-        The model, the C chosen, and what was tried.
+        The model, the C chosen, and the metrics of each C.
 
     Raises
     ------
     DataError
-        For a grid or metric that cannot be used, and as `dismec.train` does.
-    ModelError, ClusterError
-        As `dismec.train` does.
+        If the grid, the metric or the data cannot be used.
+    ModelError
+        If the directory holds another model, or a finished one, and `overwrite` is False.
+    ClusterError
+        If the cluster cannot be used.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dismec import generate, tune
+    >>> data, _ = generate(rows=200, features=50, labels=5, seed=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = tune(data.X, data.Y, folder + "/model", grid=[0.5, 1.0])
+    >>> [row["C"] for row in found.table]
+    [0.5, 1.0]
+    >>> found.C in (0.5, 1.0)
+    True
     """
     request = Request(
         X,
@@ -132,7 +181,7 @@ def tune(
 
 
 def tune_text(
-    source: Any,
+    source: TextSource | Texts,
     path: StrPath,
     grid: Sequence[float] = GRID,
     params: TrainingParams | None = None,
@@ -140,18 +189,85 @@ def tune_text(
     *,
     metric: str = METRIC,
     fmt: TextFormat | None = None,
-    validation: Any = None,
-    weights: Any = None,
+    validation: TextSource | Texts | None = None,
+    weights: WeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     log: Log | None = None,
     cluster: Any = None,
     client: Any = None,
-    dense: Any = None,
-    validation_dense: Any = None,
+    dense: MatrixLike | None = None,
+    validation_dense: MatrixLike | None = None,
 ) -> Tuned:
-    """Choose C for texts and train with it; `grid`, `metric` as for `tune`, others `train_text`."""
+    r"""Choose the best C on texts that are held out, and train a model with it on all texts.
+
+    Parameters
+    ----------
+    source : str, path-like, frame or Texts
+        Texts with their labels: a file as `read_texts` reads it, which may be larger than memory,
+        or a frame of pandas, polars, pyarrow or Hugging Face datasets.
+    path : str or path-like
+        The model directory; it is created if it does not exist.
+    grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
+        The values of C to try, in any order; at least two.
+    params : TrainingParams, default=None
+        Parameters of the training, except for C. By default those of `TrainingParams`, with tf-idf.
+    text : TextParams, default=None
+        Which terms of a text become features.
+    metric : str, default="nDCG@5"
+        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+    fmt : TextFormat, default=None
+        Names of the columns of a file or frame. The model keeps them for files that are read later.
+    validation : str, path-like, frame or Texts, default=None
+        Other texts to choose on. By default a tenth of the texts is held out for this.
+    weights : array-like of shape (n_texts,), default=None
+        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
+        `fmt` holds, if there is one; otherwise all texts count the same.
+    threads : int, default=None
+        Number of threads. By default all available CPUs.
+    overwrite : bool, default=False
+        Whether to replace a model that is in the directory.
+    progress : callable, default=None
+        Called now and then as ``progress(labels_done, labels_in_all)``.
+    log : callable, default=None
+        Called now and then with a line of text while texts are read.
+    cluster : Dask client or str, default=None
+        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+    client
+        The former name of `cluster`.
+    dense, validation_dense : array-like of shape (n_texts, width), default=None
+        Dense features, such as embeddings, of the texts and of those of `validation`
+        (``docs/tutorial/embeddings.md``).
+
+    Returns
+    -------
+    Tuned
+        The model, the C chosen, and the metrics of each C.
+
+    Raises
+    ------
+    DataError
+        If the grid, the metric or the texts cannot be used.
+    ModelError
+        If the directory holds another model, or a finished one, and `overwrite` is False.
+    ClusterError
+        If the cluster cannot be used.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> from dismec import tune_text
+    >>> rows = [("boil the egg", ["egg"]), ("bake the bread", ["bread"])] * 20
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "recipes.jsonl"
+    ...     lines = [json.dumps({"text": text, "labels": labels}) for text, labels in rows]
+    ...     _ = file.write_text("\n".join(lines))
+    ...     found = tune_text(file, Path(folder) / "model", grid=[0.5, 1.0], metric="P@1")
+    >>> found.model.predict(["a fried egg"])
+    [('egg',)]
+    """
     choice = ChoiceOfC.of(grid, metric)
     request = TextRequest(
         source,

@@ -1,0 +1,218 @@
+"""A model in a directory whose labels are being changed: what is trained, kept and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.cpu import thread_count
+from dismec.data.counts import counted
+from dismec.data.dataset import fingerprint
+from dismec.data.files import StrPath
+from dismec.errors import DataError, ModelError
+from dismec.features.transform import Transform
+from dismec.model import weight_files
+from dismec.model.calibration import Calibration
+from dismec.model.cutting import selected
+from dismec.model.directory import commit, edit_folder, locked, make_directory, read_manifest, tidy
+from dismec.model.manifest import ShardReceipt
+from dismec.model.opening import open_model
+from dismec.model.parts import LabelTable, Parts, write_parts
+from dismec.model.provenance import history_entry, ranges
+from dismec.model.shards import Shard
+from dismec.solve.block import BlockStats
+from dismec.training.job import Job
+from dismec.training.params import TrainingParams
+from dismec.training.request import Request
+from dismec.training.resume import earlier_edit
+from dismec.training.running import run_into, workplace
+
+__all__ = ["Edit", "opened_edit", "rows_of_labels"]
+
+Ids = npt.NDArray[np.int64]
+
+
+def rows_of_labels(Y: Any) -> Ids:
+    """How many rows have each label."""
+    return np.bincount(Y.indices, minlength=Y.shape[1])
+
+
+class Edit:
+    """A model in a directory that is locked, and the labels that it has got to know meanwhile."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.model = open_model(directory, check=True)  # what is written anew must be sound
+        if self.model.manifest.shards is None:
+            raise ModelError(
+                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
+            )
+        if (self.model.manifest.estimator or {}).get("classes") is not None:
+            raise ModelError(f"{directory}: its classes exclude each other; retrain it")
+        self.names = None if self.model.names is None else list(self.model.names)
+
+    def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
+        """The label that each column of Y is, or −1.
+
+        With `grow` names that are new, and that some row has, get the next numbers.
+        """
+        n_columns = Y.shape[1]
+        if names is not None and len(names) != n_columns:
+            raise DataError(
+                f"{counted(len(names), 'label name')} for {counted(n_columns, 'label')}"
+            )
+        if self.names is None or (names is None and n_columns <= self.model.n_labels):
+            return np.arange(n_columns)
+        if names is None:
+            raise DataError(
+                f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
+                "which it "
+                "knows by name: give the names of those of the data (names=…)"
+            )
+        if len(set(names)) < len(names):
+            raise DataError("two labels of the data have the same name")
+        numbers = dict(self.model.label_numbers)
+        for name in np.array(names, object)[rows_of_labels(Y) > 0] if grow else ():
+            if name not in numbers:
+                numbers[name] = len(self.names)
+                self.names.append(name)
+        return np.array([numbers.get(name, -1) for name in names], np.int64)
+
+    def find(self, labels: Iterable[str | int]) -> Ids:
+        """The numbers of labels that the model has."""
+        found = []
+        for label in labels:
+            number = self.model.find_label(label)
+            if not self.model.label_counts[number]:
+                raise DataError(f"the model has no label {label!r}")
+            found.append(number)
+        if not found:
+            raise DataError("no label is named")
+        return np.unique(found)
+
+    def named(self, label: int) -> str:
+        """The label as a person knows it."""
+        return f"label {label if self.names is None else repr(self.names[label])}"
+
+    def train(self, action: str, request: Request, columns: Ids, labels: Ids) -> None:
+        """Train some columns of Y and make them labels of the model."""
+        transform = self.model.transform
+        if not isinstance(transform, Transform):
+            raise DataError(
+                f"{self.directory}: labels of a refined model cannot be added or updated; "
+                "retrain it with all labels"
+            )
+        order = np.argsort(labels)
+        columns, labels = columns[order], labels[order]
+        job = Job.prepare(replace(request, Y=request.Y[:, columns]), transform)
+        # A model of its own, that of these labels, which an interrupted run leaves to the next one.
+        folder = edit_folder(self.directory)
+        make_directory(folder)
+        trained = earlier_edit(folder, job)
+        if trained is None or not trained.complete:
+            if request.source is not None and fingerprint(request.X, request.Y) != job.data:
+                request = replace(request, source=None)  # which has more labels, say
+            with workplace(request, thread_count(request.threads)) as place:
+                trained = run_into(folder, job, trained, place, request.progress)
+        counts = job.parts.labels.counts
+        shards = [
+            replace(shard, labels=labels[shard.labels].astype(np.int32))
+            for shard in weight_files.read_shards(folder, trained, counts, check=False)
+        ]
+        facts = {"data": job.manifest.data, "rows": job.manifest.n_rows}
+        self.commit(action, labels, counts, shards, facts, trained.stats)
+
+    def commit(
+        self,
+        action: str,
+        labels: Ids,
+        counts: Ids,
+        shards: Iterable[Shard],
+        facts: dict[str, Any],
+        stats: BlockStats | None = None,
+    ) -> None:
+        """Put shards in the place of what the model has of some labels, and say so in its history.
+
+        `counts` are the training rows of the labels; none for labels that are removed.
+        """
+        model, manifest = self.model, self.model.manifest
+        n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))
+        all_counts = np.zeros(n_labels, np.int64)
+        all_counts[: model.n_labels] = model.label_counts
+        all_counts[labels] = counts if len(counts) else 0
+        receipts = list(self._write(self._kept(labels), shards))
+        parts = Parts(
+            LabelTable(all_counts, self.names, model.transform.idf),
+            model.vocabulary,
+            model.calibration and _calibrated(model.calibration, all_counts, labels),
+        )
+        entry = history_entry(action, labels=len(labels), numbers=ranges(labels), **facts)
+        history = (*manifest.history, entry)
+        named = write_parts(self.directory, parts, len(history), keep=manifest.parts)
+        changed = replace(
+            manifest,
+            n_labels=n_labels,
+            n_rows=max(manifest.n_rows, facts.get("rows", 0)),
+            parts=named,
+            history=history,
+            stats=BlockStats.total([s for s in (manifest.stats, stats) if s]),
+        )
+        changed = changed.finished(receipts)
+        commit(self.directory, changed)
+        tidy(self.directory, changed)
+
+    def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
+        """What is left of the model without some labels: files as they are, or new shards."""
+        assert self.model.manifest.shards is not None
+        left = np.ones(max(self.model.n_labels, 1 + int(gone.max())), np.bool_)
+        left[gone] = False
+        for receipt, shard in zip(self.model.manifest.shards, self.model.shards, strict=True):
+            if left[shard.labels].all():
+                yield receipt
+            else:
+                yield from selected([shard], left)
+
+    def _write(
+        self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
+    ) -> Iterator[ShardReceipt]:
+        number = weight_files.next_shard(self.model.manifest)
+        for part in (*kept, *new):
+            if isinstance(part, Shard):
+                yield weight_files.write_shard(self.directory, number, part)
+                number += 1
+            else:
+                yield part
+
+    @property
+    def params(self) -> TrainingParams:
+        """Those that the model was trained with."""
+        known = {field.name for field in fields(TrainingParams)}
+        params = {key: value for key, value in self.model.params.items() if key in known}
+        try:
+            return TrainingParams(**params | {"calibrate": False})
+        except ValueError as error:
+            raise ModelError(f"{self.directory}: its parameters: {error}") from None
+
+
+@contextmanager
+def opened_edit(path: StrPath) -> Iterator[Edit]:
+    """Lock the directory of a model while its labels are changed."""
+    directory = Path(path)
+    read_manifest(directory)  # before a lock is left in a directory that is no model
+    with locked(directory):
+        yield Edit(directory)
+
+
+def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibration:
+    """The calibration of all labels, in which some, and new ones, have only their counts."""
+    grown = calibration.extended(counts[calibration.n_labels :])
+    curves = [a.copy() for a in (grown.slopes, grown.intercepts, grown.macro_thresholds)]
+    for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):
+        curve[labels] = values
+    return replace(grown, slopes=curves[0], intercepts=curves[1], macro_thresholds=curves[2])

@@ -1,0 +1,122 @@
+"""Texts with label names → datasets in memory, with a model's features and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from dismec.data.corpus import TextFormat, is_frame
+from dismec.data.dataset import Dataset
+from dismec.data.formats import detect
+from dismec.data.row_weights import RowWeights
+from dismec.errors import DataError
+from dismec.features.text_rows import TextRows
+from dismec.features.vocabulary import Vocabulary
+from dismec.training.text_source import Texts
+
+__all__ = [
+    "text_dataset",
+    "vectorized",
+    "vocabulary_of",
+    "weighted_rows",
+    "weighted_text_dataset",
+]
+
+
+def text_dataset(
+    model: Any,
+    source: Any,
+    *,
+    fmt: TextFormat | None = None,
+    needs_labels: bool = True,
+    threads: int | None = None,
+) -> Dataset:
+    """Texts as rows of a model's features, their labels as its labels; in memory.
+
+    `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
+    the model does not know become labels after its own.
+    """
+    return weighted_text_dataset(
+        model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
+    )[0]
+
+
+def weighted_text_dataset(
+    model: Any,
+    source: Any,
+    *,
+    fmt: TextFormat | None = None,
+    needs_labels: bool = True,
+    threads: int | None = None,
+) -> tuple[Dataset, RowWeights | None]:
+    """As `text_dataset`, with the weights of rows that the ``weight_column`` of `fmt` holds."""
+    vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
+    if isinstance(source, Texts) or is_frame(source):
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
+    else:
+        source = detect(source)
+        fmt = fmt or TextFormat.of_model(model.manifest.columns, source.kind)
+    texts = Texts.of(source, fmt, needs_labels=needs_labels)
+    return weighted_rows(texts, vocabulary, model.label_numbers, threads=threads)
+
+
+def vocabulary_of(model: Any) -> Vocabulary:
+    """The vocabulary of a model of texts."""
+    if model.vocabulary is None:
+        raise DataError("the model was trained on numeric features, and the data are texts")
+    return model.vocabulary  # type: ignore[no-any-return]
+
+
+def vectorized(
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
+) -> Dataset:
+    """Texts as a dataset in memory, without a vocabulary one of no features.
+
+    Names without a number get the next ones.
+    """
+    return weighted_rows(texts, vocabulary, numbers, threads=threads)[0]
+
+
+def weighted_rows(
+    texts: Texts,
+    vocabulary: Vocabulary | None,
+    numbers: Mapping[str, int],
+    *,
+    threads: int | None = None,
+) -> tuple[Dataset, RowWeights | None]:
+    """As `vectorized`, with the weights that texts have."""
+    known = dict(numbers)
+    weights: list[float] | None = None
+    rows: list[Any] = []
+    ids: list[int] = []
+    lengths = [0]
+    for batch in texts.read():
+        if vocabulary is None:
+            rows.append(sp.csr_array((len(batch.texts), 0), dtype=np.float32))
+        else:
+            rows.append(vocabulary.rows(batch.texts, threads=threads))
+        for labels in batch.labels:
+            ids.extend(known.setdefault(name, len(known)) for name in labels)
+            lengths.append(len(labels))
+        if batch.weights is not None:
+            weights = [] if weights is None else weights
+            weights.extend(batch.weights)
+    if not rows:
+        raise DataError(f"{texts.name}: no rows")
+    n_labels = 1 + max(known.values(), default=-1)
+    Y = sp.csr_array(
+        (np.ones(len(ids), np.uint8), np.array(ids, np.int32), np.cumsum(lengths)),
+        shape=(len(lengths) - 1, n_labels),
+    )
+    Y.sort_indices()
+    dataset = Dataset(
+        TextRows(sp.vstack(rows, format="csr")), Y, sorted(known, key=known.__getitem__)
+    )
+    return dataset, None if weights is None else np.array(weights)
