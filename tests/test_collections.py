@@ -421,7 +421,7 @@ def test_blocks_of_other_widths_are_refused(here, problem):
     gathering_worker.append("p-1", 0, ("X", "Y"), X[:10], Y[:10])
     with pytest.raises(DataError, match="block 1: rows with 79 features, not 80"):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10, :79], Y[:10])
-    with pytest.raises(DataError, match="block 1: Y has 3 labels, but 40 before"):
+    with pytest.raises(DataError, match="block 1: the number of labels is 3, but 40 before"):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:10, :3])
     with pytest.raises(DataError, match=r"block 1: X has 10 rows, Y has shape \(9, 40\)"):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:9])
