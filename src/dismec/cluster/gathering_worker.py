@@ -16,7 +16,6 @@ import scipy.sparse as sp
 from dismec.cluster.placed import DataFacts
 from dismec.cluster.shipping import discard_parcels, parcel_file
 from dismec.data.binary import XmcWriter
-from dismec.data.counts import counted
 from dismec.data.dataset import load_data
 from dismec.data.formats import detect
 from dismec.data.matrices import check_X, check_Y
@@ -63,7 +62,7 @@ def append(parcel: str, number: int, kinds: tuple[str, ...], *blocks: Any) -> No
         if file is None or file.n_blocks != number:
             raise WorkerLost("this worker has been restarted")
         if file.n_labels != block.n_labels:
-            raise DataError(f"Y has {counted(block.n_labels, 'label')}, but {file.n_labels} before")
+            raise DataError(f"the number of labels is {block.n_labels}, but {file.n_labels} before")
         file.writer.append(block.X, block.labels, block.dense)
         file.n_blocks += 1
     except DataError as error:
