@@ -1,4 +1,4 @@
-"""Rows → batches for workers, and what has been found for them."""
+"""Rows → batches for workers, and the answers found for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dismec.model.allowed import Allowed
 
 __all__ = ["RowBatch", "cut_rows"]
 
-_MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # of a batch
-_BATCHES_A_THREAD = 6  # at least, so that the last ones are a small share of the work
+_MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # per batch
+_BATCHES_A_THREAD = 6  # at least, so the last ones are a small share of the work
 
 
 @dataclass(eq=False)
 class RowBatch:
-    """Transformed rows on their way, what is asked of them, and what has been found.
+    """Transformed rows to score, the question about them, and the answers so far.
 
     `done` is called with the answer, or with an exception.
     """
@@ -29,23 +29,23 @@ class RowBatch:
     rows: Rows
     ask: Ask
     done: Callable[[Any], None]
-    todo: set[int] = field(default_factory=set)  # shards that nobody is scoring it against
-    found: list[Any] = field(default_factory=list)  # the answers of some shards each
-    scoring: int = 0  # workers that are at it
-    losses: int = 0  # workers that have died over it
+    todo: set[int] = field(default_factory=set)  # shards that no worker is scoring it against
+    found: list[Any] = field(default_factory=list)  # answers, each from some shards
+    scoring: int = 0  # workers that are scoring it
+    losses: int = 0  # workers that died while scoring it
 
     @property
     def n_bytes(self) -> int:
-        """Of the rows."""
+        """Size of the rows."""
         return sum(array.nbytes for array in self.rows)
 
 
 def cut_rows(
     rows: Rows | MixedArrays, threads: int | None, allowed: Allowed | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Where batches of rows begin and end, for so many threads in all.
+    """Yield where batches of rows start and end, for this total number of threads.
 
-    With None they are as large as they may be. Sets of labels that rows have count as well.
+    With None they are as large as allowed. Label sets of individual rows count as well.
     """
     most = _MOST_ROWS
     if threads is not None:

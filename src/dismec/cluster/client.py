@@ -1,4 +1,4 @@
-"""An address, a scheduler file or a client of the caller → a client. The door to Dask."""
+"""An address, a scheduler file or a caller's client → a client. The only access to Dask."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _log = logging.getLogger("dismec")
 
 
 def new_client(where: str, patience: float, security: Any = None) -> distributed.Client:
-    """Connect to a scheduler at an address or with a scheduler file, once there is one.
+    """Connect to a scheduler at an address or in a scheduler file, waiting until it is there.
 
-    It runs in a thread of its own. `ClusterError` if there is none for `patience` seconds.
+    The client runs in its own thread. Raise `ClusterError` if there is none for `patience` seconds.
     """
     begin = time.monotonic()
     said = False
@@ -57,11 +57,11 @@ def new_client(where: str, patience: float, security: Any = None) -> distributed
 
 
 def scheduler_of(client: distributed.Client) -> str:
-    """The address of the scheduler of an asynchronous client, to connect to it a second time.
+    """Return the scheduler address of an asynchronous client, for a second connection.
 
-    The caller is a coroutine in the event loop of the client, and it blocks this loop while it
-    waits. So the client itself is of no use, and a scheduler that runs in the same loop cannot
-    answer either: that is a `ClusterError`, and so is a client that is not connected.
+    The caller is a coroutine in the event loop of the client, and blocks this loop while it waits.
+    The client itself is therefore of no use, and a scheduler that runs in the same loop cannot
+    answer either: this raises `ClusterError`, and so does a client that is not connected.
     """
     scheduler = getattr(client.cluster, "scheduler", None)
     if isinstance(scheduler, distributed.Scheduler) and (
@@ -77,7 +77,7 @@ def scheduler_of(client: distributed.Client) -> str:
 
 
 def _address(where: str) -> str:
-    """The address itself, or the one in a scheduler file."""
+    """Return the address itself, or the one in a scheduler file."""
     if Path(where).is_dir() or (where.endswith(".json") and not Path(where).parent.is_dir()):
         raise ClusterError(f"{where}: not the path of a scheduler file")
     if "://" in where or not (where.endswith(".json") or Path(where).exists()):
@@ -96,7 +96,7 @@ def _address(where: str) -> str:
 
 
 def no_scheduler(where: str, seconds: float) -> ClusterError:
-    """What to say when none has answered for so long."""
+    """Return the error for a scheduler that has not answered for `seconds`."""
     return ClusterError(
         f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
         "one does: a training goes on where it stopped"

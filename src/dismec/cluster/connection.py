@@ -1,8 +1,8 @@
-"""A Dask cluster: who is there, and tasks that run on one worker and no other.
+"""A Dask cluster: its workers, and tasks that run on one specific worker.
 
-Dask moves a task whose worker dies to another one, or lets it wait for ever if it may not move.
-What dismec runs on a worker needs what that process already holds, rows or weights, so the caller
-has to say where a task goes next: here a task belongs to one worker and is lost with it.
+If a worker dies, Dask moves its task to another one, or lets it wait forever if it may not move.
+The tasks of dismec need what a worker process already holds, rows or weights, so the caller must
+decide where a task goes next: here a task belongs to one worker and is lost with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _DIRECT = "dismec_call"
-_LOOK_SECONDS = 0.5  # between looks at who is there
+_LOOK_SECONDS = 0.5  # between checks for workers
 _PAUSED_SECONDS = 20.0  # a worker that Dask has paused for this long counts as gone
 
 _log = logging.getLogger("dismec")
@@ -52,31 +52,31 @@ _log = logging.getLogger("dismec")
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known of a worker process."""
+    """What is known about a worker process."""
 
-    host: str  # its machine, by the address under which it is reached
-    threads: int  # that it was given
-    version: str  # of its dismec; empty if it has none, or one that knows nothing of clusters
+    host: str  # its machine, by the address at which it is reached
+    threads: int  # threads that it was given
+    version: str  # its version of dismec; empty if it has none, or one without cluster support
     isa: str  # instruction set of its kernels
 
     @property
     def software(self) -> str:
-        """Which dismec it has, in words."""
+        """Its version of dismec, in words."""
         return f"dismec {self.version}" if self.version else "no dismec, or a very old one"
 
 
 class Cluster(AbstractContextManager["Cluster"]):
     """A connection to a cluster; use it in a ``with`` statement, from one thread.
 
-    A scheduler that stops answering is waited for, for `patience` seconds, by every method that
-    needs it; all tasks are lost then, and workers may turn up again.
+    If the scheduler stops answering, every method that needs it waits for it, for `patience`
+    seconds; all tasks are lost then, but workers may come back.
     """
 
     def __init__(
         self, client: Any, where: str | None, patience: float, security: Any = None
     ) -> None:
         self._client = client
-        self._where = where  # to connect again; None for a client that is not ours
+        self._where = where  # to reconnect; None for a client that is not ours
         self._security = security
         self._patience = patience
         self._tasks: set[Task] = set()
@@ -96,9 +96,9 @@ class Cluster(AbstractContextManager["Cluster"]):
         ----------
         where
             An address such as ``tcp://host:8786``, the path of a scheduler file, a client, which
-            stays open in the end, or a cluster, which is returned as it is. In a coroutine of an
-            asynchronous client, whose event loop has to wait meanwhile, the cluster gets a
-            connection of its own to the same scheduler.
+            stays open at the end, or a cluster, which is returned unchanged. In a coroutine of an
+            asynchronous client, whose event loop is blocked meanwhile, the cluster opens its own
+            connection to the same scheduler.
         patience
             Seconds to wait for a scheduler that does not answer, now and later.
 
@@ -120,7 +120,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         self.close()
 
     def close(self) -> None:
-        """Forget all tasks, and disconnect if the client is ours."""
+        """Drop all tasks, and disconnect if the client is ours."""
         self._lose_all()
         if self._where is not None:
             self._client.close()
@@ -140,17 +140,17 @@ class Cluster(AbstractContextManager["Cluster"]):
         return str(link) if link else None
 
     def workers(self) -> dict[str, WorkerInfo]:
-        """The workers that are there and have answered, by their address.
+        """Return the workers that have answered, by address.
 
-        A new one is in it a second or so after it has joined.
+        A new worker appears about a second after it has joined.
         """
         self._look()
         return dict(self._infos)
 
     def wait_for_workers(self) -> dict[str, WorkerInfo]:
-        """As `workers`, once every worker that is there has answered, or some at least.
+        """Like `workers`, but wait until all known workers have answered, or at least some.
 
-        If there is none for `patience` seconds, that is a `ClusterError`.
+        Raise `ClusterError` if there is none for `patience` seconds.
         """
         begin = time.monotonic()
         self._look(now=True)
@@ -167,8 +167,8 @@ class Cluster(AbstractContextManager["Cluster"]):
     def submit(self, worker: str, function: Callable[..., Any], *args: Any) -> Task:
         """Call a function of an installed module on one worker.
 
-        Calls run in the order of their submission, as many at a time as the worker has threads.
-        Arguments and results travel by way of the scheduler; keep each below some megabytes.
+        Calls run in the order of submission, as many at a time as the worker has threads. Arguments
+        and results travel through the scheduler; keep each below a few megabytes.
         """
         return self.watch(
             worker,
@@ -176,23 +176,23 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
 
     def ask(self, worker: str, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Have Dask call a function that the scheduler has too; its future, for `watch`.
+        """Make Dask call a function that the scheduler has, too; return its future, for `watch`.
 
-        Futures among the arguments stand for what they come to: that goes from worker to worker.
+        Futures among the arguments stand for their results, which go from worker to worker.
         """
         where = {"workers": [worker], "allow_other_workers": False}
         return self._client.submit(function, *args, key=f"{name}-{uuid4()}", **where)
 
     def compute(self, collections: list[Any]) -> list[Any]:
-        """Have Dask compute collections on workers of its choice; their futures."""
+        """Make Dask compute collections on workers of its choice; return their futures."""
         return list(self._client.compute(collections))
 
     def watch(self, worker: str, ask: Callable[[], Any], *needs: str) -> Task:
-        """A task on a worker that `ask` makes a future of; lost with those that it `needs`, too."""
+        """Watch the future that `ask` creates on a worker; it is also lost with its `needs`."""
         try:
             remote = ask()
             future = self._start(collect(remote))
-        except (OSError, RuntimeError, ValueError):  # of a client that is closed
+        except (OSError, RuntimeError, ValueError):  # from a closed client
             if self._client.status != "closed":
                 raise
             lost = Task(worker, None, futures.Future())
@@ -201,19 +201,19 @@ class Cluster(AbstractContextManager["Cluster"]):
         return self._keep(Task(worker, remote, future, needs))
 
     def call(self, worker: str, function: Callable[..., Any], *args: Any) -> Task:
-        """As `submit`, straight to a worker that listens (`listen`) rather than by the scheduler.
+        """Like `submit`, directly to a worker that listens (`listen`), without the scheduler.
 
-        That takes a tenth of the time; a worker that this machine cannot reach is lost.
+        This takes a tenth of the time; a worker that this machine cannot reach counts as lost.
         """
         answer = call_directly(self._client.rpc, _DIRECT, worker, packed(function, args))
         return self._keep(Task(worker, None, self._start(answer)))
 
     def ping(self, worker: str) -> Task:
-        """Done as soon as a worker's process answers, however busy its threads are."""
+        """Return a task that is done once a worker's process answers, however busy it is."""
         return self._keep(Task(worker, None, self._start(_ping(self._client, worker))))
 
     def wait(self, tasks: Collection[Task], timeout: float = 1.0) -> list[Task]:
-        """Those of the tasks that are done, as soon as there is one, or none after the time-out."""
+        """Return the finished tasks as soon as there is one, or none after the timeout."""
         end = time.monotonic() + timeout
         while True:
             done = [task for task in tasks if task.done()]
@@ -226,7 +226,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             self._look()
 
     def forget(self, task: Task) -> None:
-        """Give up a task: it does not begin if it has not begun, and its result is dropped."""
+        """Drop a task: it does not start if it has not started, and its result is discarded."""
         task.lose()
         self._tasks.discard(task)
 
@@ -262,7 +262,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             self._ask(address)
 
     def _ask(self, address: str) -> None:
-        """Take the answer of a worker in, or put the question."""
+        """Read the answer of a worker, or send the question."""
         task = self._asked.get(address)
         if task is None:
             self._asked[address] = self.submit(address, describe_worker)
@@ -287,7 +287,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         }
 
     def _ask_for_threads(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Of all workers and of those not paused, from the scheduler; waits for it if need be."""
+        """Return the threads of all workers, and of unpaused ones; may wait for the scheduler."""
         begin = time.monotonic()
         failed = False
         while True:
@@ -327,27 +327,27 @@ class Cluster(AbstractContextManager["Cluster"]):
 
 
 def describe_worker() -> tuple[str, str]:
-    """Version of dismec and instruction set, where this runs."""
+    """Return the version of dismec and the instruction set of this process."""
     return version("dismec"), str(kernels.isa)
 
 
 def scratch_directory() -> Path:
-    """A directory for temporary files that the workers of a machine share."""
+    """Return a directory for temporary files shared by the workers of a machine."""
     return Path(distributed.get_worker().local_directory).parent
 
 
 def private_directory() -> Path:
-    """A directory for temporary files of this worker; Dask removes it after the worker's end."""
+    """Return a directory for this worker's temporary files; Dask removes it after the end."""
     return Path(distributed.get_worker().local_directory)
 
 
 def memory_limit() -> int | None:
-    """Bytes that this worker may use, if it has a limit."""
+    """Return the memory limit of this worker in bytes, if it has one."""
     return distributed.get_worker().memory_manager.memory_limit or None
 
 
 def listen() -> None:
-    """Let this worker take calls of `Cluster.call`."""
+    """Let this worker accept calls from `Cluster.call`."""
     process = distributed.get_worker()
     loop, executor = process.loop.asyncio_loop, process.executors["default"]
 
@@ -359,7 +359,7 @@ def listen() -> None:
 
 
 def step_aside() -> None:
-    """Let the worker begin its next task while the calling one waits for something."""
+    """Let the worker start its next task while the calling one waits."""
     distributed.secede()
 
 

@@ -1,7 +1,7 @@
-"""Dask collections, or files that workers see → one data file on a worker, and facts of it here.
+"""Dask collections, or files that workers can read → one data file on a worker, and its facts.
 
-The client says which worker puts the file together. Blocks go from worker to worker, in their
-order, and other machines get the file from that worker (`cluster.shipping.hand_over`).
+The client chooses the worker that assembles the file. Blocks go from worker to worker, in order,
+and other machines get the file from that worker (`cluster.shipping.hand_over`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dismec.errors import ClusterError, DataError, WorkerLost
 
 __all__ = ["gathered"]
 
-_ATTEMPTS = 3  # workers that may die while they gather the data
-_AHEAD = 4  # blocks that are computed while one is appended
+_ATTEMPTS = 3  # workers that may die while gathering the data
+_AHEAD = 4  # blocks computed while one is appended
 _DROP_SECONDS = 5.0
 
 _log = logging.getLogger("dismec")
@@ -38,25 +38,25 @@ _log = logging.getLogger("dismec")
 def gathered(
     cluster: Cluster, X: Any, Y: Any, transform: Mapping[str, Any], n_labels: int | None = None
 ) -> Iterator[PlacedData]:
-    """Data of workers as a file there, as long as the context lasts.
+    """Gather data of workers in a file there, for the duration of the context.
 
     Parameters
     ----------
     cluster
-        Where the data are, and are trained on.
+        Where the data are, and where training runs.
     X, Y
         Dask arrays whose blocks are whole rows; or a bag of rows, or the path of a file, and None.
     transform
         Options of `Transform.fit`.
     n_labels
-        How many labels a bag has; by default the largest one of its rows counts.
+        Number of labels of a bag; by default the largest label of its rows determines it.
 
     Raises
     ------
     DataError
-        If they cannot be used: says which block.
+        If the data cannot be used; the message names the block.
     ClusterError
-        If no worker sees the file, or workers die.
+        If no worker can read the file, or workers die.
     """
     token = secrets.token_hex(8)
     gathering = _Gathering(cluster, token, transform, n_labels)
@@ -82,7 +82,7 @@ class _Gathering:
     n_labels: int | None
 
     def of_file(self, path: str) -> PlacedData:
-        """The data of a file that some worker sees."""
+        """Return the data of a file that some worker can read."""
         for _ in range(_ATTEMPTS):
             there = check_workers(self.cluster)
             asked = {a: self.cluster.submit(a, gathering_worker.sees, path) for a in there}
@@ -101,7 +101,7 @@ class _Gathering:
         raise self._gave_up()
 
     def of_blocks(self, X: Any, Y: Any) -> PlacedData:
-        """The data of Dask collections."""
+        """Return the data of Dask collections."""
         kinds, blocks = _blocks_of(X, Y)
         for _ in range(_ATTEMPTS):
             home = next(iter(check_workers(self.cluster)))
@@ -117,7 +117,7 @@ class _Gathering:
     def _append(
         self, home: str, parcel: str, kinds: tuple[str, ...], blocks: list[tuple[Any, ...]]
     ) -> None:
-        """Have a worker write all blocks to its parcel; some are computed ahead."""
+        """Make a worker write all blocks to its parcel; some are computed ahead."""
         left = iter(blocks)
         ahead: deque[list[Any]] = deque()
         for number in range(len(blocks)):
@@ -133,7 +133,7 @@ class _Gathering:
             self._result(self.cluster.watch(home, ask))
 
     def _adopted(self, home: str, parcel: str, facts: DataFacts) -> PlacedData:
-        """The file of a parcel as the copy of its machine."""
+        """Return the file of a parcel as the copy of its machine."""
         data = training_worker.Data("", facts.size, facts.fingerprint)
         path = self._call(home, training_worker.adopt_data, parcel, data)
         return PlacedData(facts, home, path)
@@ -160,7 +160,7 @@ class _Gathering:
 
 
 def _blocks_of(X: Any, Y: Any) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """The kinds of the parts of a block, and those of each block, not computed yet."""
+    """Return the kinds of the parts of a block, and the parts of each block, not yet computed."""
     if Y is None and hasattr(X, "numblocks"):
         raise DataError("Y is missing: a Dask array of features has no labels")
     if Y is None:
@@ -185,7 +185,7 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
     blocks: Any = collection.to_delayed()
     shape: tuple[int, ...] = getattr(
         blocks, "shape", (len(blocks),)
-    )  # an array's blocks are in an array
+    )  # the blocks of an array are in an array
     if len(shape) != (2 if hasattr(collection, "numblocks") else 1):
         raise DataError(f"{what} is {len(shape)}-d; expected rows × columns")
     if shape[1:] not in ((), (1,)):
@@ -199,7 +199,7 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
 
 
 def _everywhere(cluster: Cluster, *calls: tuple[Any, ...]) -> None:
-    """Wait some seconds for every worker to make these calls."""
+    """Wait a few seconds for every worker to make these calls."""
     with suppress(ClusterError):
         if not cluster.connected:
             return

@@ -1,6 +1,6 @@
-"""What gathering runs on a worker: blocks of rows, or a file that it sees → a data file and facts.
+"""Gathering on a worker: blocks of rows, or a file it can read → a data file and facts.
 
-Blocks are appended one after the other, so that a worker has one of them in memory at a time.
+Blocks are appended one after the other, so a worker has only one of them in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dismec.solve.blocks import EqualLabels
 
 __all__ = ["ROWS", "append", "discard", "finish", "read", "sees"]
 
-ROWS = "rows"  # the kind of a block whose rows have their labels with them
+ROWS = "rows"  # the kind of a block whose rows include their labels
 
 _growing: dict[str, _GrowingFile] = {}  # by parcel
 
@@ -37,17 +37,17 @@ class _GrowingFile:
     """A data file that blocks are appended to."""
 
     writer: XmcWriter
-    n_labels: int | None  # None if the largest one counts
+    n_labels: int | None  # None if the largest label determines it
     n_blocks: int = 0
 
 
 def append(parcel: str, number: int, kinds: tuple[str, ...], *blocks: Any) -> None:
-    """Append a block of rows: its parts are of `kinds` "X", "E" and "Y", or `ROWS` alone.
+    """Append a block of rows: its parts have the `kinds` "X", "E" and "Y", or just `ROWS`.
 
     Raises
     ------
     DataError
-        If the block is unsound, or does not fit those before it.
+        If the block is invalid, or does not match the blocks before it.
     """
     if number == 0:
         discard(parcel)
@@ -71,9 +71,9 @@ def append(parcel: str, number: int, kinds: tuple[str, ...], *blocks: Any) -> No
 
 
 def finish(parcel: str, n_labels: int | None, transform: Mapping[str, Any]) -> DataFacts:
-    """Complete the file that blocks were appended to; what there is in it.
+    """Complete the file that blocks were appended to; return its facts.
 
-    `transform` are options of `Transform.fit`.
+    `transform` holds options of `Transform.fit`.
     """
     file = _growing.pop(parcel, None)
     if file is None:
@@ -84,14 +84,14 @@ def finish(parcel: str, n_labels: int | None, transform: Mapping[str, Any]) -> D
 
 
 def sees(path: str) -> bool:
-    """Whether this worker sees a file."""
+    """Return whether this worker can read a file."""
     return Path(path).is_file()
 
 
 def read(parcel: str, path: str, transform: Mapping[str, Any]) -> tuple[DataFacts, bool]:
-    """What there is in a file that this worker sees, and whether it is a ``.xmc`` file.
+    """Return the facts of a file that this worker can read, and whether it is a ``.xmc`` file.
 
-    Of another file the parcel is the same data as ``.xmc``.
+    For any other file, the parcel contains the same data as ``.xmc``.
     """
     with detect(path) as data:
         if data.kind == "xmc":
@@ -103,7 +103,7 @@ def read(parcel: str, path: str, transform: Mapping[str, Any]) -> tuple[DataFact
 
 
 def discard(token: str) -> None:
-    """Give up files that were begun: those whose parcels' names begin like this."""
+    """Discard unfinished files: those whose parcel names start with `token`."""
     for parcel in [parcel for parcel in _growing if parcel.startswith(token)]:
         with _growing.pop(parcel).writer:
             pass
@@ -130,7 +130,7 @@ def _facts_of(
 
 @dataclass(frozen=True)
 class _RowBlock:
-    """Rows as a writer takes them."""
+    """Rows for a writer."""
 
     X: Any
     labels: Any
@@ -152,12 +152,12 @@ def _block_of(parts: Mapping[str, Any]) -> _RowBlock:
 
 
 def _as_matrix(block: Any) -> Any:
-    """Matrices of other packages that know how to become one of scipy."""
+    """Convert matrices of other packages that can become scipy matrices."""
     return block.tocsr() if hasattr(block, "tocsr") else block
 
 
 def _of_rows(rows: Iterable[Any]) -> _RowBlock:
-    """Rows that are pairs: features, a map from numbers to values, and the numbers of labels."""
+    """Convert rows that are pairs: a map from feature numbers to values, and label numbers."""
     starts, columns, values, labels = [0], [], [], []
     for number, row in enumerate(rows):
         try:

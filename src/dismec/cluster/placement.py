@@ -1,4 +1,4 @@
-"""Which worker holds which shards: a plan from sizes alone."""
+"""Which worker holds which shards: a plan based on sizes alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 __all__ = ["Place", "plan"]
 
-_MOST_COPIES = 2  # times the largest share of a worker: what one that only helps others may hold
+_MOST_COPIES = 2  # times the largest share of a worker: the limit for one that only holds copies
 
 
 class Place(NamedTuple):
-    """A worker: the shards that it holds or is about to, and the bytes it has room for."""
+    """A worker: the shards that it holds or will hold, and the bytes it has room for."""
 
     held: AbstractSet[int]
     room: float
 
 
 def plan(sizes: Sequence[int], places: Mapping[str, Place]) -> list[tuple[str, int]]:
-    """What to bring where, as pairs of a worker and the number of a shard.
+    """Plan what to bring where, as pairs of a worker and a shard number.
 
-    A shard that nobody holds goes to the worker that holds the least and has room, the largest
-    first. Workers that would hold nothing then, and so have nothing to do, get copies of those
-    with the most bytes for each that holds them: rows can be shared out among the holders of a
-    shard. What is held stays where it is. Shards that nobody has room for are left out. `sizes` are
-    the bytes of each shard, `places` the workers by their addresses.
+    A shard that no worker holds goes to the worker that holds the least and has room, largest
+    shards first. Workers that would then hold nothing, and have nothing to do, get copies of the
+    shards with the most bytes per holder, because the holders of a shard can share its rows. Shards
+    already held stay where they are. Shards that no worker has room for are left out. `sizes` are
+    the bytes of each shard, `places` the workers by address.
     """
     held = {address: set(place.held) for address, place in places.items()}
     load = {address: sum(sizes[n] for n in numbers) for address, numbers in held.items()}

@@ -1,8 +1,7 @@
-"""The workers that take part in something, and the client's loop around them.
+"""The workers that take part in some work, and the client's loop around them.
 
-A worker that is there becomes a member, is prepared step by step, and is handed tasks. One that
-leaves takes nothing along: its tasks are forgotten and its preparation is closed before the owner
-of the pool hears of it.
+A new worker becomes a member, is prepared step by step, and gets tasks. When it leaves, its tasks
+are dropped and its preparation is closed before the owner of the pool is notified.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from dismec.errors import ClusterError, ModelError, WorkerLost
 __all__ = ["MOST_LOSSES", "Member", "Pool", "Steps", "Work", "check_workers"]
 
 MOST_LOSSES = 10  # workers that may die of the same task
-_AGAIN_SECONDS = 0.05  # until steps that yielded None are called again
+_AGAIN_SECONDS = 0.05  # before steps that yielded None are called again
 _CLOSE_SECONDS = 5.0
 
 _log = logging.getLogger("dismec")
 
-# What prepares a worker: yields a task, to be sent its result or have thrown in what it raised, or
+# The preparation of a worker: yields a task, to be sent its result or thrown its exception, or
 # None, to be called again a little later. Closed when the worker leaves.
 Steps = Generator[Task | None, Any, None]
 
@@ -36,7 +35,7 @@ W = TypeVar("W")
 
 @dataclass(eq=False)
 class Member(Generic[W]):
-    """A worker that takes part, and what it has been handed: what each of its tasks is for."""
+    """A worker that takes part, and its tasks, with the purpose of each."""
 
     address: str
     info: WorkerInfo
@@ -50,14 +49,14 @@ M = TypeVar("M", bound=Member[Any])
 class Work(Generic[M]):
     """What the owner of a pool does with its workers."""
 
-    join: Callable[[str, WorkerInfo], M]  # makes a member of a worker
-    prepare: Callable[[M], Steps]  # what gets a new member ready
-    hand_out: Callable[[], None]  # puts tasks into `Member.tasks` of those that are ready
-    lost: Callable[[M, str], None]  # takes the tasks of a member that has left back; says why
+    join: Callable[[str, WorkerInfo], M]  # creates a member for a worker
+    prepare: Callable[[M], Steps]  # prepares a new member
+    hand_out: Callable[[], None]  # adds tasks to `Member.tasks` of those that are ready
+    lost: Callable[[M, str], None]  # takes back the tasks of a member that has left, and why
 
 
 def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
-    """The workers at the start; `ClusterError` if there are none or dismec's versions differ."""
+    """Return the initial workers; raise `ClusterError` if there are none or versions differ."""
     workers = cluster.wait_for_workers()
     ours = version("dismec")
     for address, info in workers.items():
@@ -67,33 +66,33 @@ def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
 
 
 class Pool(Generic[M, W]):
-    """The workers of a cluster that take part in some work; for one thread."""
+    """The workers of a cluster that take part in some work; for use by one thread."""
 
     def __init__(self, cluster: Cluster, work: Work[M]) -> None:
-        self.members: dict[str, M] = {}  # by address, in the order of their joining
+        self.members: dict[str, M] = {}  # by address, in the order of joining
         self._cluster = cluster
         self._work = work
         self._refused: set[str] = set()
         self._steps: dict[Steps, tuple[M, Task | None]] = {}
-        self.heard = time.monotonic()  # when a worker has last answered, whatever it was
+        self.heard = time.monotonic()  # when a worker last answered anything
 
     @property
     def preparing(self) -> bool:
-        """Whether steps are under way for any worker."""
+        """Whether any worker is being prepared."""
         return bool(self._steps)
 
     def begin(self, member: M, steps: Steps) -> None:
-        """Have further steps run for a member, from the next `turn` on."""
+        """Run further steps for a member, starting with the next `turn`."""
         self._steps[steps] = member, None
 
     def turn(self, timeout: float = 0.5, bell: Task | None = None) -> Iterator[tuple[M, W, Any]]:
-        """Do what there is to do, wait until something happens, and yield what is done.
+        """Do what is due, wait until something happens, and yield finished tasks.
 
-        A task that was handed out comes as the member that had it, what it was for, and what it
-        returned or raised. The wait ends with `bell` too, and after `timeout` seconds.
+        A finished task is given as its member, its purpose, and what it returned or raised. The
+        wait also ends when `bell` is done, and after `timeout` seconds.
 
-        Raises a `ModelError` of preparing a worker (no other worker would do better), what has kept
-        the last worker from taking part (see `refuse`), and what `Work.lost` raises.
+        Raises a `ModelError` from preparing a worker (no other worker would do better), the error
+        that excluded the last worker (see `refuse`), and errors from `Work.lost`.
         """
         self._meet()
         self._work.hand_out()
@@ -115,10 +114,10 @@ class Pool(Generic[M, W]):
                 yield from self._finished(task)
 
     def refuse(self, member: M, error: Exception) -> None:
-        """Leave a worker out from now on.
+        """Exclude a worker from now on.
 
-        If there is no other, raises the error; a `ClusterError` that names worker and file in the
-        place of an ``OSError``.
+        If there is no other, raise the error; an ``OSError`` becomes a `ClusterError` that names
+        the worker and the file.
         """
         reason = f"cannot take part: {_reason(error)}"
         self._refused.add(member.address)
@@ -130,14 +129,14 @@ class Pool(Generic[M, W]):
         raise error
 
     def drop(self) -> None:
-        """Forget all that was handed out."""
+        """Drop all tasks."""
         for member in self.members.values():
             for task in member.tasks:
                 self._cluster.forget(task)
             member.tasks.clear()
 
     def close(self, *calls: tuple[Any, ...]) -> None:
-        """Let the members go, and wait some seconds for every worker to make these calls."""
+        """Release the members, and wait a few seconds for every worker to make these calls."""
         for member in list(self.members.values()):
             self._leave(member)
         with suppress(ClusterError):
@@ -152,7 +151,7 @@ class Pool(Generic[M, W]):
                 self._cluster.forget(task)
 
     def _meet(self) -> None:
-        """Take note of who has come and gone."""
+        """Register workers that have joined or left."""
         there = self._cluster.workers()
         for member in [m for address, m in self.members.items() if address not in there]:
             self._lose(member, "is gone")
@@ -167,7 +166,7 @@ class Pool(Generic[M, W]):
             self.begin(member, self._work.prepare(member))
 
     def _advance(self, steps: Steps) -> None:
-        """Go on with getting a worker ready, unless it has left."""
+        """Continue to prepare a worker, unless it has left."""
         if steps not in self._steps:
             return
         member, finished = self._steps.pop(steps)
@@ -213,14 +212,14 @@ class Pool(Generic[M, W]):
 
 
 def _reason(error: Exception) -> str:
-    """An error as one line, with the file if it is about one."""
+    """Return an error as one line, with the file if it concerns one."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _resume(steps: Steps, finished: Task | None) -> Task | None:
-    """The next step, given what has come of the last one."""
+    """Return the next step, given the result of the last one."""
     if finished is None:
         return next(steps)
     try:

@@ -1,9 +1,8 @@
 """Rows × shards on the workers of a cluster → top k.
 
-Every worker holds some shards. Rows go out in batches; a worker with time to spare takes the next
-batch that has not been scored against some of its shards, and sends back the best labels among
-them. What a worker takes along when it dies is scored by others, once they have been brought its
-shards.
+Every worker holds some shards. Rows are sent in batches; a worker with free capacity gets the next
+batch that has not been scored against some of its shards, and returns the best labels among them.
+What a worker was scoring when it dies is scored by others, once they have its shards.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from dismec.model.scoring import Labels, Scores
 
 __all__ = ["ClusterModel", "ClusterPredictor", "Traffic"]
 
-_AHEAD = 2  # batches that a worker is given for each of its threads, and one more
-_OPEN_BYTES = 256_000_000  # of batches that are not through
-_MEMORY_SHARE = 0.6  # of a worker's memory for shards: beyond that Dask begins to clear it
+_AHEAD = 2  # batches per thread of a worker, plus one
+_OPEN_BYTES = 256_000_000  # unfinished batches
+_MEMORY_SHARE = 0.6  # share of a worker's memory for shards: beyond that, Dask starts to clear it
 _JOIN_SECONDS = 5.0
 
 _log = logging.getLogger("dismec")
@@ -47,7 +46,7 @@ _log = logging.getLogger("dismec")
 
 @dataclass
 class Traffic:
-    """Bytes that have passed through this process: of weights, rows and answers."""
+    """Bytes that have passed through this process: weights, rows and answers."""
 
     weights: int = 0
     rows: int = 0
@@ -56,7 +55,7 @@ class Traffic:
 
 @dataclass(eq=False)
 class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
-    """A worker, the shards that it holds or is being brought, and the batches it is scoring."""
+    """A worker, the shards that it holds or is receiving, and the batches it is scoring."""
 
     since: float = field(default_factory=time.monotonic)
     room: float | None = None  # bytes, once it has joined
@@ -65,7 +64,7 @@ class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
     coming: set[int] = field(default_factory=set)
     told: Told = field(default_factory=Told)
     pulse: Pulse = field(default_factory=Pulse)
-    silent: bool = False  # it holds its shards, and does not answer
+    silent: bool = False  # it holds its shards but does not answer
 
     @property
     def answering(self) -> set[int]:
@@ -78,25 +77,26 @@ class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
 
 
 class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
-    """A model whose shards are spread over the memory of a cluster's workers.
+    """A model whose shards are distributed over the memory of a cluster's workers.
 
-    Use it in a ``with`` statement, from one thread. Answers are those of `Predictor`, bit for bit.
+    Use it in a ``with`` statement, from one thread. The answers are those of `Predictor`, bit for
+    bit.
 
     Parameters
     ----------
     cluster
-        The connection, which stays open in the end.
+        The connection, which stays open at the end.
     directory
-        The model. Workers that see this path map its files; others are sent what they need.
+        The model. Workers that can read this path map its files; others are sent what they need.
     patience
-        Seconds to wait for workers that hold, and have room for, what is missing.
+        Seconds to wait for workers that hold, or have room for, missing shards.
 
     Raises
     ------
     ModelError
-        As `open_model`.
+        As in `open_model`.
     ClusterError
-        If there is no worker, or one has another version of dismec.
+        If there is no worker, or one runs another version of dismec.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._pool: Pool[_ShardWorker, tuple[RowBatch, tuple[int, ...]]] = Pool(
             cluster, Work(_ShardWorker, self._join, self._go_on, self._lost)
         )
-        self._batches: dict[RowBatch, None] = {}  # in the order of their coming
+        self._batches: dict[RowBatch, None] = {}  # in order of arrival
         self._unplanned = True
         self._moved = self._greeted = time.monotonic()
         check_workers(cluster)
@@ -131,27 +131,27 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self.close()
 
     def close(self) -> None:
-        """Let the workers forget the model."""
+        """Make the workers release the model."""
         self._batches.clear()
         self._pool.close((prediction_worker.release, self._token))
 
     def topk(self, X: Any, k: int = 5) -> tuple[Labels, Scores]:
-        """As `Predictor.topk`; `ClusterModel` predicts in more ways.
+        """Like `Predictor.topk`; `ClusterModel` supports more kinds of prediction.
 
         Raises
         ------
         ClusterError
-            If there is no scheduler, no worker, or no room for the model, for a while.
+            If there is no scheduler, no worker, or no room for the model, for `patience` seconds.
         """
         return ClusterRanking(self, self.transform).topk(X, k)
 
     @property
     def threads(self) -> int:
-        """Of all workers that take part."""
+        """Total number of threads of all workers that take part."""
         return sum(member.info.threads for member in self._pool.members.values())
 
     def run(self, batches: Iterable[RowBatch]) -> None:
-        """Have batches scored, as fast as workers take them; errors as of `topk`."""
+        """Score batches, as fast as workers accept them; raises the errors of `topk`."""
         try:
             while self.missing:
                 self.step()
@@ -166,14 +166,14 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
 
     @property
     def missing(self) -> list[int]:
-        """The shards that no worker who answers holds at the moment."""
+        """The shards that no answering worker holds at the moment."""
         held: set[int] = set()
         held.update(*(member.answering for member in self._pool.members.values()))
         return [number for number in range(len(self._files)) if number not in held]
 
     @property
     def why_missing(self) -> str:
-        """What keeps the missing shards from being answered from, in words."""
+        """Describe why the missing shards are unavailable."""
         missing = set(self.missing)
         of = f"{len(missing)} of {len(self._files)} shards of the model"
         for member in self._pool.members.values():
@@ -184,7 +184,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
 
     @property
     def hungry(self) -> bool:
-        """Whether a worker has nothing to do, and there is room for another batch."""
+        """Whether a worker is idle, and there is room for another batch."""
         if not self._files:
             return True
         if sum(batch.n_bytes for batch in self._batches) > _OPEN_BYTES:
@@ -196,24 +196,24 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         )
 
     def add(self, batch: RowBatch) -> None:
-        """Have a batch scored; `step` goes on with it."""
+        """Add a batch to score; `step` continues with it."""
         only = batch.ask.shard
         batch.todo = set(range(len(self._files))) if only is None else {only}
         self._batches[batch] = None
-        self._finish(batch)  # of a model without weights
+        self._finish(batch)  # for a model without weights
         self._hand_out()
 
     def drop(self) -> None:
-        """Forget all batches."""
+        """Drop all batches."""
         self._pool.drop()
         self._batches.clear()
 
     def step(self, timeout: float = 0.5, bell: Task | None = None) -> None:
-        """Wait until something happens, or `bell` is done, and do what there is to do then.
+        """Wait until something happens, or `bell` is done, and handle it.
 
-        It takes `timeout` seconds at most, as long as the scheduler answers. Raises `ClusterError`
-        if shards have been missing, and none was being brought, for `patience` seconds; also what
-        `RowBatch.done` raises, and what has kept the last worker from taking part.
+        It takes at most `timeout` seconds while the scheduler answers. Raises `ClusterError` if
+        shards have been missing, and none was being sent, for `patience` seconds; also errors from
+        `RowBatch.done`, and the error that excluded the last worker.
         """
         for member, (batch, numbers), outcome in self._pool.turn(timeout, bell):
             batch.scoring -= 1
@@ -249,7 +249,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         )
 
     def _join(self, member: _ShardWorker) -> Steps:
-        """Begin a session on a worker, or keep it from expiring."""
+        """Start a session on a worker, or keep it from expiring."""
         join = prediction_worker.join
         limit = yield self._cluster.submit(member.address, join, self._token)
         if member.room is None:
@@ -258,7 +258,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             self._unplanned = True
 
     def _try_directly(self, member: _ShardWorker) -> Steps:
-        """Find out whether rows can go to a worker without the scheduler between."""
+        """Find out whether rows can be sent to a worker without the scheduler."""
         try:
             yield self._cluster.call(member.address, prediction_worker.hear, self._token)
         except Exception:
@@ -277,7 +277,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._hand_out()
 
     def _feel(self, member: _ShardWorker) -> None:
-        """Notice that a worker hangs, or answers again; others get what it was scoring."""
+        """Notice that a worker hangs or answers again; others get what it was scoring."""
         member.pulse.feel(partial(self._cluster.ping, member.address))
         if member.pulse.silent == member.silent:
             return
@@ -292,10 +292,10 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         member.tasks.clear()
 
     def _place(self) -> None:
-        """See to it that every shard is somewhere, and every worker has something to do."""
+        """Make sure that every shard is placed and every worker has something to do."""
         members = self._pool.members
         now = time.monotonic()
-        # All that are there get their share: so it is not given away before they have answered.
+        # All known workers get a share, so it is not given away before they have answered.
         joining = any(m.room is None and now - m.since < _JOIN_SECONDS for m in members.values())
         if not self._unplanned or joining:
             return
@@ -314,7 +314,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             self._pool.begin(members[address], self._bring(members[address], numbers))
 
     def _bring(self, member: _ShardWorker, numbers: Sequence[int]) -> Steps:
-        """Have a worker map shards, one after the other; send it those whose files it lacks."""
+        """Make a worker map shards, one after the other; send it those whose files it lacks."""
         hold = prediction_worker.hold
         for number in numbers:
             file = self._files[number]
@@ -334,7 +334,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             raise ModelError(f"{path}: altered since it was written") from None
 
     def _lost(self, member: _ShardWorker, why: str) -> None:
-        """Have what a worker was scoring scored again."""
+        """Score again what a lost worker was scoring."""
         self._unplanned = True
         _log.warning("worker %s %s", member.address, why)
         for batch, numbers in member.tasks.values():
@@ -346,7 +346,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
                 self._fail(batch, ClusterError(f"{reason}, perhaps out of memory"))
 
     def _hand_out(self) -> None:
-        """Give every worker enough to go on with, those with the least to do first."""
+        """Give every worker enough work, those with the least first."""
         ready = [member for member in self._pool.members.values() if member.answering]
         while sum(map(self._hand_one, sorted(ready, key=lambda member: -member.spare))):
             pass
@@ -381,13 +381,13 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
 
 
 class ClusterModel(RemoteModel):
-    """A model on a cluster: it predicts and explains as `Model` does, and has no weights here."""
+    """A model on a cluster: it predicts and explains like `Model`, but has no weights here."""
 
     def __init__(self, predictor: ClusterPredictor) -> None:
         super().__init__(predictor.manifest, predictor.transform, predictor.parts, predictor)
 
 
 def _answer_bytes(outcome: Any) -> int:
-    """Bytes of the arrays in an answer."""
+    """Return the size of the arrays in an answer."""
     parts = outcome if isinstance(outcome, tuple) else (outcome,)
     return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))

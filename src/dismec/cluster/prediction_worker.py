@@ -1,9 +1,9 @@
-"""What prediction runs on the workers of a cluster: functions `cluster.prediction` calls there.
+"""Prediction on the workers of a cluster: functions that `cluster.prediction` calls there.
 
-A worker process holds some shards of a model by memory map: the model's own files if it sees them,
-else copies that it was sent. They belong to a session, which is one client's use of one model. A
-session ends when its client says so, or has not been heard of for a while. It keeps the orders and
-the sets of labels that were last asked for, so that the client need not send them again.
+A worker process memory-maps some shards of a model: the model's own files if it can read them,
+otherwise copies that it was sent. They belong to a session, which is one client's use of one model.
+A session ends when its client ends it, or has not been in contact for a while. It keeps the most
+recent orders and sets of labels, so the client need not send them again.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ __all__ = [
 ]
 
 KEPT = 32  # orders, and as many sets of labels, that a session keeps
-LEASE_SECONDS = 600.0  # that a session lasts without a word from its client
+LEASE_SECONDS = 600.0  # lifetime of a session without contact from its client
 _EXPIRY_SECONDS = 10.0
 
 T = TypeVar("T")
 
 
 class ShardFile(NamedTuple):
-    """A shard: where the client has it, and what it must be."""
+    """A shard: its path on the client, and its expected contents."""
 
-    path: str  # on the client's machine at least
-    receipt: ShardReceipt  # what the model's manifest says of it
+    path: str  # at least on the client's machine
+    receipt: ShardReceipt  # its entry in the model's manifest
     shape: tuple[int, int]  # labels and features of the model
 
     def read(self, path: Path | None = None, *, check: bool = True) -> Shard:
-        """The shard, memory-mapped, from here or from another path; as `read_shard`."""
+        """Return the memory-mapped shard, from this or another path; see `read_shard`."""
         where = Path(self.path) if path is None else path
         return weight_files.read_shard(where, self.receipt, *self.shape, check=check)
 
@@ -68,28 +68,28 @@ class ShardFile(NamedTuple):
 class Asked(NamedTuple):
     """A question to some of a worker's shards.
 
-    Orders and sets of labels have keys. What belongs to a key is there only if the client does not
-    know that the worker has it.
+    Orders and sets of labels have keys. Their contents are included only if the client does not
+    know that the worker has them.
     """
 
     question: Question
-    numbers: tuple[int, ...]  # of the shards
+    numbers: tuple[int, ...]  # numbers of the shards
     order: str | None = None  # None: by score
-    rescalings: Mapping[int, Rescaling] = {}  # by the numbers of shards
+    rescalings: Mapping[int, Rescaling] = {}  # by shard number
     choice: str | None = None  # None: among all labels
-    bits: npt.NDArray[np.uint8] | None = None  # of the choice
+    bits: npt.NDArray[np.uint8] | None = None  # contents of the choice
 
 
 class Forgotten(Exception):  # noqa: N818  it says what has happened
-    """The worker does not have an order or a set of labels any more: it has to be sent again."""
+    """The worker no longer has an order or a set of labels, which must be sent again."""
 
 
 @dataclass
 class _Session:
     used: float
     shards: dict[int, Shard] = field(default_factory=dict)
-    n_labels: int = 0  # of the model
-    # What was last asked for, the latest last.
+    n_labels: int = 0  # labels of the model
+    # Most recent requests, the latest last.
     views: OrderedDict[str, dict[int, Shard]] = field(default_factory=OrderedDict)
     choices: OrderedDict[str, Allowed] = field(default_factory=OrderedDict)
     held: OrderedDict[tuple[int, ...], HeldLabels] = field(default_factory=OrderedDict)
@@ -100,7 +100,7 @@ class _Session:
         self.shards[number] = shard
 
     def in_order(self, asked: Asked) -> list[Any]:
-        """The shards that are asked, as the kernels take them, in the order that is asked for."""
+        """Return the requested shards for the kernels, in the requested order."""
         if asked.order is None:
             return [self.shards[number].native for number in asked.numbers]
         with self.lock:
@@ -113,7 +113,7 @@ class _Session:
             raise Forgotten from None
 
     def allowed(self, asked: Asked) -> Allowed | None:
-        """The labels that all rows may be given; None for all."""
+        """Return the labels allowed for all rows; None for all labels."""
         if asked.choice is None:
             return None
 
@@ -126,7 +126,7 @@ class _Session:
             return _kept(self.choices, asked.choice, unpack)
 
     def labels_of(self, numbers: tuple[int, ...]) -> HeldLabels:
-        """The labels that shards hold."""
+        """Return the labels of these shards."""
 
         def find() -> HeldLabels:
             return HeldLabels([self.shards[number] for number in numbers], self.n_labels)
@@ -136,13 +136,13 @@ class _Session:
 
 
 _sessions: dict[str, _Session] = {}
-_mapped: WeakValueDictionary[str, Shard] = WeakValueDictionary()  # by SHA-256, of all sessions
+_mapped: WeakValueDictionary[str, Shard] = WeakValueDictionary()  # by SHA-256, for all sessions
 _expiry: threading.Thread | None = None  # while there are sessions
 _sessions_lock = threading.Lock()
 
 
 def join(token: str) -> int | None:
-    """Begin a session, or go on with it; returns how much memory this worker may use, if known."""
+    """Start or continue a session; return the memory limit of this worker, if known."""
     global _expiry
     with _sessions_lock:
         _sessions.setdefault(token, _Session(0.0)).used = time.monotonic()
@@ -154,12 +154,12 @@ def join(token: str) -> int | None:
 
 
 def hear(token: str) -> None:
-    """Nothing: whoever calls this without the scheduler learns that it can."""
+    """Do nothing: a successful call shows that the worker can be reached directly."""
     _session(token)
 
 
 def hold(token: str, number: int, file: ShardFile) -> bool:
-    """Map a shard; False if this process neither has it nor sees its file, as it must be.
+    """Map a shard; return False if this process neither has it nor finds a valid file.
 
     All of it is read and compared with its SHA-256, which also brings it into memory.
     """
@@ -175,16 +175,16 @@ def hold(token: str, number: int, file: ShardFile) -> bool:
 
 
 def adopt_shard(parcel: str, token: str, number: int, file: ShardFile) -> None:
-    """Map a shard that has been sent here; its file has no name any more then."""
+    """Map a shard that has been sent here; its file is then unlinked."""
     with arrived(parcel) as path:
         _session(token).keep(number, _map_shard(path, file), file)
 
 
 def answer(token: str, asked: Asked, rows: Rows) -> Any:
-    """What some shards make of a question about transformed rows.
+    """Return the answer of some shards to a question about transformed rows.
 
-    If this process does not hold them, it is not the one that was given them: `WorkerLost`. If it
-    no longer has what belongs to a key: `Forgotten`.
+    Raise `WorkerLost` if this process does not hold them, as it is then not the one that was given
+    them, and `Forgotten` if it no longer has the contents for a key.
     """
     session = _session(token)
     if not session.shards.keys() >= set(asked.numbers):
@@ -194,7 +194,7 @@ def answer(token: str, asked: Asked, rows: Rows) -> Any:
 
 
 def release(token: str) -> None:
-    """End a session, which its client's `Sender` has given its token."""
+    """End the session with this token, which comes from the client's `Sender`."""
     with _sessions_lock:
         _sessions.pop(token, None)
     discard_parcels(token)
@@ -208,7 +208,7 @@ def _map_shard(path: Path, file: ShardFile) -> Shard:
 
 
 def _kept(kept: OrderedDict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """What is kept for a key, made if there is nothing; what was last used long ago goes."""
+    """Return the value for a key, creating it if needed; the least recently used is dropped."""
     found = kept.pop(key, None)
     kept[key] = found = make() if found is None else found
     while len(kept) > KEPT:
@@ -225,7 +225,7 @@ def _session(token: str) -> _Session:
 
 
 def _expire() -> None:
-    """End sessions whose clients have died, until there is none left."""
+    """End sessions whose clients have died, until none is left."""
     global _expiry
     while True:
         time.sleep(_EXPIRY_SECONDS)

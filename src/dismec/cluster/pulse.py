@@ -1,4 +1,4 @@
-"""Whether a worker that the scheduler knows still answers: one that hangs does not leave."""
+"""Whether a worker known to the scheduler still answers: a worker that hangs does not leave."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dismec.cluster.task import Task
 
 __all__ = ["SILENT_SECONDS", "Pulse"]
 
-SILENT_SECONDS = 20.0  # without an answer, from when a worker counts as silent
-_EVERY_SECONDS = 4.0  # there is a question
-_GAP_SECONDS = 5.0  # between two calls of `Pulse.feel`: from there on nobody was listening
+SILENT_SECONDS = 20.0  # without an answer before a worker counts as silent
+_EVERY_SECONDS = 4.0  # between questions
+_GAP_SECONDS = 5.0  # between two calls of `Pulse.feel`: longer gaps do not count
 
 
 class Pulse:
@@ -20,7 +20,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self._task: Task | None = None
-        self._since: float | None = None  # when the first was put that has not been answered
+        self._since: float | None = None  # when the first unanswered question was sent
         self._next = 0.0
         self._felt = time.monotonic()
 
@@ -30,16 +30,16 @@ class Pulse:
         return self._since is not None and time.monotonic() - self._since > SILENT_SECONDS
 
     def feel(self, ping: Callable[[], Task]) -> None:
-        """Take an answer in, and put the next question when it is time.
+        """Read an answer, and send the next question when it is due.
 
-        What passes between two calls that are far apart, while nobody listens, does not count.
+        Long gaps between two calls do not count, because no answers were read then.
         """
         now = time.monotonic()
         if self._since is not None and now - self._felt > _GAP_SECONDS:
             self._since += now - self._felt
         self._felt = now
         if self._task is not None and self._task.done():
-            with suppress(Exception):  # of a scheduler that cannot reach the worker
+            with suppress(Exception):  # if the scheduler cannot reach the worker
                 self._task.result()
                 self._since = None
             self._task = None

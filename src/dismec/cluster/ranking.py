@@ -1,4 +1,4 @@
-"""A model whose weights are on a cluster: the same orders, rankings and explanations as here."""
+"""A model whose weights are on a cluster: the same orders, rankings and explanations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["ClusterOrders", "ClusterRanking", "Layout", "RemoteModel", "Runner"]
 
 
 class Layout:
-    """Which labels each shard of a model holds, read from its files when it is first needed."""
+    """The labels of each shard of a model, read from its files when first needed."""
 
     def __init__(self, files: list[ShardFile], n_labels: int) -> None:
         self.files = files
@@ -42,7 +42,7 @@ class Layout:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """The shards, memory-mapped; workers have compared them with their SHA-256."""
+        """The memory-mapped shards; workers have compared them with their SHA-256."""
         return [file.read(check=False) for file in self.files]
 
     @cached_property
@@ -52,30 +52,30 @@ class Layout:
 
     @cached_property
     def first_labels(self) -> npt.NDArray[np.int64]:
-        """For each label the first one that has the same classifier."""
+        """For each label, the first label with the same classifier."""
         return first_labels(self.shards, self.n_labels)
 
 
 class Runner(Protocol):
-    """What has batches scored by the workers that hold a model."""
+    """Makes the workers that hold a model score batches."""
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """The layout of the model."""
 
     @property
     def threads(self) -> int | None:
-        """How many threads share a batch of work; None if there is always some other work."""
+        """Number of threads that share a batch of work; None if there is always other work."""
 
     def run(self, batches: Iterable[RowBatch]) -> None:
-        """Have batches scored, and call `RowBatch.done` of each, in this thread.
+        """Score batches, and call `RowBatch.done` of each in this thread.
 
-        Raises what has kept one from being scored.
+        Raises the error that kept one from being scored.
         """
 
 
 class ClusterRanking:
-    """An order of all labels of a model on a cluster: what `Predictor` is here, bit for bit."""
+    """A ranking of all labels on a cluster: equivalent to `Predictor`, bit for bit."""
 
     def __init__(
         self, runner: Runner, transform: RowTransform, curves: Curves | None = None
@@ -86,13 +86,13 @@ class ClusterRanking:
 
     @property
     def n_labels(self) -> int:
-        """Labels of the model."""
+        """Number of labels of the model."""
         return self._runner.layout.n_labels
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """As `Predictor.topk`; `threads` are those of the workers, whatever is given."""
+        """Like `Predictor.topk`; `threads` is ignored, as workers use their own."""
         if k < 1:
             raise DataError(f"k is {k}; expected at least 1")
         rows = self.transform.arrays(X)
@@ -121,7 +121,7 @@ class ClusterRanking:
         return labels, scores
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """As `Predictor.decision_function`."""
+        """Like `Predictor.decision_function`."""
         labels, scores = self.topk(X, max(self.n_labels, 1), threads)
         result = np.full((len(labels), self.n_labels), -1, np.float32)
         row, place = np.nonzero(labels >= 0)
@@ -129,7 +129,7 @@ class ClusterRanking:
         return result
 
     def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """As `Predictor.explain`."""
+        """Like `Predictor.explain`."""
         rows = self.transform.arrays(X)
         check_explained(rows.n_rows, label, self.n_labels)
         shard, classifier = self._runner.layout.held.find(label)
@@ -140,7 +140,7 @@ class ClusterRanking:
         return row, weights, score
 
     def place(self, X: Any, label: int) -> int:
-        """As `Predictor.place`."""
+        """Like `Predictor.place`."""
         row, _, score = self.explain(X, label)
         before: int = self._asked(row, Ask(CountBefore(label, score), self._curves))
         return 1 + before
@@ -169,7 +169,7 @@ class ClusterOrders(Orders):
 
 
 class RemoteModel(RankingModel):
-    """A model on a cluster: it predicts and explains as `Model` does, and has no weights here."""
+    """A model on a cluster: it predicts and explains like `Model`, but has no weights here."""
 
     def __init__(
         self, manifest: Manifest, transform: RowTransform, parts: Parts, runner: Runner
@@ -190,7 +190,7 @@ class RemoteModel(RankingModel):
 
 
 def _checked(found: Any) -> Any:
-    """An answer; raises it if it is an exception."""
+    """Return an answer, or raise it if it is an exception."""
     if isinstance(found, Exception):
         raise found
     return found

@@ -1,9 +1,9 @@
-"""Labels → which worker solves which of them, and when a block is given to a second one.
+"""Labels → which worker solves which, and when a block is given to a second worker.
 
-Blocks are cut when they are handed out, for the threads that are there by then. A worker has a few
-at a time and gets more when it has finished some. A block is with one worker unless that one is
-late, by what its blocks should take, or another one has nothing else to do: then it is with two,
-and whoever is first counts. Nothing here talks to a cluster or reads a clock.
+Blocks are cut when they are handed out, for the threads available at that time. A worker has a few
+at a time and gets more when it has finished some. A block is with one worker unless that worker is
+late, compared with the expected time of its blocks, or another one is idle: then it is with two,
+and the first result counts. Nothing here talks to a cluster or reads a clock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dismec.solve.blocks import BlockCutter
 
 __all__ = ["BLOCKS_PER_THREAD", "Delay", "Schedule"]
 
-BLOCKS_PER_THREAD = 24  # so that the last ones are a small share of the work
-_FEW_THREADS = 8  # what fewer are given is cut as if there were as many: more may come
-_MANY = 5000  # blocks; each takes the client's time, so more than these are cut per worker only
-_LABELS_PER_THREAD = 128  # given to a worker at a time: what is being solved, and the next
+BLOCKS_PER_THREAD = 24  # so the last ones are a small share of the work
+_FEW_THREADS = 8  # with fewer, blocks are cut as if there were this many: more may come
+_MANY = 5000  # blocks; each costs the client time, so more are cut only per worker
+_LABELS_PER_THREAD = 128  # given to a worker at a time: those being solved, and the next
 _MOST_FAILURES = 3
 
-# A worker that finishes nothing is late after so many seconds and so many times what its blocks
-# should take, by what others have taken; and in any case if it has not answered for a minute.
+# A worker that finishes nothing is late after this many seconds and this multiple of the expected
+# time of its blocks, judged by other blocks; and in any case if it has not answered for a minute.
 _LATE_SECONDS = 5.0
 _LATE_TIMES = 3.0
 _SILENT_SECONDS = 60.0
@@ -40,64 +40,64 @@ class Delay(NamedTuple):
     """A worker that is late."""
 
     worker: str
-    n_blocks: int  # that it has
-    waited: float  # seconds since it last finished one, or was given some
-    expected: float | None  # that its blocks should take, if any block is done yet
+    n_blocks: int  # blocks that it has
+    waited: float  # seconds since it last finished a block, or got some
+    expected: float | None  # expected seconds for its blocks, if any block is done yet
 
 
 @dataclass(eq=False)
 class _Pending:
-    """A block that is not done."""
+    """An unfinished block."""
 
     labels: _BlockLabels
     cost: int
     holders: set[str] = field(default_factory=set)  # workers
     failures: dict[str, Exception] = field(default_factory=dict)  # by worker
-    losses: int = 0  # workers that have died over it
+    losses: int = 0  # workers that died while solving it
 
     @property
     def suspect(self) -> bool:
-        """Whether it may take its worker down: such blocks are solved alone, and last."""
+        """Whether it may kill its worker: such blocks are solved alone, and last."""
         return bool(self.failures) or self.losses > 1
 
 
 @dataclass(eq=False)
 class _Hand:
-    """What a worker has been given."""
+    """The blocks given to a worker."""
 
     threads: int
-    moved: float  # when it last finished a block, or was given some after it had none
+    moved: float  # when it last finished a block, or got some when it had none
     heard: float  # when it last answered
-    blocks: dict[int, _Pending] = field(default_factory=dict)  # in the order of giving
+    blocks: dict[int, _Pending] = field(default_factory=dict)  # in the order given
     labels: int = 0
     cost: int = 0
     late: bool = False
 
     @property
     def alone(self) -> bool:
-        """Whether it has a block that is to be solved alone."""
+        """Whether it has a block that must be solved alone."""
         return len(self.blocks) == 1 and next(iter(self.blocks.values())).suspect
 
 
 class Schedule:
-    """Who solves what. Workers are known by their addresses, blocks by their numbers from `first`.
+    """Which worker solves what. Workers are identified by address, blocks by number from `first`.
 
-    `present` are the workers that are there, those among them that are not ready yet; it may change
-    by itself. Times are seconds by any clock that does not go back.
+    `present` contains all current workers, including those not ready yet, and may change. Times are
+    in seconds of any monotonic clock.
     """
 
     def __init__(self, cutter: BlockCutter, first: int, present: Collection[str]) -> None:
-        self.n_blocks = 0  # cut so far
-        self.repeated: set[int] = set()  # blocks that were given to a second worker
+        self.n_blocks = 0  # blocks cut so far
+        self.repeated: set[int] = set()  # blocks given to a second worker
         self._cutter = cutter
         self._first = first
         self._present = present
         self._hands: dict[str, _Hand] = {}
         self._threads = 0
         self._open: dict[int, _Pending] = {}
-        self._returned: dict[int, None] = {}  # of these, the ones to give to somebody
+        self._returned: dict[int, None] = {}  # of these, the ones to hand out
         self._returned_cost = 0
-        self._suspects: dict[int, None] = {}  # the same, for those that are solved alone
+        self._suspects: dict[int, None] = {}  # likewise, those to be solved alone
         self._solved_seconds, self._solved_cost = 0.0, 0
 
     @property
@@ -106,24 +106,24 @@ class Schedule:
         return not self._open and not self._cutter.n_left
 
     def labels(self, number: int) -> _BlockLabels:
-        """The labels of a block that is not done."""
+        """Return the labels of an unfinished block."""
         return self._open[number].labels
 
     def held(self, worker: str) -> int:
-        """How many blocks a worker has."""
+        """Return the number of blocks that a worker has."""
         return len(self._hands[worker].blocks) if worker in self._hands else 0
 
     def join(self, worker: str, threads: int, now: float) -> None:
-        """A worker is ready for blocks. What is not cut yet is cut for all there are now."""
+        """Add a worker that is ready. Labels not cut yet are cut for all current workers."""
         self._hands[worker] = _Hand(threads, now, now)
         self._threads += threads
         most = max(BLOCKS_PER_THREAD * len(self._hands), _MANY)
         self._cutter.aim(min(BLOCKS_PER_THREAD * max(self._threads, _FEW_THREADS), most))
 
     def leave(self, worker: str) -> int:
-        """A worker is gone; how many blocks it had.
+        """Remove a worker; return how many blocks it had.
 
-        Raises `ClusterError` if too many have gone over the same block.
+        Raise `ClusterError` if too many workers died while solving the same block.
         """
         hand = self._hands.pop(worker, None)
         if hand is None:
@@ -144,14 +144,14 @@ class Schedule:
         return len(hand.blocks)
 
     def answered(self, worker: str, now: float) -> None:
-        """A worker has said something."""
+        """Record that a worker has answered."""
         if worker in self._hands:
             self._hands[worker].heard = now
 
     def done(self, worker: str, number: int, seconds: float, now: float) -> _BlockLabels | None:
-        """A worker has solved a block, in so many core-seconds.
+        """Record that a worker has solved a block, in `seconds` core-seconds.
 
-        Returns the block's labels, or None if another worker was faster.
+        Return the block's labels, or None if another worker was faster.
         """
         block = self._drop(worker, number, now)
         if block is None or number not in self._open:
@@ -163,9 +163,9 @@ class Schedule:
         return block.labels
 
     def failed(self, worker: str, number: int, error: Exception, now: float) -> None:
-        """Solving a block has raised an error.
+        """Record that solving a block has raised an error.
 
-        Raises that if the block has failed on three workers, or on all there are.
+        Raise it if the block has failed on three workers, or on all of them.
         """
         block = self._drop(worker, number, now)
         if block is None or number not in self._open:
@@ -181,7 +181,7 @@ class Schedule:
         self._give_back(number, block)
 
     def delays(self, now: float) -> list[Delay]:
-        """The workers that are late and were not before: their blocks are given to others, too."""
+        """Return workers that have become late: their blocks are also given to others."""
         found = []
         for worker, hand in self._hands.items():
             waited = now - hand.moved
@@ -198,12 +198,12 @@ class Schedule:
         return found
 
     def hand_out(self, to: Collection[str], now: float) -> dict[str, list[int]]:
-        """Which blocks some workers are given: enough to go on with, in turns."""
+        """Choose blocks for some workers: enough to keep them busy, in turns."""
         hungry = [worker for worker in to if not self._has_enough(worker)]
         idle = {worker for worker in hungry if not self.held(worker)}
         repeats = self._repeats() if idle and not self._cutter.n_left else iter(())
         given: dict[str, list[int]] = {}
-        # In turns, so that the last blocks do not all go to one worker.
+        # In turns, so the last blocks do not all go to one worker.
         while hungry:
             still = []
             for worker in hungry:
@@ -218,10 +218,10 @@ class Schedule:
         return given
 
     def _has_enough(self, worker: str) -> bool:
-        """Whether blocks keep a worker busy until it can be given more.
+        """Return whether its blocks keep a worker busy until it can get more.
 
-        Its threads are the faster the more labels they have to choose from; but towards the end
-        what one worker has in hand is what another one lacks.
+        Threads are faster with more labels to choose from; but near the end, blocks held by one
+        worker are missing for another.
         """
         hand = self._hands.get(worker)
         if hand is None or hand.late or hand.alone:
@@ -234,7 +234,7 @@ class Schedule:
         )
 
     def _next(self, worker: str, repeats: Iterator[int]) -> int | None:
-        """The block to give to a worker, which is taken from where it was."""
+        """Return the next block for a worker, and remove it from its queue."""
         for number in self._returned:
             if worker not in self._open[number].holders:
                 self._take_back(number, self._open[number])
@@ -253,17 +253,17 @@ class Schedule:
         return next((number for number in repeats if self._is_single(worker, number)), None)
 
     def _avoids(self, worker: str, number: int) -> bool:
-        """Whether a block has failed on a worker, and not on all the others."""
+        """Return whether a block has failed on a worker, but not on all others."""
         failures = self._open[number].failures
         return worker in failures and not failures.keys() >= set(self._present)
 
     def _is_single(self, worker: str, number: int) -> bool:
-        """Whether a block is with one worker, and not with this one."""
+        """Return whether exactly one worker, and not this one, has a block."""
         holders = self._open[number].holders
         return len(holders) == 1 and worker not in holders
 
     def _repeats(self) -> Iterator[int]:
-        """Blocks of one worker that another may begin, too: those that would wait longest first."""
+        """Yield blocks of one worker that another may also start, the longest waiting first."""
         waiting = []
         for hand in self._hands.values():
             ahead = 0
@@ -285,7 +285,7 @@ class Schedule:
         block.holders.add(worker)
 
     def _drop(self, worker: str, number: int, now: float) -> _Pending | None:
-        """Take a block that a worker is through with out of its hand, if it is there."""
+        """Remove a block that a worker has finished from its hand, if it is there."""
         hand = self._hands.get(worker)
         block = hand.blocks.pop(number, None) if hand else None
         if hand is None or block is None:
@@ -294,14 +294,14 @@ class Schedule:
         hand.labels -= len(block.labels)
         hand.cost -= block.cost
         hand.moved = hand.heard = now
-        if hand.late:  # nobody else need begin what it has
+        if hand.late:  # no other worker needs to start its blocks
             hand.late = False
             for other, pending in hand.blocks.items():
                 self._take_back(other, pending)
         return block
 
     def _give_back(self, number: int, block: _Pending) -> None:
-        """Have a block given to somebody, unless it is done or with a worker that is not late."""
+        """Hand out a block again, unless it is done or with a worker that is not late."""
         if number not in self._open or any(not self._hands[w].late for w in block.holders):
             return
         if block.suspect:
@@ -311,16 +311,16 @@ class Schedule:
             self._returned_cost += block.cost
 
     def _take_back(self, number: int, block: _Pending) -> None:
-        """A block need not be given to anybody."""
+        """Stop handing out a block."""
         self._suspects.pop(number, None)
         if number in self._returned:
             del self._returned[number]
             self._returned_cost -= block.cost
 
     def _expected(self, hand: _Hand) -> float | None:
-        """Seconds that a worker's blocks should take, by what those that are done have taken."""
+        """Return the expected seconds for a worker's blocks, judged by finished blocks."""
         if not self._solved_cost:
             return None
-        # A label is solved by one thread for the most part.
+        # A label is mostly solved by one thread.
         largest = max(block.cost for block in hand.blocks.values())
         return self._solved_seconds / self._solved_cost * (hand.cost / hand.threads + largest)

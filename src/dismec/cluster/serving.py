@@ -1,8 +1,8 @@
-"""A model on a cluster, for many threads that ask at a time: an answer soon, or none.
+"""A model on a cluster for many concurrent threads: a prompt answer, or none.
 
-One thread owns the connection. The others hand it their rows, and it makes one batch of those that
-wait for the same order among the same labels. While a shard has no worker everybody is refused: an
-answer is that of all labels.
+One thread owns the connection. The others give it their rows, and it combines those that wait for
+the same order among the same labels into one batch. While a shard has no worker, all requests are
+refused: an answer must cover all labels.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dismec.errors import DismecError, NotReady
 
 __all__ = ["ServedModel", "serve_on_cluster"]
 
-_BATCH_ROWS = 256  # that requests are brought together to
-_REQUEST_SECONDS = 30.0  # for an answer, whatever the reason
-_SILENT_SECONDS = 3.0  # that the thread may be stuck, waiting for the scheduler
+_BATCH_ROWS = 256  # requests are combined up to this size
+_REQUEST_SECONDS = 30.0  # for an answer, for whatever reason
+_SILENT_SECONDS = 3.0  # that the thread may be blocked, waiting for the scheduler
 _TURN_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 
@@ -43,9 +43,9 @@ _log = logging.getLogger("dismec")
 
 
 class ServedModel(RemoteModel):
-    """A model on a cluster that answers any number of threads; made by `serve_on_cluster`.
+    """A model on a cluster for any number of threads; created by `serve_on_cluster`.
 
-    The workers forget it when it is closed or nobody has it any more.
+    The workers release it when it is closed or no longer referenced.
     """
 
     def __init__(self, desk: _Desk) -> None:
@@ -65,16 +65,16 @@ class ServedModel(RemoteModel):
 def serve_on_cluster(
     where: str, directory: str | os.PathLike[str], *, patience: float = 60.0
 ) -> ServedModel:
-    """Spread a model over the workers of a cluster (`Cluster.connect`), and keep it there.
+    """Distribute a model over the workers of a cluster (`Cluster.connect`), and keep it there.
 
-    The model is read again when a worker has died. `patience` is for how many seconds to wait for
-    the scheduler, and for workers that have room for the model; then it is a `ClusterError`.
+    The model is read again when a worker has died. `patience` is the number of seconds to wait for
+    the scheduler, and for workers with room for the model, before raising `ClusterError`.
     """
     return ServedModel(_Desk(where, directory, patience))
 
 
 class _Request(futures.Future[Any]):
-    """What somebody asks of rows, and waits for."""
+    """A question about rows that a caller waits for."""
 
     def __init__(self, rows: Rows, ask: Ask) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Request(futures.Future[Any]):
         self.ask = ask
 
     def answer(self, found: Any) -> None:
-        with suppress(futures.InvalidStateError):  # who asked has gone
+        with suppress(futures.InvalidStateError):  # the caller has gone
             if isinstance(found, Exception):
                 self.set_exception(found)
             else:
@@ -90,9 +90,9 @@ class _Request(futures.Future[Any]):
 
 
 class _Desk:
-    """Where requests are handed in, and the thread behind it."""
+    """A queue of requests, and the thread that answers them."""
 
-    threads = None  # requests come at the same time: each is one batch, if it is not too large
+    threads = None  # requests are concurrent: each is one batch, if it is not too large
 
     def __init__(self, where: str, directory: str | os.PathLike[str], patience: float) -> None:
         self.opened: futures.Future[ClusterPredictor] = futures.Future()
@@ -121,11 +121,11 @@ class _Desk:
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """The layout of the model."""
         return self.opened.result().layout
 
     def run(self, batches: Iterable[RowBatch]) -> None:
-        """Have batches scored, one after the other; `NotReady` if that is not possible now."""
+        """Score batches, one after the other; raise `NotReady` if that is not possible now."""
         for batch in batches:
             batch.done(self._answer(batch.rows, batch.ask))
 
@@ -146,12 +146,12 @@ class _Desk:
         raise NotReady(reason)
 
     def stop(self) -> None:
-        """Have the thread end, which lets the workers forget the model."""
+        """Make the thread end, which makes the workers release the model."""
         self._closing = True
         self._ring()
 
     def close(self) -> None:
-        """As `stop`, and wait for it."""
+        """Like `stop`, and wait for it."""
         self.stop()
         self._thread.join(_STOP_SECONDS)
 
@@ -182,7 +182,7 @@ class _Desk:
             self._refuse("the model has been closed")
 
     def _turn(self, predictor: ClusterPredictor) -> None:
-        """Hand out what waits, and take in what has come."""
+        """Hand out waiting requests, and collect results."""
         with self._lock:
             bell = self._bell = futures.Future()
         try:
@@ -210,7 +210,7 @@ class _Desk:
         self._reason = reason
 
     def _add(self, predictor: ClusterPredictor) -> None:
-        """Make a batch of requests that wait."""
+        """Combine waiting requests into a batch."""
         requests = self._take()
         if not requests:
             return
@@ -230,13 +230,13 @@ class _Desk:
         predictor.add(RowBatch(_stack([request.rows for request in requests]), ask, answer))
 
     def _take(self) -> list[_Request]:
-        """The first request that waits, and others that can be answered together with it."""
+        """Return the first waiting request, and others that can be answered with it."""
         taken: list[_Request] = []
         others: list[_Request] = []
         n_rows = 0
         while self._waiting and n_rows < _BATCH_ROWS:
             request = self._waiting.popleft()
-            if request.done():  # who asked has gone
+            if request.done():  # the caller has gone
                 continue
             key = request.ask.shared_key
             if taken and (key is None or key != taken[0].ask.shared_key):
@@ -256,7 +256,7 @@ class _Desk:
 
 
 def _part(found: Any, request: _Request, start: int, stop: int) -> Any:
-    """What of the answer to a batch is the answer to one of its requests."""
+    """Return the part of a batch's answer that belongs to one of its requests."""
     question = request.ask.question
     if isinstance(found, Exception) or not isinstance(question, Best):
         return found

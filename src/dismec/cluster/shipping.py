@@ -1,4 +1,4 @@
-"""A file here, or on a worker → the same file on a worker that does not see it, piece by piece."""
+"""A file here, or on a worker → the same file on a worker that cannot read it, in pieces."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dismec.cluster.task import Receiver, Task, packed
 
 __all__ = ["Sender", "arrived", "discard_parcels", "hand_over", "parcel_file", "receive"]
 
-_PIECE = 8_000_000  # bytes in a task; Dask warns above 10 MB
-_MOST_FILES = 8  # files that are sent at a time: a piece of each is in the scheduler's memory
+_PIECE = 8_000_000  # bytes per task; Dask warns above 10 MB
+_MOST_FILES = 8  # files sent at a time: a piece of each is in the scheduler's memory
 
-_arriving: set[Path] = set()  # on a worker: files of which pieces have come
+_arriving: set[Path] = set()  # on a worker: files with pieces received
 
 
 class Sender:
@@ -32,16 +32,16 @@ class Sender:
         self._sending = 0
 
     def parcel(self) -> str:
-        """A name for a file on its way to a worker."""
+        """Return a name for a file on its way to a worker."""
         return f"{self.token}-{secrets.token_hex(8)}"
 
     def send(
         self, worker: str, path: Path, adopt: Callable[..., Any], *args: Any
     ) -> Generator[Task | None, Any, Any]:
-        """Steps that bring a file to a worker and call ``adopt(parcel, *args)`` there.
+        """Yield steps that send a file to a worker and call ``adopt(parcel, *args)`` there.
 
-        `adopt` gets the file from `arrived`, checks it, and keeps it or raises; what it returns is
-        the generator's value. However the generator ends, its file is closed and its place free.
+        `adopt` gets the file from `arrived`, checks it, and keeps it or raises; its result is the
+        generator's value. However the generator ends, its file is closed and its slot released.
         """
         while self._sending >= _MOST_FILES:
             yield None
@@ -61,9 +61,10 @@ class Sender:
 def hand_over(
     cluster: Cluster, holder: tuple[str, str], worker: str, parcel: str, size: int
 ) -> Generator[Task | None, Any, None]:
-    """Steps that bring a file of so many bytes from one worker to another as a parcel.
+    """Yield steps that send a file of `size` bytes from one worker to another as a parcel.
 
-    `holder` is the worker that sees the file, and its path there. The client sees none of it.
+    `holder` is the worker that can read the file, and its path there. The data do not pass through
+    the client.
     """
     source, path = holder
     for offset in range(0, size, _PIECE):
@@ -79,9 +80,9 @@ def hand_over(
 
 
 def receive(parcel: str, offset: int, piece: bytes) -> None:
-    """On a worker: take in a piece of a file; pieces may come in any order.
+    """On a worker: store a piece of a file; pieces may arrive in any order.
 
-    If there is no room for it, nothing of the file stays. An ``OSError`` has its ``filename``.
+    If the disk is full, the partial file is removed. An ``OSError`` has its ``filename``.
     """
     path = parcel_file(parcel)
     try:
@@ -97,10 +98,10 @@ def receive(parcel: str, offset: int, piece: bytes) -> None:
 
 @contextmanager
 def arrived(parcel: str) -> Iterator[Path]:
-    """On a worker: the file whose pieces were received; afterwards it is no longer there.
+    """On a worker: yield the file whose pieces were received, and remove it afterwards.
 
-    To be kept it may be mapped, or moved within the workers' scratch directory. Nothing has been
-    checked: it may be damaged, cut off or, if no piece has come, missing.
+    To keep it, map it, or move it within the workers' scratch directory. Nothing has been checked:
+    it may be damaged, truncated or, if no piece has arrived, missing.
     """
     path = parcel_file(parcel)
     try:
@@ -111,7 +112,7 @@ def arrived(parcel: str) -> Iterator[Path]:
 
 
 def discard_parcels(token: str) -> None:
-    """On a worker: remove what a sender has begun to send and will not finish."""
+    """On a worker: remove the files that a sender has started but will not finish."""
     for path in list(_arriving):
         if path.name.startswith(f"dismec-{token}-"):
             _arriving.discard(path)
@@ -119,7 +120,7 @@ def discard_parcels(token: str) -> None:
 
 
 def parcel_file(parcel: str) -> Path:
-    """On a worker: where a file is put together, until it is adopted or discarded."""
+    """On a worker: return where a file is assembled, until it is adopted or discarded."""
     # Dask removes the directory of a worker that has died.
     path = private_directory() / f"dismec-{parcel}.part"
     _arriving.add(path)
@@ -127,7 +128,7 @@ def parcel_file(parcel: str) -> Path:
 
 
 def _read_piece(path: str, offset: int) -> bytes:
-    """On a worker: a piece of a file that it sees."""
+    """On a worker: return a piece of a file."""
     with Path(path).open("rb") as file:
         file.seek(offset)
         return file.read(_PIECE)

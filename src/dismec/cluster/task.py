@@ -1,4 +1,4 @@
-"""A call on a worker: bytes on their way there, a `Task` for what comes back."""
+"""A call on a worker: bytes to send, and a `Task` for the result."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Receiver", "Task", "call_directly", "collect", "outcome", "packed", 
 
 
 class Task:
-    """A call on the worker at an address; `Cluster.submit` makes it."""
+    """A call on the worker at an address, created by `Cluster.submit`."""
 
     def __init__(
         self, worker: str, remote: Any, future: futures.Future[Any], needs: tuple[str, ...] = ()
     ) -> None:
         self.worker = worker
-        self.needs = needs  # workers that it is lost with, too
+        self.needs = needs  # other workers that it is lost with
         self.future = future
-        self._remote = remote  # the worker keeps the result for as long as we have this
+        self._remote = remote  # the worker keeps the result as long as we hold this
 
     def done(self) -> bool:
-        """Whether `result` is there, or never will be."""
+        """Return whether `result` is available, or never will be."""
         return self.future.done()
 
     def result(self) -> Any:
-        """What the call returned, for a task that is done; raises what the call raised.
+        """Return the result of a finished call, or raise its exception.
 
-        `WorkerLost` if the worker, or the scheduler, has gone before the result had come here.
+        Raise `WorkerLost` if the worker or the scheduler was lost before the result arrived.
         """
         self._remote = None
         try:
@@ -45,21 +45,21 @@ class Task:
         return answer
 
     def lose(self) -> None:
-        """Give the result up: `result` raises `WorkerLost` unless it is there already."""
+        """Give up the result: `result` raises `WorkerLost` unless it is already available."""
         self.future.cancel()
         self._remote = None
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """A call as bytes; unpickling them makes it."""
+    """Return a call as bytes; unpickling them performs it."""
     return pickle.dumps(_Call(function, args), protocol=5)
 
 
 class _Call:
-    """Makes a call when it is unpickled.
+    """Performs a call when it is unpickled.
 
-    The scheduler, which may have no dismec, sees nothing of it but bytes, and what a worker cannot
-    import is an error of the task. Sent as it is, such a function ends the worker.
+    The scheduler, which may not have dismec, sees only bytes, and what a worker cannot import is an
+    error of the task. Sent directly, such a function would end the worker.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -75,7 +75,7 @@ class _Raised:
 
 
 def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make a call, and return what it raises: Dask loses a task whose traceback it cannot pack."""
+    """Make a call, and return what it raises: Dask loses tasks with unpicklable tracebacks."""
     try:
         return function(*args)
     except Exception as error:
@@ -83,7 +83,7 @@ def _perform(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def portable(error: Exception) -> Exception:
-    """An error that can be sent, with its traceback as a note."""
+    """Return an error that can be sent, with its traceback as a note."""
     error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
@@ -95,20 +95,20 @@ def portable(error: Exception) -> Exception:
 class Receiver:
     """A function on a worker with its first arguments; others come from tasks of any worker.
 
-    What such a task has raised is the outcome then.
+    If such a task has raised, its exception is the result.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._function, self._args = function, args
 
     def __call__(self, *found: Any) -> Any:
-        """Call it with what has come."""
+        """Call the function with these results."""
         raised = next((part for part in found if isinstance(part, _Raised)), None)
         return raised or _perform(self._function, (*self._args, *found))
 
 
 def outcome(call: bytes) -> bytes:
-    """Make a packed call; what it returned and None, or None and what it raised, pickled."""
+    """Perform a packed call; return (result, None) or (None, exception), pickled."""
     try:
         return pickle.dumps((pickle.loads(call), None), protocol=5)
     except Exception as error:
@@ -116,10 +116,10 @@ def outcome(call: bytes) -> bytes:
 
 
 async def call_directly(rpc: Any, function: str, worker: str, call: bytes) -> Any:
-    """What a worker answers to a packed call of one of its handlers."""
+    """Return a worker's answer to a packed call of one of its handlers."""
     try:
         answer = await getattr(rpc(worker), function)(call=call)
-    except (OSError, RuntimeError) as error:  # RuntimeError: of a client that is closed
+    except (OSError, RuntimeError) as error:  # RuntimeError: from a closed client
         raise WorkerLost(f"{worker} does not answer: {error}") from None
     result, raised = pickle.loads(answer)
     if raised is not None:
@@ -128,5 +128,5 @@ async def call_directly(rpc: Any, function: str, worker: str, call: bytes) -> An
 
 
 async def collect(remote: Any) -> Any:
-    """What a task of Dask comes to."""
+    """Return the result of a Dask task."""
     return await remote

@@ -1,4 +1,4 @@
-"""What the client has told a worker → what it has to send along with the next question."""
+"""What a worker has already been sent → what to include with the next question."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dismec.cluster.ranking import Layout
 
 __all__ = ["Told"]
 
-_MOST_BYTES = 8_000_000  # of curves in a message; Dask warns above 10 MB
+_MOST_BYTES = 8_000_000  # curves per message; Dask warns above 10 MB
 
 
 class Told:
     """The orders and sets of labels that a worker has been sent, as far as the client knows."""
 
     def __init__(self) -> None:
-        self._orders: OrderedDict[str, set[int]] = OrderedDict()  # shards, by the keys of orders
+        self._orders: OrderedDict[str, set[int]] = OrderedDict()  # shards, by order key
         self._choices: OrderedDict[str, None] = OrderedDict()
 
     def forget(self) -> None:
@@ -27,10 +27,10 @@ class Told:
         self._choices.clear()
 
     def ask(self, batch: RowBatch, numbers: tuple[int, ...], layout: Layout) -> Asked:
-        """The question of a batch to some of a worker's shards, or to fewer of them.
+        """Return the question of a batch to some or all of these shards of a worker.
 
-        With it goes what the worker needs and has not been sent. Where that is much, the question
-        is to as many shards as a message has room for.
+        It includes what the worker needs and has not been sent. If that is large, the question is
+        limited to as many shards as fit in a message.
         """
         asked = Asked(batch.ask.question, numbers)
         curves, choice = batch.ask.curves, batch.ask.choice

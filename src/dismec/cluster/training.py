@@ -1,10 +1,10 @@
 """Labels → receipts of their blocks, on the workers of a cluster.
 
 The client decides which worker solves which block (`cluster.schedule`). Every worker has a few at a
-time, the costly ones first; one call to it brings more and returns what is done of those before. A
-block whose worker dies, or is late, goes to the others; a worker that joins late is brought the
-data and takes part. Nothing is decided by the cluster, so that killing any of its processes, or the
-client, costs only what was under way.
+time, the costly ones first; one call sends it more and returns those that are done. If a worker
+dies or is late, its blocks go to the others; a worker that joins late is sent the data and takes
+part. The cluster decides nothing, so killing any of its processes, or the client, costs only the
+work in progress.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ from dismec.solve.problem import SolverParams
 
 __all__ = ["ClusterJob", "Report", "solve_on_cluster"]
 
-_CALLS = 2  # to a worker at a time: one that waits there, and one that brings more
+_CALLS = 2  # concurrent calls to a worker: one that waits there, and one that sends more
 _NOBODY_SECONDS = 60.0
-_STUCK_SECONDS = 30.0  # after which data that do not arrive are sent by way of another worker
+_STUCK_SECONDS = 30.0  # after which data that do not arrive are sent through another worker
 
 _log = logging.getLogger("dismec")
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterJob:
-    """What is trained."""
+    """What to train."""
 
     directory: Path  # of the model
-    data: Path  # a binary dataset (``.xmc``) of the rows
+    data: Path  # a binary dataset (``.xmc``) with the rows
     fingerprint: str  # of the data
     params: SolverParams
     transform: Transform
-    cutter: BlockCutter  # of the labels to solve
+    cutter: BlockCutter  # for the labels to solve
     first: int = 0  # number of the first block
-    placed: PlacedData | None = None  # if the data are not here, but with a worker
+    placed: PlacedData | None = None  # if the data are on a worker instead of here
 
 
 @dataclass
 class Report:
-    """What a run on a cluster has come to."""
+    """The result of a run on a cluster."""
 
-    blocks: int = 0  # solved
-    workers: int = 0  # that took part
+    blocks: int = 0  # blocks solved
+    workers: int = 0  # workers that took part
     busy: float = 0.0  # core-seconds spent on solving
-    present: float = 0.0  # core-seconds that workers were ready for it
-    sent: int = 0  # bytes of data
-    received: int = 0  # bytes of blocks that came back to the client
-    repeated: int = 0  # blocks that a second worker was given, too
+    present: float = 0.0  # core-seconds for which workers were ready
+    sent: int = 0  # bytes of data sent
+    received: int = 0  # bytes of blocks returned to the client
+    repeated: int = 0  # blocks given to a second worker
 
     @property
     def idle(self) -> float:
@@ -91,12 +91,12 @@ class Report:
 def solve_on_cluster(
     cluster: Cluster, job: ClusterJob, progress: Callable[[int, npt.NDArray[np.int64]], None]
 ) -> Generator[list[BlockReceipt], None, None]:
-    """Solve labels and yield receipts of blocks, some at a time, with their files in the directory.
+    """Solve labels and yield receipts of blocks, whose files are then in the directory.
 
-    Closing the generator stops the workers. In the end a `Report` is logged. `progress` is called
-    with how many labels have just been solved, and which. Raises `ClusterError` if there is no
-    scheduler or no worker for a while, workers die of a block, or a disk is full; and what a block
-    has raised on three workers, or on all there are.
+    Closing the generator stops the workers. At the end a `Report` is logged. `progress` is called
+    with the number of labels just solved, and the labels. Raises `ClusterError` if there is no
+    scheduler or no worker for a while, workers die of a block, or a disk is full; and the error of
+    a block that has failed on three workers, or on all of them.
     """
     if not job.cutter.n_left:
         return
@@ -114,17 +114,17 @@ def solve_on_cluster(
 
 @dataclass(eq=False)
 class _BlockWorker(Member[None]):
-    """A worker, and the calls that bring it blocks and return what is done."""
+    """A worker, and the calls that send it blocks and return results."""
 
     since: float | None = None  # when it became ready
-    folder: Path | None = None  # where it puts blocks, if it sees the model directory
+    folder: Path | None = None  # where it writes blocks, if it can access the model directory
 
 
-_Solved = tuple[BlockReceipt, npt.NDArray[np.int64]]  # and the block's labels
+_Solved = tuple[BlockReceipt, npt.NDArray[np.int64]]  # with the block's labels
 
 
 def _data_of(job: ClusterJob) -> training_worker.Data:
-    """What workers know the data by."""
+    """Return how workers identify the data."""
     if job.placed is not None:
         size = job.placed.facts.size
         return training_worker.Data(job.placed.path, size, job.fingerprint)
@@ -138,7 +138,7 @@ class _ClusterRun:
         self._cluster = cluster
         self._job = job
         self._data = _data_of(job)
-        # Workers that the data can be had from, if not from here, and their paths there.
+        # Workers that have the data, if they are not here, and their paths there.
         self._holders = {job.placed.home: job.placed.path} if job.placed else {}
         self._folder = make_run_folder(job.directory.resolve())
         self._sender = Sender(cluster)
@@ -147,24 +147,24 @@ class _ClusterRun:
             cluster, Work(_BlockWorker, self._prepare, self._hand_out, self._lost)
         )
         self._schedule = Schedule(job.cutter, job.first, self._pool.members)
-        self._solved: list[_Solved] = []  # and not yet handed on
+        self._solved: list[_Solved] = []  # not yet passed on
         self._met = self._told = time.monotonic()
 
     def receipts(self) -> Iterator[list[_Solved]]:
-        """All of them, as they come."""
+        """Yield receipts as they arrive."""
         while not self._schedule.finished:
             try:
                 for member, _, outcome in self._pool.turn():
                     self._take(member, outcome)
                 self._check_late()
-            finally:  # finished blocks are kept, whatever has gone wrong with the rest
+            finally:  # finished blocks are kept, whatever else has failed
                 solved, self._solved = self._solved, []
                 if solved:
                     yield solved
             self._check_alone()
 
     def sum_up(self) -> None:
-        """Bring the report up to date."""
+        """Update the report."""
         for member in self._pool.members.values():
             self._count_time(member)
         self.report.sent = self._sender.n_bytes
@@ -179,7 +179,7 @@ class _ClusterRun:
         rmtree(self._folder, ignore_errors=True)
 
     def _prepare(self, member: _BlockWorker) -> Steps:
-        """Bring a worker the data, unless it sees them, and what else solving takes."""
+        """Send a worker the data, unless it can read them, and prepare it for solving."""
         self._compare(member)
         self.report.workers += 1
         submit, info = self._cluster.submit, member.info
@@ -203,17 +203,17 @@ class _ClusterRun:
         self._schedule.join(member.address, info.threads, member.since)
 
     def _await_data(self, host: str) -> Steps:
-        """Wait until the data have been sent to a machine, or no longer arrive there."""
+        """Wait until the data have been sent to a machine, or stop arriving there."""
         sent, moved = self._sender.n_bytes, time.monotonic()
         while host in self._sending:
             yield None
             if self._sender.n_bytes != sent:
                 sent, moved = self._sender.n_bytes, time.monotonic()
             elif time.monotonic() - moved > _STUCK_SECONDS:
-                self._sending.discard(host)  # the worker that was to take them in may hang
+                self._sending.discard(host)  # the receiving worker may hang
 
     def _compare(self, member: _BlockWorker) -> None:
-        """Warn of a worker whose kernels are not those of the ones that came before it."""
+        """Warn about a worker whose kernels differ from those of earlier workers."""
         before = takewhile(lambda other: other is not member, self._pool.members.values())
         kinds = {other.info.isa for other in before}
         if kinds and member.info.isa not in kinds:
@@ -226,7 +226,7 @@ class _ClusterRun:
             )
 
     def _send_data(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
-        """Bring the data to a machine by way of one of its workers; their path there."""
+        """Send the data to a machine through one of its workers; return their path there."""
         host = member.info.host
         self._sending.add(host)
         try:
@@ -238,7 +238,7 @@ class _ClusterRun:
             self._sending.discard(host)
 
     def _hand_over(self, member: _BlockWorker) -> Generator[Task | None, Any, Any]:
-        """Bring a worker data that others have, from one of these; their path there."""
+        """Send a worker data that other workers have; return their path there."""
         begin = time.monotonic()
         while time.monotonic() - begin < _NOBODY_SECONDS:
             there = self._cluster.workers()
@@ -254,13 +254,13 @@ class _ClusterRun:
                 return (yield self._cluster.submit(worker, *adopt))
             except WorkerLost:
                 if holder[0] in self._cluster.workers():
-                    raise  # then it is the other one
+                    raise  # the other worker is at fault
         raise ClusterError(
             "no worker has the data any more; run the same command again: finished blocks are kept"
         )
 
     def _lost(self, member: _BlockWorker, why: str) -> None:
-        """Have the blocks of a worker that has left solved by others."""
+        """Let other workers solve the blocks of a worker that has left."""
         self._count_time(member)
         others = "; others solve its blocks" if self._schedule.held(member.address) else ""
         _log.warning("worker %s %s%s", member.address, why, others)
@@ -283,7 +283,7 @@ class _ClusterRun:
             )
 
     def _check_late(self) -> None:
-        """Say which workers do not get on; others are given their blocks."""
+        """Report workers that make no progress; their blocks are given to others."""
         now = time.monotonic()
         for delay in self._schedule.delays(now):
             should = f", which should take {delay.expected:.1f} s" if delay.expected else ""
@@ -302,7 +302,7 @@ class _ClusterRun:
             _log.warning("no worker has answered for %.0f s: %s", quiet, some)
 
     def _hand_out(self) -> None:
-        """Give every worker enough blocks to go on with, and ask it for what is done."""
+        """Give every worker enough blocks, and ask it for results."""
         ready = {a: m for a, m in self._pool.members.items() if m.since is not None}
         free = [address for address, member in ready.items() if len(member.tasks) < _CALLS]
         given = self._schedule.hand_out(free, time.monotonic())
@@ -314,7 +314,7 @@ class _ClusterRun:
                 member.tasks[self._cluster.submit(address, *exchange)] = None
 
     def _take(self, member: _BlockWorker, outcome: Any) -> None:
-        """What a call to a worker has brought: answers, or what has kept it from giving any."""
+        """Handle the outcome of a call to a worker: answers, or an error."""
         if isinstance(outcome, Exception):
             self._pool.refuse(member, outcome)
             return
@@ -326,7 +326,7 @@ class _ClusterRun:
                 self._adopt(member, answer)
 
     def _adopt(self, member: _BlockWorker, answer: training_worker.Answer) -> None:
-        """Take in a block that has been solved, unless another worker was faster."""
+        """Accept a solved block, unless another worker was faster."""
         receipt, now = answer.receipt, time.monotonic()
         assert receipt is not None
         seconds = receipt.stats.seconds if receipt.stats else 0.0
@@ -343,7 +343,7 @@ class _ClusterRun:
 
     def _fail(self, member: _BlockWorker, number: int, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in training_worker.NO_ROOM:
-            if member.folder is None:  # its own disk
+            if member.folder is None:  # on its own disk
                 if member.address in self._pool.members:
                     self._pool.refuse(member, error)
                 return

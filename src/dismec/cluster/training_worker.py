@@ -1,8 +1,8 @@
-"""What training runs on the workers of a cluster: functions that `cluster.training` calls there.
+"""Training on the workers of a cluster: functions that `cluster.training` calls there.
 
-A worker process holds the rows by memory map, so that all processes of a machine share one copy,
-and for each training under way threads that solve its blocks. It outlives the training: what a
-client that was killed has left behind goes when the next one begins.
+A worker process memory-maps the rows, so all processes of a machine share one copy, and has threads
+that solve blocks for each active run. It outlives the run: what a killed client has left behind is
+removed when the next run starts.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ __all__ = [
     "find_data",
 ]
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # what a full disk is told by
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors for a full disk
 
 _BEAT_SECONDS = 30.0  # between answers, if nothing is done
 _LINGER_SECONDS = 0.2  # that an answer waits for more blocks
-_MOST_BYTES = 8_000_000  # of blocks in an answer, but for the last one
+_MOST_BYTES = 8_000_000  # blocks per answer, except for the last one
 
 
 class Data(NamedTuple):
-    """The rows and labels of a training: a binary dataset (``.xmc``), and how to know it."""
+    """The rows and labels of a training run: a binary dataset (``.xmc``), and its identity."""
 
     path: str
     size: int
@@ -61,10 +61,10 @@ class Data(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What solving blocks of a training takes, apart from the data.
+    """What is needed to solve the blocks of a training run, apart from the data.
 
-    Blocks are put into `folder` if this process sees it: one of this run alone, in the model
-    directory. Once it is gone nobody writes blocks of the run any more.
+    Blocks are written to `folder` if this process can access it: a folder for this run alone, in
+    the model directory. Once it is gone, no process writes blocks of the run any more.
     """
 
     folder: str
@@ -74,9 +74,9 @@ class Run(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What has come of a block: a receipt, or an error.
+    """The outcome of a block: a receipt, or an error.
 
-    `content` is that of its file, unless this is in the folder that `begin` has made.
+    `content` is that of its file, unless the file is in the folder created by `begin`.
     """
 
     number: int
@@ -91,7 +91,7 @@ _runs_lock = threading.Lock()
 
 
 def find_data(data: Data) -> str | None:
-    """The path under which this process sees the data: the client's, or that of a copy here."""
+    """Return the path at which this process can read the data: the client's, or a local copy."""
     for path in (Path(data.path), _copy(data)):
         with suppress(OSError, DataError):
             if path.stat().st_size == data.size:
@@ -101,7 +101,7 @@ def find_data(data: Data) -> str | None:
 
 
 def adopt_data(parcel: str, data: Data) -> str:
-    """Make what has been sent here the copy of this machine, once checked; returns its path."""
+    """Check data that were sent here and keep them as this machine's copy; return its path."""
     copy = _copy(data)
     with arrived(parcel) as path:
         _datasets[str(copy)] = _check(path, data)
@@ -110,7 +110,7 @@ def adopt_data(parcel: str, data: Data) -> str:
 
 
 def drop_data(data: Data, token: str) -> None:
-    """Remove the copy that this machine has received, if any, and what is left of the sender's."""
+    """Remove this machine's copy of the data, if any, and what is left of the sender's files."""
     _copy(data).unlink(missing_ok=True)
     discard_parcels(token)
 
@@ -129,8 +129,8 @@ def _check(path: Path, data: Data) -> TrainingData:
 def begin(run: Run, path: str) -> str | None:
     """Prepare for blocks of a run on the data at `path`.
 
-    Returns the name of a folder that this has made in the run's, for its blocks, or None if it does
-    not see that.
+    Return the name of a new folder for its blocks inside the run's folder, or None if this process
+    cannot access that.
     """
     end(run.folder)
     with _runs_lock:
@@ -147,7 +147,7 @@ def begin(run: Run, path: str) -> str | None:
 
 
 def _make_own(folder: Path) -> Path | None:
-    """A folder for the blocks of this process: another one may solve the same ones."""
+    """Create a folder for the blocks of this process: another one may solve the same blocks."""
     own = folder / f"worker-{secrets.token_hex(8)}"
     try:
         own.mkdir()
@@ -159,11 +159,11 @@ def _make_own(folder: Path) -> Path | None:
 
 
 def exchange(folder: str, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> list[Answer]:
-    """Take blocks of a run, by number and labels, and return what is done of those taken so far.
+    """Accept blocks of a run, by number and labels, and return the results so far.
 
-    Waits until something is; after half a minute the answer is empty. `WorkerLost` if this process
-    is not the one that began the run. What goes wrong with a block is part of the answer; what goes
-    wrong elsewhere is raised.
+    Waits until there is a result; after half a minute the answer is empty. Raises `WorkerLost` if
+    this process is not the one that started the run. Errors in a block are part of the answer;
+    other errors are raised.
     """
     with _runs_lock:
         active = _runs.get(folder)
@@ -176,7 +176,7 @@ def exchange(folder: str, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -
 
 
 def end(folder: str) -> None:
-    """Stop a run, and whatever is solved for it."""
+    """Stop a run, and all solving for it."""
     with _runs_lock:
         active = _runs.pop(folder, None)
     if active:
@@ -184,9 +184,10 @@ def end(folder: str) -> None:
 
 
 class _ActiveRun:
-    """The threads that solve a run's blocks, and what they have done.
+    """The threads that solve a run's blocks, and their results.
 
-    However many blocks there are, these are the run's threads, one that writes, one that collects.
+    Regardless of the number of blocks, there are the run's threads, one that writes and one that
+    collects.
     """
 
     def __init__(self, run: Run, loaded: TrainingData, folder: Path | None) -> None:
@@ -210,7 +211,7 @@ class _ActiveRun:
 
     @property
     def ready(self) -> bool:
-        """Whether `answers` will return soon."""
+        """Return whether `answers` will return soon."""
         return bool(self._ready or self._over)
 
     def add(self, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> None:
@@ -220,10 +221,10 @@ class _ActiveRun:
             self._solver.add(number, labels)
 
     def answers(self) -> list[Answer]:
-        """What is done and has not been returned yet; see `exchange`."""
+        """Return results that have not been returned yet; see `exchange`."""
         with self._changed:
             self._changed.wait_for(lambda: self.ready, _BEAT_SECONDS)
-            if self._ready:  # more at a time, but not so late that threads run out of labels
+            if self._ready:  # several at a time, but before threads run out of labels
                 self._changed.wait_for(self._is_half, _LINGER_SECONDS)
             if self._over and not self._ready:
                 raise self._over
@@ -249,7 +250,7 @@ class _ActiveRun:
 
     def _collect(self) -> None:
         over: Exception = WorkerLost("the run has been ended")
-        # A thread that waits for more blocks would keep the process from ending.
+        # A thread that waits for more blocks would keep the process from exiting.
         with self._solver:
             try:
                 while not self._closed and threading.main_thread().is_alive():
