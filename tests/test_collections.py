@@ -34,6 +34,7 @@ from dismec.data.dataset import Dataset
 from dismec.data.training_file import TrainingData
 from dismec.errors import WorkerLost
 from dismec.features.transform import Transform
+from dismec.solve.blocks import BlockCutter
 from dismec.training.recipe import fit
 
 PARAMS = TrainingParams(block_size=10, tfidf=True)
@@ -359,8 +360,10 @@ def handing(tmp_path, problem):
     cluster = PretendCluster()
     for address in "abc":
         cluster.join(address)
-    given = tmp_path / "model", Path("unused"), facts.fingerprint, PARAMS.solver, transform, costs
-    run = _ClusterRun(cluster, ClusterJob(*given, data), {0: np.arange(len(costs))})
+    labels = np.arange(len(costs))
+    cutter = BlockCutter(labels, labels, costs, 1000)
+    given = tmp_path / "model", Path("unused"), facts.fingerprint, PARAMS.solver, transform, cutter
+    run = _ClusterRun(cluster, ClusterJob(*given, placed=data))
     return cluster, run, run._hand_over(_BlockWorker("b", cluster.there["b"]))
 
 
