@@ -311,7 +311,7 @@ def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
 def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
     cluster, asked = near
     with (
-        mock.patch("dismec.cluster.told._MOST_BYTES", 1),
+        mock.patch("dismec.cluster.sent._MOST_BYTES", 1),
         ClusterPredictor(cluster, path) as predictor,
     ):
         assert_same(ClusterModel(predictor).predict_topk(X, 5), here.predict_topk(X, 5))

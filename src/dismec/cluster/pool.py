@@ -85,11 +85,11 @@ class Pool(Generic[M, W]):
         """Run further steps for a member, starting with the next `turn`."""
         self._steps[steps] = member, None
 
-    def turn(self, timeout: float = 0.5, bell: Task | None = None) -> Iterator[tuple[M, W, Any]]:
+    def turn(self, timeout: float = 0.5, wake: Task | None = None) -> Iterator[tuple[M, W, Any]]:
         """Do what is due, wait until something happens, and yield finished tasks.
 
         A finished task is given as its member, its purpose, and what it returned or raised. The
-        wait also ends when `bell` is done, and after `timeout` seconds.
+        wait also ends when `wake` is done, and after `timeout` seconds.
 
         Raises a `ModelError` from preparing a worker (no other worker would do better), the error
         that excluded the last worker (see `refuse`), and errors from `Work.lost`.
@@ -100,8 +100,8 @@ class Pool(Generic[M, W]):
             self._advance(steps)
         prepared = {task: steps for steps, (_, task) in self._steps.items() if task is not None}
         tasks = [*prepared, *(task for m in self.members.values() for task in m.tasks)]
-        if bell is not None:
-            tasks.append(bell)
+        if wake is not None:
+            tasks.append(wake)
         if len(prepared) < len(self._steps):
             timeout = min(timeout, _AGAIN_SECONDS)
         if not tasks:

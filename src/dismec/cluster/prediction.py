@@ -27,9 +27,9 @@ from dismec.cluster.placement import Place, plan
 from dismec.cluster.pool import MOST_LOSSES, Member, Pool, Steps, Work, check_workers
 from dismec.cluster.pulse import SILENT_SECONDS, Pulse
 from dismec.cluster.ranking import ClusterRanking, Layout, RemoteModel
+from dismec.cluster.sent import SentOrders
 from dismec.cluster.shipping import Sender
 from dismec.cluster.task import Task
-from dismec.cluster.told import Told
 from dismec.errors import ClusterError, ModelError
 from dismec.model.opening import read_head
 from dismec.model.scoring import Labels, Scores
@@ -62,7 +62,7 @@ class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
     call: Callable[..., Task] | None = None  # without the scheduler, once that has been tried
     held: set[int] = field(default_factory=set)
     coming: set[int] = field(default_factory=set)
-    told: Told = field(default_factory=Told)
+    sent: SentOrders = field(default_factory=SentOrders)
     pulse: Pulse = field(default_factory=Pulse)
     silent: bool = False  # it holds its shards but does not answer
 
@@ -156,7 +156,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             while self.missing:
                 self.step()
             for batch in batches:
-                while not self.hungry:
+                while not self.has_capacity:
                     self.step()
                 self.add(batch)
             while self._batches:
@@ -183,7 +183,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         return f"{of} are being brought to a worker"
 
     @property
-    def hungry(self) -> bool:
+    def has_capacity(self) -> bool:
         """Whether a worker is idle, and there is room for another batch."""
         if not self._files:
             return True
@@ -208,17 +208,17 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._pool.drop()
         self._batches.clear()
 
-    def step(self, timeout: float = 0.5, bell: Task | None = None) -> None:
-        """Wait until something happens, or `bell` is done, and handle it.
+    def step(self, timeout: float = 0.5, wake: Task | None = None) -> None:
+        """Wait until something happens, or `wake` is done, and handle it.
 
         It takes at most `timeout` seconds while the scheduler answers. Raises `ClusterError` if
         shards have been missing, and none was being sent, for `patience` seconds; also errors from
         `RowBatch.done`, and the error that excluded the last worker.
         """
-        for member, (batch, numbers), outcome in self._pool.turn(timeout, bell):
+        for member, (batch, numbers), outcome in self._pool.turn(timeout, wake):
             batch.scoring -= 1
             if isinstance(outcome, prediction_worker.Forgotten):
-                member.told.forget()
+                member.sent.forget()
                 batch.todo.update(numbers)
             elif isinstance(outcome, Exception):
                 self._fail(batch, outcome)
@@ -358,7 +358,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
             numbers = tuple(sorted(batch.todo & member.held))
             if numbers:
                 call = member.call or self._cluster.submit
-                asked = member.told.ask(batch, numbers, self.layout)
+                asked = member.sent.ask(batch, numbers, self.layout)
                 work = self._token, asked, batch.rows
                 task = call(member.address, prediction_worker.answer, *work)
                 batch.todo.difference_update(asked.numbers)

@@ -199,14 +199,14 @@ class Schedule:
 
     def hand_out(self, to: Collection[str], now: float) -> dict[str, list[int]]:
         """Choose blocks for some workers: enough to keep them busy, in turns."""
-        hungry = [worker for worker in to if not self._has_enough(worker)]
-        idle = {worker for worker in hungry if not self.held(worker)}
+        wanting = [worker for worker in to if not self._has_enough(worker)]
+        idle = {worker for worker in wanting if not self.held(worker)}
         repeats = self._repeats() if idle and not self._cutter.n_left else iter(())
         given: dict[str, list[int]] = {}
         # In turns, so the last blocks do not all go to one worker.
-        while hungry:
+        while wanting:
             still = []
-            for worker in hungry:
+            for worker in wanting:
                 number = self._next(worker, repeats if worker in idle else iter(()))
                 if number is None:
                     continue
@@ -214,7 +214,7 @@ class Schedule:
                 given.setdefault(worker, []).append(number)
                 if not self._has_enough(worker):
                     still.append(worker)
-            hungry = still
+            wanting = still
         return given
 
     def _has_enough(self, worker: str) -> bool:

@@ -48,18 +48,18 @@ class ServedModel(RemoteModel):
     The workers release it when it is closed or no longer referenced.
     """
 
-    def __init__(self, desk: _Desk) -> None:
-        predictor = desk.opened.result()
-        super().__init__(predictor.manifest, predictor.transform, predictor.parts, desk)
-        self._desk = desk
-        weakref.finalize(self, desk.stop)
+    def __init__(self, dispatcher: _Dispatcher) -> None:
+        predictor = dispatcher.opened.result()
+        super().__init__(predictor.manifest, predictor.transform, predictor.parts, dispatcher)
+        self._dispatcher = dispatcher
+        weakref.finalize(self, dispatcher.stop)
 
     @property
     def not_ready(self) -> str | None:  # noqa: D102
-        return self._desk.not_ready or self.damage
+        return self._dispatcher.not_ready or self.damage
 
     def close(self) -> None:  # noqa: D102
-        self._desk.close()
+        self._dispatcher.close()
 
 
 def serve_on_cluster(
@@ -70,7 +70,7 @@ def serve_on_cluster(
     The model is read again when a worker has died. `patience` is the number of seconds to wait for
     the scheduler, and for workers with room for the model, before raising `ClusterError`.
     """
-    return ServedModel(_Desk(where, directory, patience))
+    return ServedModel(_Dispatcher(where, directory, patience))
 
 
 class _Request(futures.Future[Any]):
@@ -89,7 +89,7 @@ class _Request(futures.Future[Any]):
                 self.set_result(found)
 
 
-class _Desk:
+class _Dispatcher:
     """A queue of requests, and the thread that answers them."""
 
     threads = None  # requests are concurrent: each is one batch, if it is not too large
@@ -99,7 +99,7 @@ class _Desk:
         self._where, self._directory, self._patience = where, directory, patience
         self._waiting: deque[_Request] = deque()
         self._asked: list[_Request] = []
-        self._bell: futures.Future[None] = futures.Future()
+        self._wake: futures.Future[None] = futures.Future()
         self._lock = threading.Lock()
         self._closing = False
         self._reason: str | None = None
@@ -134,7 +134,7 @@ class _Desk:
         end = time.monotonic() + _REQUEST_SECONDS
         if self.not_ready is None:
             self._waiting.append(request)
-            self._ring()
+            self._wake_up()
         while (reason := self.not_ready) is None or request.done():
             try:
                 return request.result(timeout=min(1.0, max(end - time.monotonic(), 0)))
@@ -148,17 +148,17 @@ class _Desk:
     def stop(self) -> None:
         """Make the thread end, which makes the workers release the model."""
         self._closing = True
-        self._ring()
+        self._wake_up()
 
     def close(self) -> None:
         """Like `stop`, and wait for it."""
         self.stop()
         self._thread.join(_STOP_SECONDS)
 
-    def _ring(self) -> None:
+    def _wake_up(self) -> None:
         with self._lock:
-            if not self._bell.done():
-                self._bell.set_result(None)
+            if not self._wake.done():
+                self._wake.set_result(None)
 
     def _run(self) -> None:
         try:
@@ -184,11 +184,11 @@ class _Desk:
     def _turn(self, predictor: ClusterPredictor) -> None:
         """Hand out waiting requests, and collect results."""
         with self._lock:
-            bell = self._bell = futures.Future()
+            wake = self._wake = futures.Future()
         try:
-            while self._waiting and predictor.hungry and not predictor.missing:
+            while self._waiting and predictor.has_capacity and not predictor.missing:
                 self._add(predictor)
-            predictor.step(_TURN_SECONDS, Task("", None, bell))
+            predictor.step(_TURN_SECONDS, Task("", None, wake))
         except DismecError as error:
             _log.warning("%s", error)
             self._reason = str(error)

@@ -232,6 +232,6 @@ def connection_class(
 
     `closed` is called when a connection has ended.
     """
-    told = {"trusted_hosts": trusted_hosts, "closed": closed}
-    callbacks = {name: None if one is None else staticmethod(one) for name, one in told.items()}
+    given = {"trusted_hosts": trusted_hosts, "closed": closed}
+    callbacks = {name: None if one is None else staticmethod(one) for name, one in given.items()}
     return type("Connection", (_Connection,), {"limits": limits, **callbacks})

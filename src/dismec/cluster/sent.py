@@ -9,12 +9,12 @@ from dismec.cluster.prediction_worker import KEPT, Asked
 from dismec.cluster.questions import Rescaling
 from dismec.cluster.ranking import Layout
 
-__all__ = ["Told"]
+__all__ = ["SentOrders"]
 
 _MOST_BYTES = 8_000_000  # curves per message; Dask warns above 10 MB
 
 
-class Told:
+class SentOrders:
     """The orders and sets of labels that a worker has been sent, as far as the client knows."""
 
     def __init__(self) -> None:
