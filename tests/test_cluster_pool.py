@@ -270,7 +270,7 @@ def test_a_bell_is_waited_for_with_the_tasks(cluster):
     owner = prepared(cluster, "x")
     bell = Task("", None, Future())
     bell.future.set_result(None)
-    owner.turn(bell=bell)
+    owner.turn(wake=bell)
     assert cluster.waited_for == [*cluster.calls, bell]
     assert owner.heard == []
 
