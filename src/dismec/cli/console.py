@@ -279,8 +279,8 @@ def print_explanation(
         speaking = [term for term in reason.terms if term.contribution > 0]
         if reason.contribution > 0 and speaking:
             why = ", ".join(term.term or f"feature {term.feature}" for term in speaking)
-            line = f"because {reason.name or reason.label} is likely: {why}"
-            console.print(Text(printable(line, one_line=True)))
+            because = f"because {reason.name or reason.label} is likely: {why}"
+            console.print(Text(printable(because, one_line=True)))
 
 
 @contextmanager

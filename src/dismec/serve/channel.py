@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from typing import Any
+
+assert sys.platform == "linux"  # sockets that keep messages apart and carry descriptors
 
 __all__ = ["Channel", "Message"]
 

@@ -17,9 +17,12 @@ from typing import Any
 
 from dismec.errors import DismecError, NotReady
 from dismec.serve.answers import Served, Service
-from dismec.serve.channel import Channel, Message
 from dismec.serve.prometheus import Metrics
 from dismec.serve.server import HttpServer, Settings, start_log
+
+assert sys.platform == "linux"
+
+from dismec.serve.channel import Channel, Message  # noqa: E402  it has nothing elsewhere
 
 __all__: list[str] = []
 

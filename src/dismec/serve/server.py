@@ -98,6 +98,8 @@ def serve(
         raise DataError(f"workers is {workers}; expected at least 1")
     if workers > 1 and cluster is not None:
         raise DataError("workers is more than 1, which is not supported with a cluster")
+    if workers > 1 and sys.platform != "linux":
+        raise DataError("workers is more than 1, which is supported on Linux only")
     if threads is None:
         threads = max(1, available_cpus() // workers) if cluster is None else _CLUSTER_THREADS
     if sys.platform != "win32":
@@ -114,7 +116,7 @@ def serve(
             shown = f"[{address}]" if ":" in address else address
             ready(f"http://{shown}:{number}")
 
-        if workers > 1:
+        if sys.platform == "linux" and workers > 1:
             from dismec.serve.supervisor import Supervisor
 
             Supervisor(Path(path), settings.to_dict(), workers, listener).run(announce)

@@ -25,8 +25,11 @@ from typing import Any
 
 from dismec.errors import DismecError
 from dismec.serve.answers import say_not_reloaded, say_reloaded
-from dismec.serve.channel import Channel, Message
 from dismec.serve.prometheus import Metrics
+
+assert sys.platform == "linux"
+
+from dismec.serve.channel import Channel, Message  # noqa: E402  it has nothing elsewhere
 
 __all__ = ["Supervisor"]
 
@@ -86,8 +89,6 @@ class Supervisor:
     def __init__(
         self, path: Path, settings: dict[str, Any], workers: int, listener: socket.socket
     ) -> None:
-        if not hasattr(socket, "SOCK_SEQPACKET") or not sys.platform.startswith("linux"):
-            raise DismecError("workers is more than 1, which is supported on Linux only")
         self._path, self._directory = path, path.resolve()
         self._settings = settings
         self._n_workers = workers
