@@ -1,4 +1,5 @@
-// A file with arrays, as docs/reference/model-format.md specifies it → views of them, mapped into memory.
+// A file with arrays, as docs/reference/model-format.md specifies it → views of them, mapped into
+// memory.
 #pragma once
 
 #include <fcntl.h>

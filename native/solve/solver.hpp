@@ -2,8 +2,8 @@
 //     min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)²
 // where a positive row costs a and a negative one b; or with ‖w‖₁ in place of ½‖w‖².
 //
-// A label is solved in rounds on a working set, which are numbered as in docs/explanation/solver.md. What
-// depends on the penalty is in l2.hpp and l1.hpp.
+// A label is solved in rounds on a working set, which are numbered as in
+// docs/explanation/solver.md. What depends on the penalty is in l2.hpp and l1.hpp.
 #pragma once
 
 #include <algorithm>
