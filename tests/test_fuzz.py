@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from dismec import DataError, load_data, train
 from dismec.data.corpus import read_texts
@@ -186,3 +187,25 @@ def test_an_arrow_file_with_places_beyond_its_values_is_refused(tmp_path):
     path.write_bytes(content.replace(places, np.array([0, 5, 2**30, 16], "<i4").tobytes()))
     with pytest.raises(DataError, match="not a Arrow file that can be read"):
         list(read_texts(path))
+
+
+def test_files_that_say_they_are_encrypted_are_one_line(tmp_path):
+    sp.save_npz(tmp_path / "a.npz", sp.csr_array(np.eye(3, dtype=np.float32)))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    place = content.index(b"PK\x01\x02")
+    while place >= 0:  # a flag of each entry of the directory
+        content[place + 8] |= 1
+        place = content.find(b"PK\x01\x02", place + 1)
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"not a scipy sparse matrix: .*encrypted"):
+        load_data(tmp_path / "a.npz", labels=tmp_path / "a.npz")
+
+
+def test_columns_of_a_table_that_are_not_utf_8_are_one_line(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"text": ["one"], "labels": [["a"]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes().replace(b"text", b"te\xfft")
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        list(read_texts(tmp_path / "a.parquet"))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 __all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
-ARROW_ERRORS = (pa.ArrowException, OSError)
+ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # names of columns too
 _ROWS = 4096  # rows read at a time
 _ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100  # of a Parquet file: equal rows take no space
 

@@ -330,7 +330,8 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, AttributeError) as error:
+    # RuntimeError, of which NotImplementedError is a kind: a file that says that it is encrypted.
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
     if found.nnz < matrix.nnz:
         raise DataError(
