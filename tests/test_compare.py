@@ -420,6 +420,7 @@ def test_systems_are_run_in_the_order_of_tables():
         "dismec", "dismec-tuned", "plt", "plt-tuned",
     ]  # fmt: skip
     assert check_systems(["plt-tuned"], tuned=False) == ["plt-tuned"]
+    assert check_systems(["xr-linear"], tuned=True) == ["xr-linear", "xr-linear-tuned"]
 
 
 def test_every_system_can_be_run():

@@ -55,7 +55,12 @@ SYSTEMS = (
     "sklearn",
     "fasttext",
 )
-TUNED = {"dismec": "dismec-tuned", "plt": "plt-tuned", "fasttext": "fasttext-tuned"}
+TUNED = {
+    "dismec": "dismec-tuned",
+    "plt": "plt-tuned",
+    "xr-linear": "xr-linear-tuned",
+    "fasttext": "fasttext-tuned",
+}
 DEPTHS = (1, 3, 5)
 _METRICS = ("P", "nDCG", "PSP")
 assert max(DEPTHS) <= K

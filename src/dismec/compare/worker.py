@@ -81,19 +81,33 @@ class Trained(NamedTuple):
     texts: bool = False  # whether it predicts the lines of test.ft instead of rows
 
 
-def xr_linear(work: Assignment) -> Trained:
-    """PECOS XR-Linear, predicting with what its documentation calls a predict-only model."""
+def xr_linear(work: Assignment, trees: int = 1, splits: int = 16, **params: Any) -> Trained:
+    """PECOS XR-Linear, predicting with what its documentation calls a predict-only model.
+
+    `params` go to its training. Scores of several trees are averaged, as its `CsrEnsembler` does.
+    """
+    from pecos.utils.smat_util import CsrEnsembler
     from pecos.xmc import Indexer, LabelEmbeddingFactory
     from pecos.xmc.xlinear.model import XLinearModel
 
     X, Y, threads = work.X, work.Y, work.threads
+    folders = [str(work.scratch / f"tree-{tree}") for tree in range(trees)]
     with Stopwatch() as training:
         embedding = LabelEmbeddingFactory.create(Y, X, method="pifa", threads=threads)
-        clusters = Indexer.gen(embedding, threads=threads, seed=work.seed)
-        trained = XLinearModel.train(X, Y, C=clusters, threads=threads)
+        trained = []
+        for tree in range(trees):
+            seed = work.seed * trees + tree
+            clusters = Indexer.gen(embedding, nr_splits=splits, threads=threads, seed=seed)
+            trained.append(XLinearModel.train(X, Y, C=clusters, threads=threads, **params))
     with Stopwatch() as saving:
-        trained.save(str(work.scratch / "model"))
-    model = XLinearModel.load(str(work.scratch / "model"), is_predict_only=True)
+        for model, folder in zip(trained, folders, strict=True):
+            model.save(folder)
+    models = [XLinearModel.load(folder, is_predict_only=True) for folder in folders]
+
+    def scores(rows: Any) -> Any:
+        if trees == 1:
+            return models[0].predict(rows, only_topk=K, threads=1)
+        return CsrEnsembler.average(*(model.predict(rows, threads=1) for model in models))
 
     def best(row: Any) -> list[int]:
         return row.indices[np.argsort(-row.data, kind="stable")].tolist()  # type: ignore[no-any-return]
@@ -102,8 +116,19 @@ def xr_linear(work: Assignment) -> Trained:
         training,
         saving.seconds,
         size_on_disk(work.scratch),
-        lambda rows: model.predict(rows, only_topk=K, threads=1),
-        lambda scores: [best(row) for row in scores],
+        scores,
+        lambda found: [best(row) for row in found],
+    )
+
+
+def tuned_xr_linear(work: Assignment) -> Trained:
+    """XR-Linear with the settings of its authors' experiments (pecos-xrlinear-jmlr22)."""
+    return xr_linear(
+        work,
+        trees=3,
+        splits=32,
+        negative_sampling_scheme="tfn+man",
+        pred_kwargs={"beam_size": 50},
     )
 
 
@@ -266,6 +291,7 @@ class System(NamedTuple):
 
 PEERS = {
     "xr-linear": System(xr_linear, "libpecos", "pecos"),
+    "xr-linear-tuned": System(tuned_xr_linear, "libpecos", "pecos"),
     "plt": System(plt, "napkinxc", "napkinxc"),
     "plt-tuned": System(tuned_plt, "napkinxc", "napkinxc"),
     "parabel": System(parabel, "omikuji", "omikuji"),
