@@ -86,6 +86,11 @@ class Service:
         return self.served.model
 
     @property
+    def on_cluster(self) -> bool:
+        """Whether the workers of a cluster compute the predictions."""
+        return self._cluster is not None
+
+    @property
     def has_hierarchy(self) -> bool:
         """Whether there is a hierarchy of the labels."""
         return self._hierarchy is not None
