@@ -281,3 +281,10 @@ def test_the_longest_ngram_is_named_without_python_notation(tmp_path):
         said = refused(*arguments, "--word-ngrams", value)
         assert "--word-ngrams" in said
         assert "(" not in said
+
+
+def test_messages_about_very_long_values_are_shortened():
+    message = str(DataError(f"label {'x' * 10**6} is outside 0 … 5"))
+    assert len(message) < 2100
+    assert message.startswith("label xxx")
+    assert message.endswith("is outside 0 … 5")

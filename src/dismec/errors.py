@@ -5,8 +5,16 @@ from __future__ import annotations
 __all__ = ["ClusterError", "DataError", "DismecError", "ModelError", "NotReady", "WorkerLost"]
 
 
+_LONGEST = 2000  # characters: damaged files may hold values of any length
+
+
 class DismecError(Exception):
     """Base of every error that dismec raises on purpose; its text is one line for a person."""
+
+    def __init__(self, text: str = "") -> None:
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+        super().__init__(text)
 
 
 class DataError(DismecError, ValueError):
