@@ -1,4 +1,4 @@
-// Arrays of a CSR matrix that somebody else owns → a view that all rooms read them through.
+// Arrays of a CSR matrix that somebody else owns → a view that all folders read them through.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""The package's rooms: imports go one way, packages have one door, modules stay small.
+"""The package's layers: imports go one way, packages have one door, modules stay small.
 
 ``docs/contributing/architecture.md`` describes them; this checks it against the sources.
 """
@@ -22,8 +22,8 @@ import dismec
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "dismec"
 
-# Lowest first: a module may import from its own room and from rooms before it.
-ROOMS = (
+# Lowest first: a module may import from its own layer and from layers before it.
+LAYERS = (
     "errors",
     "cpu",
     "data",
@@ -99,18 +99,18 @@ def own_imports(name: str) -> set[str]:
     return found - {name}
 
 
-def room(name: str) -> str:
+def layer(name: str) -> str:
     return name.partition(".")[0]
 
 
-def test_every_module_is_in_a_room():
-    assert {room(name) for name in MODULES} == set(ROOMS)
+def test_every_module_is_in_a_layer():
+    assert {layer(name) for name in MODULES} == set(LAYERS)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_go_down_only(name):
     for other in own_imports(name):
-        assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} imports {other}"
+        assert LAYERS.index(layer(other)) <= LAYERS.index(layer(name)), f"{name} imports {other}"
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -142,16 +142,16 @@ def test_every_third_party_package_has_a_door():
 
 
 @pytest.mark.parametrize("name", [n for n in MODULES if (PACKAGE / n).is_dir()])
-def test_a_room_says_what_it_is_and_which_rooms_it_uses(name):
+def test_a_sub_package_says_what_it_is_and_which_layers_it_uses(name):
     text = " ".join((ast.get_docstring(MODULES[name]) or "").split())
     assert " In: " in text
     assert " Out: " in text
     stated = set(re.findall(r"`(\w+)`", text.partition("May use: ")[2]))
     used = {
-        room(other) for module in MODULES if room(module) == name for other in own_imports(module)
+        layer(other) for module in MODULES if layer(module) == name for other in own_imports(module)
     }
     assert used - {name, "errors", "cpu"} <= stated
-    assert all(ROOMS.index(other) < ROOMS.index(name) for other in stated)
+    assert all(LAYERS.index(other) < LAYERS.index(name) for other in stated)
 
 
 def test_no_private_name_is_imported_from_another_module():
@@ -197,7 +197,7 @@ def test_no_error_of_the_library_names_a_flag():
         name: [text for text in raised_texts(tree) if flag.search(text)]
         for name, tree in MODULES.items()
     }
-    assert {name for name, texts in found.items() if texts and room(name) != "cli"} == set()
+    assert {name for name, texts in found.items() if texts and layer(name) != "cli"} == set()
     assert found["cli.options"], "the search finds flags where there are some"
 
 
@@ -216,24 +216,24 @@ def test_no_module_is_longer_than_fits_the_head():
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda p: str(p.relative_to(ROOT / "native")))
-def test_native_code_includes_its_own_room_and_what_all_share(path):
+def test_native_code_includes_its_own_folder_and_what_all_share(path):
     text = path.read_text()
     own = path.relative_to(ROOT / "native").parts[0] if path.parent.name != "native" else ""
-    # From C there is no Python to bring rows from one room to the next.
-    rooms = ("", own, "data", "score") if own == "c" else ("", own)
+    # From C there is no Python to bring rows from one folder to the next.
+    folders = ("", own, "data", "score") if own == "c" else ("", own)
     for included in re.findall(r'#include "([^"]+)"', text):
         home, _, name = included.rpartition("/")
-        assert home in rooms, f"{included} is of another room"
+        assert home in folders, f"{included} is in another folder"
         assert name != "bindings.hpp" or path.suffix == ".cpp", "only bindings know of Python"
     if own and path.suffix == ".hpp":
         assert f"namespace dismec::{own}" in text
 
 
-def test_the_document_lists_the_rooms_in_their_order():
+def test_the_document_lists_the_layers_in_their_order():
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     drawing = text.partition("```")[2].partition("```")[0]
     drawn = re.findall(r"^ *(\w+)(?:/|\.py)", drawing, flags=re.M)
-    assert drawn == [name for name in ROOMS if name != "__main__"]
+    assert drawn == [name for name in LAYERS if name != "__main__"]
 
 
 def test_modules_that_the_document_names_are_there():
@@ -305,9 +305,9 @@ def test_public_names_are_exactly_these():
         _ = dismec.nothing
 
 
-def test_a_room_does_not_hide_a_public_function():
+def test_a_sub_package_does_not_hide_a_public_function():
     """Importing a sub-package sets it as an attribute of the package: no two share a name."""
-    assert not {room(name) for name in MODULES} & set(dismec.__all__)
+    assert not {layer(name) for name in MODULES} & set(dismec.__all__)
 
 
 def cpu_seconds(*command: str) -> float:

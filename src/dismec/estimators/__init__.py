@@ -1,11 +1,11 @@
-"""scikit-learn's interface: estimators of rows and of texts, and scorers; the room imports it.
+"""scikit-learn's interface: estimators of rows and of texts, and scorers.
 
 In: matrices, frames, texts and labels as a caller has them. Out: estimators around a `Model`. May
 use: `cpu`, `data`, `features`, `measure`, `solve`, `model`, `training`.
 """
 
 try:
-    import sklearn as _sklearn  # noqa: F401  the only package of the room that may be missing
+    import sklearn as _sklearn  # noqa: F401  the only package needed here that may be missing
 except ModuleNotFoundError as _error:
     if _error.name != "sklearn":
         raise
