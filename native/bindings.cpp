@@ -1,5 +1,5 @@
-// The extension module. Each bind_*.cpp checks what Python hands in, releases the GIL and calls the
-// plain headers of its room.
+// The extension module. Each bind_*.cpp checks what Python passes in, releases the GIL and calls
+// the plain headers of its room.
 
 #include "bindings.hpp"
 
