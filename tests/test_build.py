@@ -177,7 +177,7 @@ def test_the_demo_installs_what_the_guide_needs_and_shows_how_far_it_is(install)
     assert result.returncode == 0, result.stderr
     assert "--editable .[sklearn,server,plots]" in asked
     said = result.stdout
-    assert "== Installing what dismec needs" in said
+    assert "== Installing dependencies and compiling dismec" in said
     assert said.index("Collecting numpy") < said.index("[3/39] Building CXX object")
     assert "noise" not in said
     assert "noise" in (venv / "install.log").read_text()
