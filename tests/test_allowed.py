@@ -1,4 +1,4 @@
-"""Labels to choose from: the top k among what is allowed equals brute force, in every order."""
+"""Allowed labels: the top k among them equals brute force, for every ranking."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def random_csr(rng, shape, density, values):
 
 
 def best_of(scores, k, inside):
-    """The k best of each row among labels whose score counts, by brute force."""
+    """Return the k best of each row among the labels that count, by brute force."""
     among = np.where(inside, scores, -np.inf)
     order = np.argsort(-among, axis=1, kind="stable")[:, :k]
     values = np.take_along_axis(among, order, axis=1).astype(np.float32)
@@ -64,7 +64,7 @@ def assert_same(result, expected):
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    n_rows=st.sampled_from([1, 9, 160]),  # many share decoded weights
+    n_rows=st.sampled_from([1, 9, 160]),  # in large batches rows share decoded weights
     n_labels=st.integers(1, 90),
     k=st.integers(1, 95),
     share=st.sampled_from([0.0, 0.03, 0.5, 0.97, 1.0]),
@@ -121,7 +121,7 @@ def test_whole_and_split_shards_rank_what_is_allowed(n_labels, n_open, n_rows):
     rare = np.repeat(
         np.isin(np.arange(n_labels), rng.permutation(n_labels)[:99]), np.diff(W.indptr)
     )
-    W.data[(W.indices < 10) & ~rare] = 0  # few labels have some features
+    W.data[(W.indices < 10) & ~rare] = 0  # few labels have weights for some features
     W.eliminate_zeros()
     transform = Transform(n_features, normalize=True, bias=1.0)
     shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
@@ -206,7 +206,7 @@ def calibrated(problem):
 
 
 def sets_for(model, n_rows):
-    """Sets of labels in every form, with the same as a mask of rows × labels."""
+    """Return sets of labels in every form, each with the equivalent rows × labels mask."""
     rng = np.random.default_rng(n_rows)
     each = rng.random((n_rows, model.n_labels)) < 0.3
     few = np.zeros_like(each)
@@ -284,12 +284,12 @@ def test_a_copy_of_few_labels_is_made_for_many_rows_and_kept(calibrated, problem
     first = model.predict_topk(X[:60], allowed=[1, 2])
     assert_same(model.predict_topk(X[:60], allowed=[2, 1]), first)
     assert len(made) == 1
-    model.predict_topk(X[:200], allowed=list(range(20)))  # too many
+    model.predict_topk(X[:200], allowed=list(range(20)))  # too many for a copy
     assert len(made) == 1
     for label in range(3, 3 + orders._COPIES):
         model.predict_topk(X[:100], allowed=[label])
     assert len(made) == 1 + orders._COPIES
-    model.predict_topk(X[:100], allowed=[1, 2])  # the oldest had to go
+    model.predict_topk(X[:100], allowed=[1, 2])  # the oldest was dropped
     assert len(made) == 2 + orders._COPIES
 
 
@@ -323,7 +323,7 @@ def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(
     assert_same(found, best_of(model.decision_function(X), 3, each & (model.label_counts > 0)))
     model.predict_topk(X, 3, allowed=[4, 11, 12])  # the same copy
     assert len(made) == 1
-    each[0] = True  # one row may have any label
+    each[0] = True  # one row may get any label
     model.predict_topk(X, 3, allowed=each)
     assert len(made) == 1
 
@@ -487,7 +487,7 @@ def test_estimator_of_texts_takes_labels_as_fit_does():
     each[:, 1] = True
     assert (lists.predict_topk(texts, 1, allowed=each)[0] == lists.classes_[1]).all()
     with pytest.raises(DataError, match="0 is not one of the labels"):
-        lists.predict(texts, allowed=[0])  # a number of a label, and no label
+        lists.predict(texts, allowed=[0])  # the number of a label, not a label
     classes = DiSMECTextClassifier(calibrate=True).fit(
         texts * 5, ["e", "e", "b", "b", "m", "m"] * 5
     )

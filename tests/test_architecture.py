@@ -41,7 +41,7 @@ ROOMS = (
     "cli",
     "__main__",
 )
-# Where a third-party package may be imported; numpy and scipy are the ground that all stand on.
+# Where a third-party package may be imported; numpy and scipy may be imported anywhere.
 DOORS: dict[str, str | tuple[str, ...]] = {
     "sklearn": ("estimators", "compare.worker"),
     "joblib": "compare.worker",
@@ -72,7 +72,7 @@ MODULES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items() i
 
 
 def imports(name: str) -> set[str]:
-    """All that a module imports anywhere: at its top, in functions, and for type checking."""
+    """Return everything that a module imports: at the top, in functions, for type checking."""
     found = set()
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
@@ -84,7 +84,7 @@ def imports(name: str) -> set[str]:
 
 
 def own_imports(name: str) -> set[str]:
-    """The modules of this package among these."""
+    """Return the modules of this package among these."""
     found = set()
     for target in imports(name):
         if not target.startswith("dismec."):
@@ -122,7 +122,7 @@ def test_no_module_imports_itself_by_way_of_others():
 
 
 def test_a_cycle_and_an_import_against_the_order_would_be_seen():
-    """The tests above can fail: the graph has the lazy and the typing imports in it."""
+    """The tests above can fail: the graph includes lazy imports and those for type checking."""
     assert "cluster.training" in own_imports("training.running")  # lazy
     assert "features.vocabulary" in own_imports("training.request")  # for type checking
 
@@ -184,14 +184,14 @@ def test_no_two_private_functions_have_one_name():
 
 
 def raised_texts(tree: ast.AST) -> list[str]:
-    """The pieces of text in what a module raises."""
+    """Return the pieces of text in the exceptions that a module raises."""
     raised = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     found = [constant for node in raised for constant in ast.walk(node)]
     return [c.value for c in found if isinstance(c, ast.Constant) and isinstance(c.value, str)]
 
 
 def test_no_error_of_the_library_names_a_flag():
-    """Python's own parameters are named; `cli/wording.py` turns them into flags."""
+    """Errors name Python parameters; `cli/wording.py` turns these into flags."""
     flag = re.compile(r"(?<![\w-])--[a-z]")
     found = {
         name: [text for text in raised_texts(tree) if flag.search(text)]
@@ -219,7 +219,7 @@ def test_no_module_is_longer_than_fits_the_head():
 def test_native_code_includes_its_own_room_and_what_all_share(path):
     text = path.read_text()
     own = path.relative_to(ROOT / "native").parts[0] if path.parent.name != "native" else ""
-    # From C there is no Python to bring rows from one room to the next.
+    # In C there is no Python to pass rows from one room to the next.
     rooms = ("", own, "data", "score") if own == "c" else ("", own)
     for included in re.findall(r'#include "([^"]+)"', text):
         home, _, name = included.rpartition("/")
@@ -249,7 +249,7 @@ def test_modules_that_the_document_names_are_there():
     ids=lambda p: p.name,
 )
 def test_scripts_import_what_there_is(path):
-    """Benchmarks are run by hand and some imports are lazy: a name that has moved is found here."""
+    """Benchmarks run by hand and some imports are lazy: this finds names that have moved."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dismec"):
             module = importlib.import_module(node.module)
@@ -311,7 +311,7 @@ def test_a_room_does_not_hide_a_public_function():
 
 
 def cpu_seconds(*command: str) -> float:
-    """The least CPU time of a few runs, which other work on the machine does not lengthen."""
+    """Return the minimum CPU time of a few runs, which other work on the machine hardly changes."""
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -323,7 +323,7 @@ def cpu_seconds(*command: str) -> float:
 
 
 def test_help_is_fast():
-    """It takes little more than Python and click: 1.7 times that, and with numpy it would be 3."""
+    """It takes little longer than Python with click: 1.7 times at most; numpy would make it 3."""
     least = cpu_seconds("-c", "import click, dataclasses, pathlib, tempfile, json")
     assert cpu_seconds("-m", "dismec", "train", "--help") < 2 * least
 

@@ -55,7 +55,7 @@ def test_the_instruction_sets_found_are_those_that_the_kernel_lists():
 
 
 def script(name):
-    """A module of .ci, which is no package."""
+    """Import a module of .ci, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -150,7 +150,7 @@ def test_the_tests_have_the_packages_of_every_extra():
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs `make .venv/installed`, in a path with spaces, where pip is made up."""
+    """Return a function that runs `make .venv/installed` with a fake pip, in a path with spaces."""
     if shutil.which("make") is None:
         pytest.skip("make is not on the path")
     root = tmp_path / "a clone"

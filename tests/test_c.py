@@ -20,7 +20,7 @@ from dismec import TrainingParams, open_model, train
 from dismec.cpu import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
-# What runs programs of another architecture, where tests are for one.
+# Runs programs of another architecture, if the tests are for one.
 EMULATOR = os.environ.get("DISMEC_EMULATOR", "").split()
 
 pytestmark = [
@@ -37,7 +37,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The directory of the library and of the example, a program in plain C."""
+    """The directory with the library and the example, a program in plain C."""
     build = tmp_path_factory.mktemp("c")
     quick = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror")
     run("cmake", "-S", ROOT / "native" / "c", "-B", build, "-DCMAKE_C_FLAGS=-Werror", *quick)
@@ -55,7 +55,7 @@ def library(built):
 
 
 class Opened:
-    """A model as a C program has it."""
+    """A model as a C program uses it."""
 
     def __init__(self, library, path):
         self.library = library
@@ -185,7 +185,7 @@ def test_a_row_that_cannot_be_scored_is_refused_with_a_reason(
     with Opened(library, small) as opened:
         with pytest.raises(ValueError, match=reason):
             opened.topk(features, values, k)
-        assert opened.topk([3], [1], 5)[2] == 5  # and the model goes on
+        assert opened.topk([3], [1], 5)[2] == 5  # the model still works
 
 
 def test_a_row_without_features_is_ranked_by_the_bias(library, small):

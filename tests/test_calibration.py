@@ -55,7 +55,7 @@ def model_of(shards, transform, counts, calibration=None):
 
 
 def random_model(rng, n_labels, n_features, transform=None, precision="float32", values=None):
-    """One with weights of both signs, some shared by several labels, and a calibration."""
+    """Return a model with weights of both signs, some shared by labels, and a calibration."""
     transform = transform or Transform(n_features)
     W = random_csr(rng, n_labels, n_features + 1, 0.6, values)
     W = W[np.sort(rng.integers(0, n_labels, n_labels))]
@@ -95,7 +95,7 @@ def test_most_probable_labels_equal_brute_force(
     np.testing.assert_allclose(p[:, :filled], own, rtol=1e-5)
     assert (labels[:, filled:] == -1).all()
     assert (p[:, filled:] == 0).all()
-    # Which labels are left out is not a matter of rounding: those of the view are exact.
+    # Which labels are left out must not depend on rounding: those of the view are exact.
     z = model._orders.by_logit.decision_function(X)
     np.testing.assert_array_equal(labels, naive.topk(z, k)[0])
 
@@ -150,7 +150,7 @@ def test_assigned_labels_equal_brute_force(seed, n_labels, most, threshold):
     expected = order >= np.float32(least)
     if most is not None:
         top = naive.topk(order, most)[0]
-        if threshold not in ("macro-f1", "score"):  # equal probabilities are in the order of z
+        if threshold not in ("macro-f1", "score"):  # ties are in the order of z
             top = model.predict_proba_topk(X, most)[0]
         allowed = np.zeros_like(expected)
         for row, labels in enumerate(top):
@@ -184,7 +184,7 @@ def test_bend_is_undone_by_its_inverse_and_never_falls():
 
 
 def scoring(counts, columns=None):
-    """A model whose label i has score ``x[columns[i]]``; without training rows it is not there."""
+    """Return a model in which label i has score ``x[columns[i]]``; untrained without rows."""
     counts = np.asarray(counts, np.int64)
     n_labels = len(counts)
     W = sp.eye_array(n_labels, n_labels + 1, dtype=np.float32, format="csr")
@@ -250,12 +250,12 @@ def test_any_rows_give_a_sane_calibration(seed, n_rows, n_labels, share, size):
     scores = (rng.normal(-0.5, 1, (n_rows, n_labels)) * size).astype(np.float32)
     Y = sp.csr_array((rng.random(scores.shape) < share) * 1.0)
     counts = rng.choice([0, 1, 5, 10**6], n_labels)
-    c = fit_calibration(scoring(counts), scores, Y)  # which raises if a value is out of range
+    c = fit_calibration(scoring(counts), scores, Y)  # raises if a value is out of range
     labels = np.broadcast_to(np.arange(n_labels), scores.shape)
     p = c.probabilities(labels, scores)
     assert ((p >= 0) & (p <= 1)).all()
     rising = c.of_logits(np.linspace(-5, 5, 9))
-    most = np.nextafter(np.float32(1), np.float32(0))  # nothing that is learned is certain
+    most = np.nextafter(np.float32(1), np.float32(0))  # learned probabilities are never 1
     assert (np.diff(rising)[rising[1:] < most] > 0).all()
     assert (np.diff(rising) >= 0).all()
 
@@ -280,7 +280,7 @@ def test_thresholds_are_those_of_the_highest_f1():
 def test_thresholds_are_not_so_low_that_rows_get_all_labels_that_were_looked_at():
     rng = np.random.default_rng(11)
     scores = rng.normal(-0.5, 0.6, (300, 400)).astype(np.float32)
-    Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores tell nothing
+    Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores carry no information
     model = scoring(np.full(400, 3))
     c = fit_calibration(model, scores, Y)
     for threshold in ("micro-f1", "macro-f1"):

@@ -44,7 +44,7 @@ def ok(*arguments):
 
 
 def refused(*arguments):
-    """The one line that says why."""
+    """Return the one-line reason."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
@@ -322,7 +322,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(files, tmp_path):
             while chunk := os.read(ours, 4096):
                 seen += chunk
         except OSError:
-            pass  # how Linux says that the other side is gone
+            pass  # Linux signals a closed terminal this way
         os.close(ours)
     assert process.returncode == 0
     assert "━" in seen.decode()
@@ -380,7 +380,7 @@ def test_errors_of_the_library_are_said_in_flags():
 
 
 def test_every_flag_that_an_error_is_said_in_exists():
-    """A phrase that the library does not use any more, or a flag that is gone, is seen here."""
+    """Finds phrases that the library no longer uses, and flags that no longer exist."""
     options = {
         option
         for command in main.commands.values()

@@ -1,4 +1,4 @@
-"""Training on a cluster of real processes comes to the model of one machine."""
+"""Training on a cluster of real processes gives the same model as on one machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A cluster of two workers that see the file system of the tests."""
+    """A cluster of two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         started.worker()
@@ -70,7 +70,7 @@ def shared(tmp_path_factory):
 
 
 def blind(processes, *folders, inside=(), **options):
-    """A worker that does not see some folders, where root allows that."""
+    """Start a worker that cannot see some folders; needs root."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("hiding folders from a worker needs the rights of root")
     hide = "".join(f"mount -t tmpfs none '{folder}' && " for folder in folders)
@@ -185,7 +185,7 @@ def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_share
         train(X, Y, model, TrainingParams(delta=0), client=proxy.address, source=data)
     assert data.stat().st_size > 4_000_000
     assert sum(map(len, weight_files(model).values())) > 600_000
-    # What does pass is the blocks' labels and receipts, and who is there.
+    # Only the labels and receipts of blocks, and the list of workers, pass through.
     assert proxy.sent < 150_000
     assert proxy.received < 150_000
 
@@ -311,7 +311,7 @@ def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, re
 
 
 def failing(folder, label):
-    """A module that makes blocks with a label fail in the worker that loads it."""
+    """Write a module that makes blocks with a label fail in the worker that loads it."""
     path = folder / "failing.py"
     path.write_text(
         "from dismec.model import weight_files\n"

@@ -1,4 +1,4 @@
-"""A pool's loop: who takes part, what prepares them, and what becomes of those that leave."""
+"""The loop of a pool: which workers take part, how they are prepared, and what if they leave."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def prepare():
 
 
 def work():
-    """Stands for a task that is handed out."""
+    """Stands for a task that is assigned to a worker."""
 
 
 class Owner:
-    """Prepares workers by one task, then hands a letter at a time to each; keeps what it hears."""
+    """Prepares each worker with one task, then assigns one letter at a time; keeps the results."""
 
     def __init__(self, cluster, letters=""):
         self.cluster = cluster
@@ -209,7 +209,7 @@ def test_a_task_that_is_lost_takes_its_worker_along(cluster):
     assert owner.lost == [("a", "is gone", ["x"])]
     assert owner.heard == []
     owner.ready.clear()
-    owner.turn()  # the address is there still, of a process that knows nothing
+    owner.turn()  # the address still exists, with a new process behind it
     assert only(cluster.calls.values())[0] is prepare
 
 

@@ -52,7 +52,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of several shards, with labels that no row has, and a directory of its own."""
+    """A model with several shards, with labels that no row has, in its own directory."""
     path = tmp_path_factory.mktemp("models") / "model"
     X, Y = problem()
     Y = sp.hstack([Y, sp.csr_array((Y.shape[0], 4), dtype=Y.dtype)], format="csr")
@@ -70,7 +70,7 @@ def local(model, X):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A cluster of two workers that see the file system of the tests."""
+    """A cluster of two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as processes:
         processes.scheduler()
         processes.worker()
@@ -142,7 +142,7 @@ def test_merged_parts_are_the_best_of_all(k):
     assert len(shards) > 3
     X = sp.csr_array(rng.choice([0, 1, 2], (30, 5)).astype(np.float32))
     expected = Predictor(shards, 45, transform).topk(X, k)
-    if k >= 30:  # scores that overflow, and still rank before an empty place
+    if k >= 30:  # scores that overflow still rank before an empty place
         assert (np.isneginf(expected[1]) & (expected[0] >= 0)).any()
     applied = transform.apply(X)
     rows = Rows(applied.indptr.astype(np.int64), applied.indices, applied.data)
@@ -195,7 +195,7 @@ def test_fewer_shards_than_workers_keep_all_of_them_busy(tmp_path, shared, X):
         assert_same(predictor.topk(X, 5), expected)
         assert holders(predictor) == [1, 1]
         rows = sum(array.nbytes for array in (X.data, X.indices))
-        assert predictor.traffic.rows < 1.5 * rows  # each goes to one of them
+        assert predictor.traffic.rows < 1.5 * rows  # each row goes to one worker
 
 
 def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model, local, X):
@@ -239,7 +239,7 @@ def test_wrong_rows_are_refused_and_good_ones_answered_after(shared, model, loca
 
 
 def long_predict(predictor, X, seconds):
-    """Predict again and again for a while; the answers."""
+    """Predict repeatedly for a while; return the answers."""
     end = time.monotonic() + seconds
     with mock.patch("dismec.cluster.batches._MOST_ROWS", 64):
         while time.monotonic() < end:
@@ -410,7 +410,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
 
 
 def ask_until(server, X, local, status):
-    """Ask until the answer has this status; every answer is right, or a reason. The reasons."""
+    """Ask until an answer has this status; each is correct or a reason. Return the reasons."""
     labels, scores = local(5)
     reasons = set()
     for i in range(1000):

@@ -1,4 +1,4 @@
-"""Files on their way to workers: what arrives is what was sent, or is refused."""
+"""Files sent to workers: they arrive as they were sent, or are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIECE = 1000
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path):
-    """Where the pretended workers of this process put files."""
+    """The folder in which the pretended workers of this process put files."""
     folder = tmp_path / "scratch" / "worker"
     folder.mkdir(parents=True)
     with (
@@ -88,7 +88,7 @@ def files(folder):
 
 
 def open_files():
-    """The files that this process has open."""
+    """Return the files that this process has open."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -97,7 +97,7 @@ def open_files():
 
 
 def run(steps):
-    """The value of steps whose tasks are done as soon as they are submitted."""
+    """Return the result of steps whose tasks finish as soon as they are submitted."""
     try:
         task = next(steps)
         while True:
@@ -114,7 +114,7 @@ def cut_off(offset, piece):
     return b"" if offset == PIECE else piece
 
 
-# A hole is zeros in the middle; that the last piece never came is a file too short.
+# A hole is zeros in the middle; if the last piece never arrives, the file is too short.
 def never_sent(offset, piece):
     return piece if offset <= PIECE else b""
 
@@ -235,7 +235,7 @@ def test_data_that_do_not_arrive_by_one_worker_of_a_machine_are_sent_by_another(
 
 @contextmanager
 def witness():
-    """All steps that are begun: kept, so that nothing is freed just for being unreachable."""
+    """Keep all steps that are started, so that none is freed merely for being unreachable."""
     begun, real = [], Pool.begin
 
     def begin(pool, member, steps):
@@ -306,7 +306,7 @@ def test_prediction_frees_file_and_place_of_a_worker_lost_while_a_shard_is_sent(
 
 
 def lose(cluster, piece, how):
-    """Have a worker go, or its disk fill up, while a piece is on its way to it."""
+    """Make a worker leave, or its disk fill up, while a piece is being sent to it."""
     if how == "leaves":
         del cluster.there[piece.worker]
     else:

@@ -1,4 +1,4 @@
-"""Data that the workers of a cluster have: trained on there, and never in the client's hands."""
+"""Training on data that the workers of a cluster have, without passing it through the client."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def expected(tmp_path_factory, problem):
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """Two workers, each on a machine of its own."""
+    """Two workers, each pretending to be on its own machine."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         for host in ("127.0.0.1", "127.0.0.2"):
@@ -83,7 +83,7 @@ def connect(processes, n_workers=2):
 
 
 def collections(path, *, dense=False, rows=ROWS, block=BLOCK):
-    """X and Y of a file as Dask arrays whose blocks workers read; functions are sent by value."""
+    """Return X and Y as Dask arrays whose blocks workers read; functions are sent by value."""
 
     def part(matrix):
         def read(number):
@@ -120,7 +120,7 @@ def test_dask_arrays_give_the_model_of_one_machine(
     )  # fmt: skip
     assert weight_files(tmp_path / "model") == expected[1]
     assert model.manifest.data == expected[0].manifest.data
-    # At most one copy per machine while it trains, and none afterwards.
+    # At most one copy per machine during the training, and none afterwards.
     assert 1 <= len(seen) <= 2
     assert len({path.relative_to(processes.folder).parts[0] for path in seen}) == len(seen)
     assert copies(processes) == []
@@ -192,7 +192,7 @@ def test_rows_do_not_pass_through_the_client(tmp_path, client):
         train(X, Y, model, cluster=counted)
     train(*load_data(path)[:2], tmp_path / "here")
     assert weight_files(model) == weight_files(tmp_path / "here")
-    # What does pass is graphs, the labels of blocks, receipts, and every second who is there.
+    # Only graphs, labels of blocks, receipts, and every second the list of workers pass through.
     assert proxy.sent + proxy.received < path.stat().st_size / 2
     assert path.stat().st_size > 4_000_000
 
@@ -202,7 +202,7 @@ def test_rows_do_not_pass_through_the_client(tmp_path, client):
 def test_a_file_that_only_workers_see_is_trained_on(
     tmp_path, tmp_path_factory, processes, client, problem, expected, name
 ):
-    """The command line runs where another file system hides the folder."""
+    """The command line runs where the folder is hidden by another file system."""
     hide = ["unshare", "-m", "true"]
     if os.geteuid() or subprocess.run(hide, check=False).returncode:
         pytest.skip("hiding a folder from a process needs the rights of root")
@@ -350,7 +350,7 @@ def test_what_is_a_collection_is_known_without_dask():
 
 @pytest.fixture
 def handing(tmp_path, problem):
-    """A run whose data worker a has, and the steps that bring them to worker b."""
+    """A run whose data is on worker a, and the steps that bring it to worker b."""
     X, Y = problem
     (tmp_path / "model").mkdir()
     costs = np.ones(Y.shape[1], np.int64)
@@ -371,7 +371,7 @@ def test_data_come_from_another_worker_if_the_one_that_has_them_goes(handing):
     cluster, run, steps = handing
     assert next(steps).needs == ("a",)
     del cluster.there["a"]
-    assert steps.throw(WorkerLost("a is gone")) is None  # until somebody has them
+    assert steps.throw(WorkerLost("a is gone")) is None  # until a worker has them
     assert next(steps) is None
     run._holders["c"] = "/also/there.xmc"
     task = next(steps)
@@ -397,7 +397,7 @@ def test_data_that_nobody_has_any_more_end_the_run_with_what_to_do(handing, monk
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Functions for workers run in this process."""
+    """Run functions for workers in this process."""
     monkeypatch.setattr("dismec.cluster.shipping.private_directory", lambda: tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""`dismec compare`: systems in processes of their own, what is kept of them, and the page."""
+"""`dismec compare`: systems in separate processes, their kept results, and the page."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def rows(pair, tmp_path):
 
 
 def compared(*arguments):
-    """Exit code and what was printed."""
+    """Return the exit code and the output."""
     result = CliRunner().invoke(main, ["compare", *map(str, arguments)])
     return result.exit_code, result.stdout, result.stderr
 
 
 def fake_system(tmp_path, monkeypatch, body):
-    """A script in place of the worker: it is told the same, and `send` sends a report."""
+    """Replace the worker by a script that gets the same arguments; `send` sends a report."""
     script = tmp_path / "system.py"
     script.write_text(
         "import json, os, sys, time\n"
@@ -75,7 +75,7 @@ def fake_system(tmp_path, monkeypatch, body):
 
 
 def has_ended(pid, seconds=10):
-    """Whether a process is gone, or is before long."""
+    """Whether a process is gone, or ends within some seconds."""
     state = Path(f"/proc/{pid}/stat")
     for _ in range(10 * seconds):
         try:
@@ -133,7 +133,7 @@ class TestProcess:
         model = dismec.train(train.X, train.Y, tmp_path / "model")
         assert report["top"] == model.predict_topk(test.X, 5)[0].tolist() == again["top"]
         size = sum(p.stat().st_size for p in (tmp_path / "model").rglob("*"))
-        assert report["size"] == pytest.approx(size, abs=50)  # the manifest has a time in it
+        assert report["size"] == pytest.approx(size, abs=50)  # the manifest contains a time
         assert 0 < report["train"] < 60
         assert 0 < report["predict"] <= report["single"]
         assert 20e6 < report["peak"] < 2e9
@@ -180,7 +180,7 @@ class TestProcess:
             assert running.report() == {"error": why}
 
     def test_a_system_ends_with_whoever_has_started_it(self, tmp_path):
-        """Killed in the middle of a training, a comparison leaves nothing behind."""
+        """A comparison that is killed during a training leaves no process behind."""
         write_rows(tmp_path, *aligned(Pair(*dismec.generate(20_000, 20_000, 3000, test_rows=10))))
         code = (
             "import sys, time\nfrom pathlib import Path\n"
@@ -200,7 +200,7 @@ class TestProcess:
             assert running.report()["error"].startswith("failed: ")
 
     def test_the_worker_needs_no_dismec(self, rows):
-        """An environment of peers has none: nothing but numpy and scipy is imported."""
+        """The environment of the peers has no dismec: only numpy and scipy are imported."""
         code = (
             "import sys, runpy; sys.modules['dismec'] = None\n"
             f"runpy.run_path({process.worker.__file__!r}, run_name='worker')\n"

@@ -1,4 +1,4 @@
-"""Silent, slow and greedy clients: whoever sends a whole request is answered."""
+"""Silent, slow and greedy clients: every complete request is still answered."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_a_digest_is_that_of_the_file(tmp_path):
 
 
 def resident(path) -> int:
-    """Kilobytes of a mapped file that this process has in memory."""
+    """Return the kilobytes of a mapped file that this process has in memory."""
     found = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -278,4 +278,4 @@ def test_a_file_that_is_forgotten_takes_no_memory_and_can_be_read_again(tmp_path
     forget(array)
     assert resident(path) < 200
     assert array.sum() == 1 << 20
-    forget(np.ones(3))  # nothing happens
+    forget(np.ones(3))  # has no effect

@@ -90,7 +90,7 @@ def refused(path, line, reason, *args, **options):
     assert len(message) < len(str(path)) + 300
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -112,7 +112,7 @@ def test_fasttext_lines_give_the_rows_that_were_written(write, packed):
 
 @pytest.mark.parametrize("name", [*FILES, "rows.txt"])
 def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine(write, name):
-    rows = ONE_LINE  # a line break within quotes stays as it is written
+    rows = ONE_LINE  # line breaks within quotes are kept
     content = {
         "rows.csv": as_csv(rows),
         "rows.TSV": as_csv(rows, "\t"),
@@ -146,7 +146,7 @@ def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine
 )
 def test_a_kind_is_told_by_how_a_file_begins(write, start, kind):
     assert kind_of(write(start, "data")) == kind
-    whole = ("npz", "xmc", "Parquet", "Arrow")  # of these nothing is gunzipped
+    whole = ("npz", "xmc", "Parquet", "Arrow")  # these are not gunzipped
     packed = "XMC text" if kind in whole else kind
     assert kind_of(write(gzip.compress(start), "data.gz")) == packed
 
@@ -249,11 +249,11 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
     else:
         path.write_bytes(as_csv(rows, "," if ending == ".csv" else "\t"))
     rows = [(text, [name.strip() for name in names]) for text, names in rows]
-    fmt = TextFormat(label_separator=",")  # which is what these names have between them
+    fmt = TextFormat(label_separator=",")  # the separator that these names contain
     assert all_rows(path, fmt, batch_chars=batch_chars) == rows
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_garbage_gives_batches_or_one_line_of_error(
             assert len(set(names)) == len(names)
 
 
-# One batch in memory
+# Memory
 
 
 def test_a_batch_is_all_that_is_in_memory(write):

@@ -78,7 +78,7 @@ def test_what_a_task_raises_is_raised_here(cluster):
 def test_waiting_ends_with_the_timeout_and_the_task_goes_on(cluster, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    task = cluster.submit(only(cluster.workers()), Path.read_bytes, pipe)  # until it is written to
+    task = cluster.submit(only(cluster.workers()), Path.read_bytes, pipe)  # blocks until written to
     rescue = threading.Timer(60, pipe.write_bytes, [b"too late"])
     rescue.start()
     begin = time.monotonic()
@@ -100,7 +100,7 @@ def test_a_client_of_the_caller_stays_open(processes):
 
 
 def sum_on(client):
-    """1 + 1, computed on a worker of a client's scheduler; whether the client itself is used."""
+    """Compute 1 + 1 on a worker; return the sum and whether the client itself was used."""
     with Cluster.connect(client) as cluster:
         worker = only(cluster.wait_for_workers())
         return finish(cluster, cluster.submit(worker, add, 1, 1)), cluster._client is client
@@ -112,7 +112,7 @@ def test_an_asynchronous_client_is_taken_in_its_coroutine_and_in_a_thread(proces
         async with Client(scheduler_file=file, asynchronous=True, set_as_default=False) as client:
             assert sum_on(client) == (2, False)
             assert await asyncio.to_thread(sum_on, client) == (2, True)
-            assert await client.submit(add, 2, 2, pure=False) == 4  # it stays open
+            assert await client.submit(add, 2, 2, pure=False) == 4  # the client stays open
 
     asyncio.run(main())
 
@@ -130,7 +130,7 @@ def test_an_asynchronous_client_that_is_not_connected_is_refused(processes):
     asyncio.run(main())
 
 
-# In a process of its own: what an in-process scheduler leaves behind is none of our business.
+# In a separate process, because an in-process scheduler leaves threads behind.
 BLOCKED = """
 import asyncio
 from operator import add
@@ -204,7 +204,7 @@ def test_an_answer_that_its_worker_has_taken_along_is_lost(processes, cluster):
     late = processes.worker()
     wait_until(lambda: len(cluster.workers()) == 2)
     (new,) = cluster.workers().keys() - before
-    # The scheduler knows that the result is there, and has not fetched it.
+    # The scheduler knows that the result exists, but has not fetched it.
     with mock.patch.object(cluster._client, "_gather", side_effect=_after(late)):
         task = cluster.submit(new, add, 1, 1)
         with pytest.raises(WorkerLost):
@@ -300,7 +300,7 @@ def test_a_worker_that_stays_paused_counts_as_gone():
         assert cluster.workers().keys() == there.keys()
         with mock.patch("dismec.cluster.connection._PAUSED_SECONDS", 0.0):
             assert cluster.workers() == {}
-        assert cluster.workers() == {}  # it is asked what it is once more
+        assert cluster.workers() == {}  # it is inspected once more
         assert cluster.workers().keys() == there.keys()
 
 

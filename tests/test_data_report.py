@@ -1,4 +1,4 @@
-"""What `dismec inspect` finds in the labels and rows of data, and what a guess would reach."""
+"""What `dismec inspect` finds in the labels and rows of data, and what guessing would achieve."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
     assert percent(test["guesses"]["random labels"]["P@1"]) in first
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--test", tmp_path / "data.txt")
-    said = "".join(result.stdout.split())  # wherever the lines are broken
+    said = "".join(result.stdout.split())  # regardless of line breaks
     assert said.startswith(f"Of300testrowsof{tmp_path}/data.txt,".replace(" ", ""))
 
 
@@ -160,7 +160,7 @@ def test_names_that_only_seem_one_edit_apart_are_not_paired(one, other):
 
 
 def is_pair(one, other):
-    """Whether words of letters are one edit apart after the first letter, tried edit by edit."""
+    """Whether words are one edit apart after the first letter, by trying every edit."""
     if len(one) > len(other):
         one, other = other, one
     if len(other) < 6 or one == other:
@@ -232,7 +232,7 @@ def test_labels_with_the_same_rows_are_those_with_equal_columns(rows):
 def test_labels_that_come_together_are_counted_exactly(monkeypatch):
     rng = np.random.default_rng(0)
     Y = (rng.random((200, 12)) < np.linspace(0.5, 0.05, 12)).astype(np.uint8)
-    Y[:, 11] = Y[:, 0] & Y[:, 1]  # never without either of them
+    Y[:, 11] = Y[:, 0] & Y[:, 1]  # never without both of them
     facts = describe_labels(sp.csr_array(Y))["labels that come together"]
     assert facts["of labels"] == 12
     for entry in facts["pairs"]:
@@ -246,7 +246,7 @@ def test_labels_that_come_together_are_counted_exactly(monkeypatch):
     rows = int(Y[:, 11].sum())
     assert {"name": "11", "with": "0", "rows": rows} in facts["always"]
     assert {"name": "11", "with": "1", "rows": rows} in facts["always"]
-    # Where rows have very many labels, fewer labels are looked at; their counts stay exact.
+    # If rows have very many labels, fewer labels are examined; their counts stay exact.
     monkeypatch.setattr(label_facts, "_MOST_MEETINGS", 2000)
     fewer = describe_labels(sp.csr_array(Y))["labels that come together"]
     assert 2 <= fewer["of labels"] < 12
@@ -293,7 +293,7 @@ def test_duplicate_rows_have_the_same_features_and_values():
 
 @pytest.fixture
 def odd(tmp_path):
-    """Texts with all that is worth a look."""
+    """Texts with every oddity that is reported."""
     rows = [
         ("apple pie", ["fruit", "Baking"]),
         ("apple  pie", ["fruit"]),

@@ -51,7 +51,7 @@ def write(tmp_path):
 
 
 def refused(path: Path, where: str, reason: str, **options: object) -> None:
-    """Loading fails with one line that starts with the file and the place and gives the reason."""
+    """Check that loading fails with one line that starts with the file and the place."""
     for threads in (1, 3):
         with pytest.raises(DataError) as caught:
             load_data(path, threads=threads, **options)
@@ -145,7 +145,7 @@ def test_explicit_zeros_stay_entries(write, tmp_path):
 
 
 def nearest_float(word: str) -> np.float32:
-    """By exact arithmetic: numpy itself rounds twice, to a double first."""
+    """Round by exact arithmetic: numpy itself rounds twice, to a double first."""
     exact = Fraction(word)
     guess = np.float32(word)
     with np.errstate(over="ignore", under="ignore"):
@@ -324,7 +324,7 @@ def test_every_cut_that_loses_a_row_or_part_of_a_word_is_refused(write):
     whole = load_data(write(text))
     for cut in range(len(text)):
         path = write(text[:cut], "cut.txt")
-        # Without its newline, a last line that stops after a value cannot be told from a whole one.
+        # Without its newline, a last line that is cut after a value looks complete.
         if text[:cut].rstrip(b".0123456789").endswith((b"\n2,4 3:", b"\n2,4 3:1.5 5:")) and (
             text[cut - 1] != ord(":")
         ):

@@ -1,4 +1,4 @@
-"""Dense features beside sparse ones: solved and scored exactly, refused where they do not fit."""
+"""Dense features alone or with sparse ones: solved and scored exactly, checked on input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from test_solver import liblinear_objective, signs
 
 
 def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
-    """Embeddings that labels are directions of, and sparse features that help a little."""
+    """Generate embeddings with labels as directions, and sparse features that help a little."""
     rng = np.random.default_rng(seed)
     E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
     E = E.astype(np.float32)
@@ -168,7 +168,7 @@ def test_training_takes_the_matrix_and_little_more():
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A model of both kinds of features, its rows and labels."""
+    """A model with both kinds of features, its rows and labels."""
     X, E, Y = dense_problem(rows=400, features=50)
     path = tmp_path_factory.mktemp("both") / "model"
     return dismec.train([X, E], Y, path), X, E, Y

@@ -1,4 +1,4 @@
-"""The command line with dense features beside DATA, or alone."""
+"""The command line with dense features, alone or with DATA."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SMALL = TrainingParams(block_size=3)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """Two workers that see the file system of the tests."""
+    """Two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         started.worker()
@@ -167,9 +167,9 @@ def test_the_command_line_trains_dense_features_on_a_cluster(tmp_path, processes
 
 
 def looker():
-    """A function for a worker: bytes of mapped data files, of those written to, and of its own.
+    """Return a function that measures a worker: bytes of mapped data files, dirty ones, its own.
 
-    It is made here, so that it is sent by value: workers do not see this module.
+    It is created here so that it is sent by value: workers cannot import this module.
     """
 
     def look():
@@ -195,7 +195,7 @@ def test_threads_of_a_worker_share_one_map_of_the_dense_features(tmp_path):
         processes.worker(threads=4)
         with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
             client.wait_for_workers(1, timeout=300)
-            # What the first training brings along is not the data's: modules, for one.
+            # The first training also loads modules, which do not count as data.
             train([E[:300]], Y[:300], tmp_path / "first", cluster=processes.file)
             ((_, _, before),) = client.run(looker()).values()
 

@@ -1,4 +1,4 @@
-"""A real server of models that take dense features."""
+"""A real server with models that use dense features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation says to type works."""
+"""Commands and code in the documentation work."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_cluster_prediction_commands_run(tmp_path):
     batch, serve = examples("docs/howto/cluster-prediction.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
-        # Without job control a shell has no numbers for what it has put into the background.
+        # Without job control a shell has no numbers for background jobs.
         ["bash", "-emc", batch],
         cwd=tmp_path,
         check=True,
@@ -192,7 +192,7 @@ def test_every_benchmark_is_described():
 def test_messages_that_troubleshooting_explains_are_those_of_the_code():
     page = (ROOT / "docs/howto/troubleshooting.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    code = re.sub(r'"\s*f?"', "", code)  # literals in several lines
+    code = re.sub(r'"\s*f?"', "", code)  # joins literals on several lines
     quoted = re.findall(r"^\*\*(`.*`.*)\*\*$", page, re.MULTILINE)
     pieces = [
         piece.strip()

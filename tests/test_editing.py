@@ -1,4 +1,4 @@
-"""Labels added to, trained anew in and removed from a finished model."""
+"""Adding, retraining and removing labels of a finished model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dismec.training.editing import add_labels, remove_labels, update_labels
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
 NAMES = [f"label {i}" for i in range(40)]
-OLD = 25  # labels that the model has before others are added
+OLD = 25  # labels that the model has at first
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def model(tmp_path):
-    """The model of the first labels, in shards of a few."""
+    """The model of the first labels, in small shards."""
     X, Y = random_problem()
     with mock.patch("dismec.model.shards.MOST_WEIGHTS", 300):
         train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
@@ -104,7 +104,7 @@ def test_labels_trained_anew_take_the_place_of_the_old(model, problem, whole):
     ]
     assert untouched
     assert all(after[file] == files[file] for file in untouched)
-    # On the rows that they were trained on before, they become what they were.
+    # Retrained on their original rows, they become what they were.
     again = update_labels(model, X, Y[:, :OLD], ["label 3", "label 17"], NAMES[:OLD])
     assert same(again, before)
 
@@ -152,7 +152,7 @@ def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
     before = read(model)
     add_labels(model, *problem, NAMES)
     remove_labels(model, ["label 3"])
-    answers = [before, before]  # what the reader has seen until just now
+    answers = [before, before]  # what the reader saw last
     with mock.patch(
         "dismec.model.opening.read_manifest",
         lambda path: answers.pop() if answers else read(path),

@@ -25,7 +25,7 @@ def problem():
 
 
 def own_threads():
-    """Threads of this package, those too that other tests may have left behind."""
+    """Return the threads of this package, including any that other tests left behind."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("dismec")}
 
 
@@ -38,7 +38,7 @@ def run(problem, block_size, threads, progress=None):
 
 
 def rows_of(blocks):
-    """Each label's features and weights as bytes."""
+    """Return each label's features and weights as bytes."""
     rows = {
         label: (block.weights[[row]].indices.tobytes(), block.weights[[row]].data.tobytes())
         for block in blocks
@@ -192,7 +192,7 @@ def test_labels_with_the_same_rows_are_solved_once():
     blocks = run(problem, 25, 2, lambda n, _: counted.append(n))
     assert sum(counted) == 3 * n
     assert sum(block.stats.solved for block in blocks) <= n + len(blocks)
-    # Labels with the same rows share one in their block.
+    # Labels with the same rows share one classifier per block.
     assert sum(block.weights.shape[0] for block in blocks) <= n + len(blocks)
     rows = rows_of(blocks)
     assert rows[:n] == rows[2 * n :] == rows[n : 2 * n][::-1]
@@ -253,7 +253,7 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
     taken = []
 
     class Held(LabelSolver):
-        """Takes nothing in between its first solutions and the end of the run."""
+        """Takes no labels between its first solutions and the end of the run."""
 
         def solve(self, labels, *, drain=False):
             if some_solved.is_set():
@@ -278,5 +278,5 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
         run = solve_blocks(problem, SolverParams(), blocks, lambda b: b, threads=2)
         next(run)
         run.close()
-    assert len(taken) <= 2  # what each thread held in its hands
+    assert len(taken) <= 2  # what each thread was working on
     assert own_threads() <= before

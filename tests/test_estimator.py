@@ -24,9 +24,9 @@ from dismec.model import scoring as predictor
 
 
 def few_digits(_):
-    """Scores of repeated rows are those of weights to single precision, not to ten digits.
+    """Compare scores of repeated rows in single precision, not to ten digits.
 
-    `test_weights` has these checks to the digits that there are.
+    `test_weights` makes these checks to the digits that are meaningful.
     """
     name = "check_sample_weight_equivalence_on"
     return dict.fromkeys((f"{name}_dense_data", f"{name}_sparse_data"), "single precision")

@@ -1,4 +1,4 @@
-"""Training texts that a model keeps to be tried on."""
+"""Training texts that a model keeps as examples."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def test_labels_become_an_indicator_without_zeros_in_memory_of_the_caller_if_it_
     Y = sp.csr_array(np.array([[1, 0, 1], [0, 0, 0]], np.uint8))
     assert np.shares_memory(check_Y(Y, 2).indices, Y.indices)
     twice = sp.csr_array((np.ones(256, np.uint8), np.full(256, 2), np.array([0, 256])), (1, 3))
-    twice.has_canonical_format = True  # it is not believed
+    twice.has_canonical_format = True  # the flag is not trusted
     zero = sp.csr_array((np.array([1.0, 0.0]), np.array([2, 1]), np.array([0, 2])), (1, 3))
     for given_Y in (twice, zero, [[False, False, True]]):
         result = check_Y(given_Y)

@@ -1,6 +1,6 @@
-"""A short run of what ``make fuzz`` does for as long as one likes, always with the same inputs.
+"""A short run of ``make fuzz``, always with the same inputs.
 
-Also that the harness notices what it is there for, and each thing that it has found.
+Also checks that the harness detects faults, and tests every fault that it has found.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_mutated_models_get_through_to_what_is_behind_the_checksums(tmp_path):
     assert set(mutate_model(Random(1), shop.models["plain"])) <= set(shop.models["plain"])
 
 
-# What was found, each for itself.
+# Faults found so far.
 
 
 def test_blank_rows_beyond_a_million_are_refused_if_there_is_next_to_nothing_else(tmp_path):
@@ -127,7 +127,7 @@ def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tm
     path = tmp_path / "a.jsonl.gz"
     line = b'{"text": "%s", "labels": ["b"]}\n' % (b"a" * (1 << 20))
     path.write_bytes(gzip_of(line, 30))
-    assert 30 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
+    assert 30 * len(line) > 100 * path.stat().st_size  # small files may do so
     assert sum(len(batch.texts) for batch in read_texts(path)) == 30
     path.write_bytes(gzip_of(line, 40))
     with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
@@ -193,7 +193,7 @@ def test_files_that_say_they_are_encrypted_are_one_line(tmp_path):
     sp.save_npz(tmp_path / "a.npz", sp.csr_array(np.eye(3, dtype=np.float32)))
     content = bytearray((tmp_path / "a.npz").read_bytes())
     place = content.index(b"PK\x01\x02")
-    while place >= 0:  # a flag of each entry of the directory
+    while place >= 0:  # a flag of each directory entry
         content[place + 8] |= 1
         place = content.find(b"PK\x01\x02", place + 1)
     (tmp_path / "a.npz").write_bytes(content)

@@ -1,4 +1,4 @@
-"""A hierarchy of labels: its file, closing upwards, leaves, and metrics by level."""
+"""Label hierarchies: files, closing upwards, leaves, and metrics by level."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_groups_are_nodes_after_the_labels():
 
 
 def random_tree(rng, n_labels, n_groups):
-    """Labels and groups with up to two parents each among those before them in some order."""
+    """Generate labels and groups with up to two parents each among those before them."""
     names = [f"n{i}" for i in range(n_labels + n_groups)]
     order = rng.permutation(len(names))
     pairs = [
@@ -157,7 +157,7 @@ def random_tree(rng, n_labels, n_groups):
         for i in range(1, len(names))
         for j in set(rng.integers(0, i, rng.integers(0, 3)).tolist())
     ]
-    # Every group has a label below it, or it would be an unknown name.
+    # Every group has a label below it: otherwise it would be an unknown name.
     pairs += [(f"below {i}", names[i]) for i in range(n_labels, len(names))]
     labels = names[:n_labels] + [f"below {i}" for i in range(n_labels, len(names))]
     hierarchy = Hierarchy(pairs)

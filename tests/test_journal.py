@@ -35,7 +35,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run that was killed after its last block: all receipts are in its journal."""
+    """A run killed after its last block: all receipts are in its journal."""
     path = tmp_path_factory.mktemp("killed") / "model"
     with (
         mock.patch("dismec.training.running.commit", side_effect=KeyboardInterrupt),
@@ -56,7 +56,7 @@ def journal_of(path):
 
 
 def refused(path):
-    """The reason, which must be one line."""
+    """Return the reason, which must be one line."""
     with pytest.raises(ModelError) as caught:
         read_manifest(path)
     assert "\n" not in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_line_cut_off_anywhere_is_as_if_it_had_not_been_begun(unfinished):
     for end in range(last, len(whole)):
         path.write_bytes(whole[:end])
         assert read_journal(path) == receipts[:-1]
-    # After a power cut the file may have its length already, and a page of zeros.
+    # After a power cut, the file may already have its final length, with a page of zeros.
     for zeros in (slice(last, len(whole)), slice(last, len(whole) - 1), slice(last, last + 99)):
         torn = bytearray(whole)
         torn[zeros] = bytes(len(torn[zeros]))
@@ -148,7 +148,7 @@ def test_a_flipped_bit_is_told_in_one_line_that_says_where(unfinished):
         flipped[place] ^= 1 << (place % 8)
         path.write_bytes(flipped)
         torn = place == len(whole) - 1 or (place >= last and 0 in flipped)
-        if torn:  # looks like a line that was cut off
+        if torn:  # looks like a truncated line
             assert read_journal(path) == receipts[:-1]
         else:
             line = whole.count(b"\n", 0, place) + 1
@@ -162,7 +162,7 @@ def test_a_damaged_line_can_be_deleted_and_its_block_is_solved_again(unfinished,
     path.write_bytes(b"".join(damaged))
     with pytest.raises(ModelError, match=r"journal:3: damaged .* is deleted, its block is solved"):
         train(*random_problem(), unfinished, PARAMS)
-    assert path.read_bytes() == b"".join(damaged)  # nothing was touched
+    assert path.read_bytes() == b"".join(damaged)  # nothing was changed
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
     done = []
     train(*random_problem(), unfinished, PARAMS, progress=lambda n, _: done.append(n))
@@ -210,7 +210,7 @@ def test_a_run_killed_while_it_takes_over_loses_nothing(unfinished, reference, m
         pytest.raises(KeyboardInterrupt),
     ):
         train(*random_problem(), unfinished, PARAMS)
-    assert len(list(unfinished.glob("*.journal"))) == 2  # one of them is not named
+    assert len(list(unfinished.glob("*.journal"))) == 2  # one of them is not named by the manifest
     assert len(read_manifest(unfinished).blocks) == 8
     done = []
     train(*random_problem(), unfinished, PARAMS, progress=lambda n, _: done.append(n))
@@ -245,7 +245,7 @@ def test_a_missing_journal_is_told_in_one_line(unfinished):
 
 
 def test_a_reader_is_not_disturbed_by_the_end_of_the_run(unfinished):
-    """The journal that it is about to read goes, and there is a new manifest."""
+    """Its journal is removed while it reads, and there is a new manifest."""
     manifest = read_manifest(unfinished)
     counts = read_parts(unfinished, manifest).labels.counts
 

@@ -1,4 +1,4 @@
-"""Labels found by part of their names."""
+"""Searching labels by parts of their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed(given):
 
 
 def by_hand(given, part):
-    """Equal names first, then those that begin with it, then others; each in order."""
+    """Return equal names first, then those that begin with it, then others; each in order."""
     folded, wanted = [name.casefold() for name in given], part.strip().casefold()
     equal = [i for i, name in enumerate(folded) if name == wanted]
     begin = [i for i, name in enumerate(folded) if name.startswith(wanted)]

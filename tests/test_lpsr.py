@@ -40,7 +40,7 @@ def test_naive_bayes_is_that_of_its_formula(smoothing, scale):
         own = y[:, label] > 0
         odds = np.log((own.sum() + smoothing) / ((~own).sum() + smoothing))
         expected[:, label] = odds + likelihood(own) - likelihood(~own)
-    # A term of the row alone does not change the order of labels.
+    # A term that depends only on the row does not change the order of labels.
     difference = expected - found
     np.testing.assert_allclose(difference, difference[:, :1].repeat(15, axis=1), atol=1e-3)
 
@@ -79,7 +79,7 @@ def test_the_gradient_of_the_assignment_is_that_of_differences():
 
 
 def test_a_label_that_only_gets_in_the_way_is_not_kept():
-    """Label 2 is of one row, and stands above label 0, of many, with k = 1."""
+    """Label 2 has one row and outranks label 0, which has many, with k = 1."""
     above = np.zeros((21, 3))
     above[:20, 2] = 1
     pairs = Pairs(np.array([0] * 20 + [2]), np.ones(21), sp.csr_matrix(above))

@@ -10,7 +10,7 @@ GB = 1 << 30
 
 
 def groups(root, lines, **limits):
-    """A root directory whose control groups have these limits."""
+    """Create a root directory whose control groups have these limits."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in lines))
     for path, limit in limits.items():

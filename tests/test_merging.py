@@ -1,4 +1,4 @@
-"""Models of some labels of a model, and models of different labels put together."""
+"""Models of some labels of a model, and models of different labels merged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trained(labels=slice(None), params=PARAMS, path=None, seed=0):
 
 @pytest.fixture(scope="module")
 def whole():
-    """A model of all labels, in shards of a few."""
+    """A model of all labels, in small shards."""
     with mock.patch("dismec.model.shards.MOST_WEIGHTS", 500):
         return trained(params=replace(PARAMS, calibrate=True))
 
@@ -77,7 +77,7 @@ def same_weights(one, labels, other, others):
 
 
 def ranked_among(model, rows, labels, rank):
-    """All labels ranked by the whole model, those that are wanted alone, numbered anew."""
+    """Rank all labels by the whole model, keep the wanted ones, and renumber them."""
     top, values = model.predict_topk(rows, model.n_labels, rank=rank)
     number = np.full(model.n_labels, -1)
     number[labels] = np.arange(len(labels))
@@ -104,13 +104,13 @@ def test_a_subset_ranks_its_labels_with_the_same_bits(whole, rows, rank):
 def test_selected_shards_hold_the_weights_bit_for_bit(precision, seed):
     rng = np.random.default_rng(seed)
     W = rng.standard_normal((60, 31)) * np.exp2(-rng.integers(0, 24, (60, 31)))
-    W[:, 0] = 1 - 2.0**-13  # rounded up to its scale in float16
+    W[:, 0] = 1 - 2.0**-13  # rounds up to its scale in float16
     W[7] = W[9] = W[30]
     W = sp.csr_array((W * (rng.random(W.shape) < 0.7)).astype(np.float32))
     halves = [(np.arange(30), W[:30]), (np.arange(30, 60), W[30:])]
     shards = [shard for half in halves for shard in pack([half], 30, precision)]
     wanted = rng.random(60) < 0.5
-    wanted[30:] |= seed == 0  # one of the shards is wanted as a whole
+    wanted[30:] |= seed == 0  # one of the shards is wanted entirely
     labels = np.flatnonzero(wanted)
     with mock.patch.object(kernels, "shard_rows", 20):
         found = selected(shards, wanted)

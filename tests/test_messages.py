@@ -1,4 +1,4 @@
-"""What messages say: counts, rows and indices, and values of the wrong kind."""
+"""Wording of messages: counts, rows and indices, and values of the wrong kind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dismec.data.names import Names, pack_names
 from dismec.data.row_weights import load_row_weights
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dismec"
-# Things that are counted in messages; the number comes right before.
+# Things counted in messages, right after the number.
 THINGS = re.compile(
     r" (?:labels|rows|features|dense features|names|label names|texts|columns|classes|values|terms|"
     r"numbers|entries|places|threads|blocks|models|test rows|training rows)\b"
 )
-# What is read by dismec itself, what is said of damaged files, and what never is 1.
+# Text that dismec itself reads, messages about damaged files, and counts that are never 1.
 EXEMPT = {
     "model/provenance.py",
     "model/manifest.py",
@@ -54,7 +54,7 @@ def refused(*arguments):
 
 
 def plain_counts(text):
-    """Numbers in f-strings that stand before a plural whatever they are."""
+    """Find numbers in f-strings that are followed by a plural whatever their value."""
     for node in ast.walk(ast.parse(text)):
         parts = node.values if isinstance(node, ast.JoinedStr) else []
         for place, part in enumerate(parts[:-1]):
@@ -63,7 +63,7 @@ def plain_counts(text):
             if not isinstance(part, ast.FormattedValue) or not isinstance(after, str):
                 continue
             is_number = re.search(r"\blen\(|shape\[|\bn_|nnz|\.size|count", ast.unparse(part.value))
-            # "3 of 1 labels" names a whole, "80 × 1 labels" a shape.
+            # "3 of 1 labels" is a total, "80 × 1 labels" a shape.
             whole = isinstance(before, str) and before.endswith(("of ", "of the ", "× ", "and "))
             if is_number and THINGS.match(after) and not whole:
                 yield ast.unparse(part.value) + after
@@ -202,7 +202,7 @@ def test_one_number_per_row_is_measured_for_labels_without_names(tmp_path):
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "jsonl", "frame"])
 def test_whole_numbers_are_the_same_labels_as_floats(tmp_path, ending):
-    """Pandas makes floats of whole numbers where some are missing."""
+    """Pandas turns whole numbers into floats if some are missing."""
     frame = pd.DataFrame({"text": ["a", "b", "c"], "labels": [1, None, 20]})
     assert frame["labels"].dtype == np.float64
     path = tmp_path / f"rows.{ending}"

@@ -29,7 +29,7 @@ def indicator(truth, n_labels):
 
 @st.composite
 def judged_rows(draw):
-    """Truth as sets, predictions with empty places anywhere, propensities."""
+    """Draw truth as sets, predictions with empty places anywhere, and propensities."""
     n_labels = draw(st.integers(1, 8))
     n_rows = draw(st.integers(1, 6))
     depth = draw(st.integers(1, 10))
@@ -267,7 +267,7 @@ def test_f1_takes_what_is_stored_for_assigned_whatever_its_value():
 
 
 def test_calibration_error_by_hand():
-    # Bins of a half: 0.1 and 0.3 sum to 0.4 and have no hit; 0.6 and 1.0 to 1.6, and have two.
+    # Two bins: 0.1 and 0.3 sum to 0.4 without a hit; 0.6 and 1.0 sum to 1.6 with two.
     error = expected_calibration_error([[0.1, 0.6], [0.3, 1.0]], [[0, 1], [0, 1]], bins=2)
     assert error == pytest.approx((0.4 + abs(1.6 - 2)) / 4)
     assert expected_calibration_error([], []) == 0

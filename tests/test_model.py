@@ -40,7 +40,7 @@ def test_a_model_is_evaluated_on_any_matrix_of_labels():
 
 @pytest.fixture(scope="module")
 def texts():
-    """A small model of texts, calibrated."""
+    """A small calibrated text model."""
     rng = np.random.default_rng(0)
     words = [f"{kind}{i}" for kind in ("egg", "car", "sea") for i in range(5)]
     labels = [["food"], ["road"], ["water", "road"]]
@@ -236,7 +236,7 @@ def test_a_model_is_one_file_and_comes_back(texts, tmp_path):
 def zipped(entries, compression=zipfile.ZIP_STORED):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as packed, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a name is there twice
+        warnings.simplefilter("ignore")  # about duplicate names
         for name, content in entries:
             packed.writestr(name, content)
     return buffer.getvalue()
@@ -290,7 +290,7 @@ def test_damage_to_a_single_file_is_refused(texts):
 
 
 def test_every_model_takes_rows_by_the_same_door():
-    """What is refused here is refused on a cluster and by the server, too."""
+    """What is refused here is also refused on a cluster and by the server."""
     for kind in (Model, ClusterModel, ServedModel):
         assert kind.predict_topk is RankingModel.predict_topk
         assert kind.evaluate is RankingModel.evaluate

@@ -1,4 +1,4 @@
-"""Names of labels: lists, files and arrays of them are the same names, also in large numbers."""
+"""Label names: lists, files and arrays of them hold the same names, however many."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def test_a_label_of_an_opened_model_is_found_without_all_names(tmp_path, problem
     train(X, Y, tmp_path / "model", names=names)
     model = open_model(tmp_path / "model")
     with mock.patch.object(Names, "__iter__", side_effect=AssertionError):
-        assert model.find_label("Straße 7") == 7  # of equal names, the first
+        assert model.find_label("Straße 7") == 7  # the first of equal names
         assert model.find_label(12) == 12
-        for wrong in ("12", "Straße"):  # a number is one only where there are no names
+        for wrong in ("12", "Straße"):  # numbers are accepted only if there are no names
             with pytest.raises(DataError, match="no label"):
                 model.find_label(wrong)
 
@@ -129,4 +129,4 @@ def test_many_names_take_no_time():
     packed = unpack_names(*pack_names(check_names(names, len(names))))
     assert packed == names
     assert packed.find(names[-1]) == len(names) - 1
-    assert time.process_time() - begin < 1  # some 0.15 s
+    assert time.process_time() - begin < 1  # about 0.15 s

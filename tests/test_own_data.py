@@ -1,4 +1,4 @@
-"""People's own files and frames: what they hold is read as they mean it, or refused."""
+"""Users' own files and frames are read as they are meant, or refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refused(source, *reasons, fmt=DEFAULT, **options):
         ("a, b", ["a", "b"]),
         ("['a', 'b']", ["a", "b"]),
         ('["a", "b, c"]', ["a", "b, c"]),
-        ("['a' 'b']", ["a", "b"]),  # as numpy writes it, which Python would read as one text
+        ("['a' 'b']", ["a", "b"]),  # as numpy prints it, which Python would read as one text
         ("['a'\n 'b']", ["a", "b"]),
         ("[\"it's\", 'b']", ["it's", "b"]),
         ("('a',)", ["a"]),
@@ -103,7 +103,7 @@ def test_a_cell_gives_the_names_that_its_writer_meant(cell, names):
 )
 def test_a_cell_that_is_neither_names_nor_a_list_is_refused(cell, reason):
     if reason is None:
-        assert LabelCells().names(cell) == ["['a"]  # no list: it does not end like one
+        assert LabelCells().names(cell) == ["['a"]  # not a list: it does not end like one
         return
     with pytest.raises(RefusedError, match=reason):
         LabelCells().names(cell)
@@ -149,7 +149,7 @@ def test_a_separator_that_was_forgotten_is_asked_for(tmp_path, separator, ending
     assert len({name for _, names in given for name in names}) == 20
     kept = TextFormat(label_separator="\n" if ending == "jsonl" else ",")
     assert [names for _, names in all_rows(path, kept)] == [[cell] for cell in cells]
-    assert all_rows(path, needs_labels=False)  # nothing depends on labels there
+    assert all_rows(path, needs_labels=False)  # nothing depends on labels here
 
 
 def test_names_of_several_words_are_not_taken_for_several_labels(tmp_path):
@@ -399,7 +399,7 @@ def command(*args, stdin=None, code=0):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A CSV file whose columns and separator are not the default ones."""
+    """A CSV file whose columns and separator are not the defaults."""
     rng = np.random.default_rng(0)
     words = {"grain": "wheat rye barley", "metal": "iron zinc copper", "oil & gas": "crude pipe"}
     rows = []
@@ -427,7 +427,7 @@ def test_columns_given_at_training_hold_for_every_later_command(table, tmp_path)
     rest.to_json(as_json, orient="records", lines=True)
     assert command("predict", model, as_json, "-k", 1).stdout.splitlines()[0] == first
     assert command("explain", model, table, "--row", 1).stdout
-    # What is given now wins, and plain text has no columns.
+    # Options given now take precedence, and plain text has no columns.
     assert "'body'" in command("predict", model, table, "--text-column", "body", code=2).stderr
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(rest["title"]))

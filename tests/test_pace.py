@@ -1,4 +1,4 @@
-"""The time left that a progress shows."""
+"""The remaining time that progress shows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shares(WorkProgress):
 
 
 def test_time_goes_by_work_not_by_labels():
-    # Twenty labels that take a hundred times as long as the 9,980 others come first.
+    # The first twenty labels take a hundred times as long as each of the 9,980 others.
     clock, costs = Clock(), [100.0] * 20 + [1.0] * 9_980
     pace, worst = Pace(lambda *_: None, clock), 0.0
     pace.update(0, len(costs), 0.0)
@@ -85,7 +85,7 @@ def test_a_training_says_which_share_of_the_work_is_done(tmp_path):
     assert share[-1] == 1
     assert (np.diff(share) >= 0).all()
     assert (totals == 80).all()
-    # Frequent labels come first: the share of the work is never behind that of the labels.
+    # Frequent labels come first, so the share of work is never behind the share of labels.
     assert (share >= done / 80 - 1e-9).all()
 
 

@@ -56,7 +56,7 @@ def test_ranked_labels_appear_with_bars_of_their_probabilities(server, visit):
     expect(page.locator("#list li")).to_have_count(5)
     expect(page.locator("#status")).to_contain_text("First: fruit")
     expect(page.locator("#scale")).not_to_contain_text("not probabilities")
-    page.wait_for_timeout(400)  # bars grow
+    page.wait_for_timeout(400)  # bars are animated
     amounts = [
         float(re.search(r"\d+", text)[0]) for text in page.locator(".amount").all_inner_texts()
     ]
@@ -90,7 +90,7 @@ def test_hover_shows_the_words_that_carried_a_label(server, visit):
     expect(page.locator("#why-title")).to_have_text("ships")
     expect(marked(page)).to_have_text(["harbour"])
     expect(page.locator("#terms tbody th").first).to_have_text("harbour")
-    page.mouse.move(0, 0)  # back to what was chosen
+    page.mouse.move(0, 0)  # back to the selection
     expect(page.locator("#why-title")).to_have_text("fruit")
     assert {"apple", "banana", "pear"} <= set(marked(page).all_inner_texts())
     lines = {
@@ -114,7 +114,7 @@ def test_labels_that_make_another_likely_are_named(tmp_path, visit):
     assert train_text(tmp_path / "texts.jsonl", tmp_path / "model", params).manifest.refined
     with serving(tmp_path, tmp_path / "model") as server:
         page = visit(server)
-        page.fill("#text", "word0 word1 word2 word8 word9 word10")  # of labels 0 and 1
+        page.fill("#text", "word0 word1 word2 word8 word9 word10")  # the words of labels 0 and 1
         page.get_by_text(f"label {BASE}", exact=True).first.hover()
         expect(page.locator("#why-title")).to_have_text(f"label {BASE}")
         expect(page.locator("#terms tbody th", has_text="likely: label 0")).to_be_visible()
@@ -228,7 +228,7 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
         page.evaluate("text => navigator.clipboard.writeText(text)", text)
         page.keyboard.press("Control+V")
         expect(page.locator("#long")).to_be_visible()
-        page.keyboard.press("Control+V")  # takes the place of what is there
+        page.keyboard.press("Control+V")  # replaces the old text
     else:
         page.keyboard.insert_text(text)
     expect(page.locator("#long")).to_contain_text("220,000 characters")
@@ -290,7 +290,7 @@ def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
         expect(page.locator("#notice")).to_be_hidden()
         expect(page.locator("#scale")).to_contain_text(
             "not probabilities"
-        )  # what is served now has no probabilities
+        )  # the model served now has no probabilities
 
 
 def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
@@ -333,7 +333,7 @@ def test_number_of_labels_keeps_to_the_limit(text_files, visit):
 
 
 def held_requests(page):
-    """The list of requests for labels, which wait until they are continued."""
+    """Return the list of requests for labels, which are held until continued."""
     held = []
     page.route("**/predict", lambda route: held.append(route))
     return held
@@ -415,7 +415,7 @@ def test_nothing_moves_where_motion_is_reduced(server, visit):
 
 
 def amounts(page, column=1):
-    """What the rows of the explanation say, of one of the labels."""
+    """Return the amounts in the rows of the explanation, for one of the labels."""
     cells = page.locator(f"#terms tbody:first-of-type tr td:nth-child({1 + column}) .part span")
     return [float(text.replace("−", "-")) for text in cells.all_inner_texts() if text != "·"]
 
@@ -441,7 +441,7 @@ def test_any_label_is_found_by_name_and_explained(server, visit):
     expect(page.locator("#verdict")).to_contain_text("Rank 6 of 6")
     expect(page.locator("#verdict")).to_contain_text("not assigned")
     assert any(amount < 0 for amount in amounts(page))
-    page.fill("#text", TEXT + " And more.")  # it stays in the list for the next text
+    page.fill("#text", TEXT + " And more.")  # the label stays in the list for the next text
     expect(wanted.locator(".place")).to_have_text("6.")
     page.click("#unwant")
     expect(page.locator("#list li")).to_have_count(5)
@@ -463,7 +463,7 @@ def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
     expect(page.locator("#list .name")).to_have_text(["fruit", "party 🎉"])
     expect(page.locator("#narrowed")).to_contain_text("2 labels of your list")
     page.click("#narrow > summary")
-    expect(page.locator("#narrowed")).to_be_visible()  # also while the fields are folded
+    expect(page.locator("#narrowed")).to_be_visible()  # even while the fields are folded
     page.click("#narrow > summary")
     page.fill("#group", "fruit\nnobody")
     page.locator("#group").blur()
@@ -480,7 +480,7 @@ def test_search_is_a_combobox_that_says_when_nothing_is_found(server, visit):
     page.fill("#search", "zzz")
     expect(page.locator("#matches")).to_contain_text("No label")
     page.fill("#search", "S")
-    expect(page.locator("#matches li").first).to_contain_text("ships")  # it begins with it
+    expect(page.locator("#matches li").first).to_contain_text("ships")  # it starts with the query
     expect(page.locator("#search")).to_have_attribute("aria-expanded", "true")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#search")).to_have_attribute("aria-activedescendant", "match-1")
@@ -583,7 +583,7 @@ def test_negative_bars_go_to_the_left_and_the_rest_is_folded(server, visit):
     )
     ends = [right for kind, _, right in zeros if kind == "against"]
     begins = [left for kind, left, _ in zeros if kind == "for"]
-    assert max(ends) - min(ends) < 1.5  # all end at the line in the middle
+    assert max(ends) - min(ends) < 1.5  # all end at the middle line
     assert all(left >= max(ends) - 1 for left in begins)
     fold = page.locator("#fold")
     expect(fold).to_contain_text("small ones")
@@ -794,7 +794,7 @@ def test_docs_send_their_examples(server, visit):
     page = visit(server)
     page.goto(page.url + "docs")
     body = page.locator("#predict textarea")
-    expect(body).not_to_have_value(re.compile("What is this about"))  # a text of the model's
+    expect(body).not_to_have_value(re.compile("What is this about"))  # a text from the model
     for path, said in (("predict", '"probabilities"'), ("explain", '"rank"'), ("labels", '"more"')):
         page.locator(f"#{path} button").click()
         expect(page.locator(f"#{path} pre")).to_contain_text(said)

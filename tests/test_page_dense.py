@@ -1,4 +1,4 @@
-"""The page of models that take numbers: dense features, alone or beside a text, and pairs."""
+"""The page of models with numeric input: dense features, alone or with a text, and pairs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_row_of_a_npy_file_is_chosen_from_1(alone, folder, visit):
         row = np.load(folder / "E.npy")[number - 1]
         expect(listed(page)).to_have_text(best(folder, "alone", row[None]))
     page.locator("#dense").press("End")
-    page.keyboard.type(" ")  # what is edited is no row of the file any more
+    page.keyboard.type(" ")  # after an edit it is no longer a row of the file
     expect(page.locator("#dense-rows")).to_be_hidden()
 
 
@@ -162,9 +162,9 @@ def test_text_and_dense_features_are_asked_for_together(texts, folder, visit):
     labels = model.predict_topk([TEXTS[:1], vector[None]], model.n_labels)[0][0]
     expect(listed(page)).to_have_text([model.names[label] for label in labels.tolist()])
     heads = page.locator("#terms tbody th")
-    # it is never folded, however small it is
+    # never folded, however small its contribution
     expect(heads.filter(has_text="embedding (6 dense features)")).to_be_visible()
-    assert heads.count() > 1  # words, too
+    assert heads.count() > 1  # words as well
     expect(page.locator("#sum")).to_contain_text("its words add")
     expect(page.locator("#copy mark").first).to_be_visible()
     page.fill("#text", "")

@@ -1,4 +1,4 @@
-"""After a power cut at any moment a directory holds the old model or the new one."""
+"""After a power cut at any moment, a directory holds the old model or the new one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from power_cuts import Change, Recording, Sync, Write, lay_out, tree_of
 PARAMS = TrainingParams(block_size=4)
 X, Y = random_problem(rows=60, features=20, labels=9, density=0.3)
 NAMES = [f"name {i}" for i in range(9)]
-REPEATED = 8  # trees of each case in which the same is done once more
+REPEATED = 8  # trees per case on which the operation is repeated
 
 
 def found(directory):
-    """Which model a directory holds, all of whose files are as its manifest says; None for none."""
+    """Return which model a directory holds, with all files intact, or None."""
     try:
         open_model(directory, check=True)
     except ModelError:
@@ -64,7 +64,7 @@ def removed(directory):
 
 
 def recorded(root, act, *, old):
-    """A recording of what `act` does to a model directory, and the models before and after."""
+    """Record what `act` does to a model directory; also return the models before and after."""
     root.mkdir()
     directory = root / "model"
     if old:
@@ -102,7 +102,7 @@ def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path)
         shutil.rmtree(root)
     assert {before, after} == set(held)
 
-    # What was left undone can be done: nothing that lies about is in the way.
+    # The operation can be repeated: nothing left behind is in its way.
     undone = [number for number, model in enumerate(held) if model == before]
     for number in random.Random(0).sample(undone, min(REPEATED, len(undone))):
         root = lay_out(trees[number][1], tmp_path / f"again {number}")
@@ -161,7 +161,7 @@ def test_a_refined_model_is_there_or_not(tmp_path):
         shutil.rmtree(root)
 
 
-# The simulation itself: it finds what is known to be wrong.
+# The simulation itself: it detects known mistakes.
 
 
 def trees_of(folder, act):

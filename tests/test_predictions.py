@@ -1,4 +1,4 @@
-"""Predictions on their way out: every form keeps every name, score and id, row by row."""
+"""Writing predictions: every format keeps every name, score and id, row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import DataError, DismecError
 from dismec.model.thresholds import ranked
 
-# As docs/reference/predictions.md has it.
+# As in docs/reference/predictions.md.
 PAIR = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s:"\\]+):(\S+)')
 
 NAMES = ["plain", "emoji 😀", "a:b", '"quoted"', "back\\slash", "2024", "tab\tand\nbreak", "x,y"]
@@ -57,7 +57,7 @@ def written(form, top, scores, names=NAMES, ids=None, batch=1000, values="scores
 
 
 def read_back(form, content, values="scores"):
-    """Rows (id or None, labels, scores) as a reader of the form sees them."""
+    """Return rows (id or None, labels, scores) as a reader of the format sees them."""
     if form == "parquet":
         from pyarrow import parquet
 
@@ -358,7 +358,7 @@ def test_an_output_that_exists_is_overwritten_only_on_demand(folder, tmp_path):
     command = ("predict", folder / "texts", folder / "test.jsonl", "-o", path)
     assert "exists" in refused(*command)
     assert path.read_text() == "mine"
-    # Before anything is read: neither the model nor the data are there.
+    # Refused before anything is read: neither the model nor the data exist.
     assert "exists" in refused("predict", tmp_path / "no", tmp_path / "nothing", "-o", path)
     ok(*command, "--overwrite")
     assert path.read_text().startswith("labels,scores\n")
@@ -422,7 +422,7 @@ def test_results_do_not_depend_on_how_rows_are_cut(folder, monkeypatch):
 
 
 def test_predictions_are_forgotten_once_they_are_written(folder, tmp_path, monkeypatch):
-    """Memory itself is measured by benchmarks/predict_memory.py."""
+    """The memory itself is measured by benchmarks/predict_memory.py."""
     made, most = [], 0
     predict_topk = Model.predict_topk
 

@@ -1,4 +1,4 @@
-"""How values were chosen: fields and sentences say the same."""
+"""How values were chosen: fields and sentences agree."""
 
 from __future__ import annotations
 

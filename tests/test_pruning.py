@@ -41,7 +41,7 @@ def data():
 
 
 def brute_force(X, Y, judge_X, judge_Y):
-    """Train at each delta of the grid, score densely, and follow the rule word by word."""
+    """Train at each delta of the grid, score densely, and apply the rule literally."""
     truth = [set(row.nonzero()[0].tolist()) for row in judge_Y.toarray()]
     losses = []
     for delta in GRID:
@@ -219,7 +219,7 @@ def test_killed_training_keeps_the_delta_it_has_chosen(tmp_path):
     unfinished = read_manifest(path)
     assert 0 < len(unfinished.blocks) < 120
     begun = unfinished.params
-    # Another number in its place shows that it is not chosen again.
+    # A different number in its place proves that delta is not chosen again.
     other = next(delta for delta in GRID if delta != begun["delta"])
     commit(path, replace(unfinished, params={**begun, "delta": other}, blocks=()))
     subprocess.run(list(map(str, command)), check=True)
@@ -350,7 +350,7 @@ def test_command_line_prunes(files, tmp_path):
     ok("prune", files / "model", "-o", out, "--delta", "0.05")
     ok("train", files / "train.txt", "-o", tmp_path / "trained", "--delta", "0.05")
     moved = abs(open_model(out).weights - open_model(tmp_path / "trained").weights)
-    assert moved.nnz < 10  # by rounding
+    assert moved.nnz < 10  # due to rounding
     before = weight_files(out)
     assert "--overwrite" in refused("prune", files / "model", "-o", out, "--delta", "0.1")
     assert weight_files(out) == before

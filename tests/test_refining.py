@@ -1,4 +1,4 @@
-"""Labels that inform labels: a second stage, and everything that can be done with it."""
+"""Refined models: a second stage that uses labels as features, and all operations on it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_directory_holds_both_stages_and_nothing_else(path):
 
 
 def wide_rows(model, X):
-    """What the second stage sees, label by label and in plain NumPy."""
+    """Compute the input of the second stage, label by label in plain NumPy."""
     informed = model.transform
     first = np.zeros((model.n_labels, model.n_features + 1), np.float32)
     for shard in informed.first:
@@ -200,7 +200,7 @@ def test_threads_blocks_and_memory_do_not_change_a_byte(data, path, tmp_path):
 
 
 class Interruption:
-    """Stops a training when so many steps have been begun."""
+    """Stops a training after this many steps."""
 
     def __init__(self, steps):
         self.steps = steps

@@ -1,4 +1,4 @@
-"""A model that is overwritten is the old one or the new one, at every moment."""
+"""A model that is being overwritten is the old one or the new one, at every moment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_old_model_is_there_until_the_new_one_is_whole(data, old, tmp_path, 
         threads=1,
         progress=lambda done, total: calls.append(done),
     )
-    assert calls[0] > 0  # it went on, within the staging area
+    assert calls[0] > 0  # it resumed, within the staging area
     assert bits(model) == bits(fresh)
     assert model.manifest.params == fresh.manifest.params
     assert not (path / NEW).exists()

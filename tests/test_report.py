@@ -1,4 +1,4 @@
-"""What `dismec inspect` tells of data and models."""
+"""What `dismec inspect` says about data and models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EVIL = "<script>alert('é & \"x\"')</script>"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A data file with label names, one of them evil, and a calibrated model of it."""
+    """A data file with label names, one of them malicious, and a calibrated model of it."""
     folder = tmp_path_factory.mktemp("report")
     X, Y = random_problem()
     names = [EVIL, *(f"label {i}" for i in range(1, Y.shape[1]))]
@@ -62,7 +62,7 @@ def ok(*args):
 
 
 class Page(HTMLParser):
-    """A page whose tags close in order, which names no address and runs no script but its own."""
+    """Parses a page; checks that tags nest, and that it loads and runs nothing foreign."""
 
     VOID = ("meta", "img", "input")
 
@@ -99,7 +99,7 @@ class Page(HTMLParser):
 
 
 def drawn(page):
-    """The drawings of a page, none of which loads or runs anything."""
+    """Return the drawings of a page, none of which loads or runs anything."""
     for image in page.images:
         text = image.decode()
         tree = ElementTree.fromstring(text)
@@ -192,7 +192,7 @@ def test_facts_of_texts_are_those_counted_by_hand(tmp_path):
 
 def test_estimate_is_near_what_training_takes(tmp_path, monkeypatch):
     X, Y = random_problem(rows=2000, features=400, labels=400, seed=1)
-    worked = 0  # steps of the solver, which stand for seconds: they do not depend on the machine
+    worked = 0  # solver steps stand for seconds: they do not depend on the machine
 
     def counted(problem, params, blocks, use, **options):
         def count(block):
@@ -259,7 +259,7 @@ def test_counts_of_a_model_add_up_to_all_weights(files):
     assert sum(counts["after"]) == model.nnz
     assert facts["share of ambiguous weights"] == pytest.approx(1 - model.nnz / n_weights, abs=1e-6)
     far = np.array(counts["before"]) - counts["after"]
-    assert not far[: SIDE - 28].any()  # beyond 2^-6 nothing is dropped
+    assert not far[: SIDE - 28].any()  # above 2^-6 nothing is dropped
     assert not far[SIDE + 29 :].any()
 
 

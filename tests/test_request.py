@@ -1,4 +1,4 @@
-"""One request behind every door, one statement of a hyper-parameter, one place for resuming."""
+"""One request for all entry points, one definition per hyper-parameter, one place for resuming."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARAMS = TrainingParams(block_size=10, delta="auto", calibrate=True)
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised in the place of a training."""
+    """Raised instead of training."""
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_every_parameter_is_an_option_an_estimators_and_in_the_manifest(tmp_path
     X, Y = problem_data
     dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
     assert dense.manifest.params.keys() == names
-    # What is only about dense features is left out where there are none.
+    # Parameters of dense features are omitted if there are none.
     plain = train(X, Y, tmp_path / "model")
     assert plain.manifest.params.keys() == names - {"dense_scale"}
 
@@ -132,7 +132,7 @@ def test_estimators_take_their_parameters_in_the_order_that_they_always_had():
 
 
 def with_sentences(path):
-    """Write an unfinished model's manifest as versions did that kept prose in it."""
+    """Write an unfinished model's manifest with sentences, as older versions did."""
     file = path / "manifest.json"
     content = json.loads(file.read_text())
     content.pop("checksum", None)

@@ -1,4 +1,4 @@
-"""A training that is stopped anywhere, its trial and its grid too, goes on where it was."""
+"""A training that is stopped anywhere, also in a trial or a grid, resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def trial(request, data, tmp_path_factory):
 
 
 def files_of(directory):
-    """All files of a model but the manifest, which has seconds in it."""
+    """Return all files of a model except the manifest, which contains times."""
     names = {p.name for p in directory.iterdir()} - {".lock", "manifest.json"}
     return {name: (directory / name).read_bytes() for name in names}
 
 
 class Interruption:
-    """Keeps the news of a training, and stops it at this many labels more than at first."""
+    """Records the progress of a training, and stops it this many labels after the first call."""
 
     def __init__(self, labels=np.inf):
         self.labels, self.seen = labels, []
@@ -64,7 +64,7 @@ class Interruption:
 
 @contextmanager
 def stopped_after(n_blocks):
-    """Within it a training stops when it has kept so many blocks more: no clock decides it."""
+    """Stop a training when it has kept this many more blocks, independent of any clock."""
     append, left = Journal.append, n_blocks
 
     def keep(journal, *receipts):
@@ -79,7 +79,7 @@ def stopped_after(n_blocks):
 
 
 def labels_kept(directory):
-    """Labels in finished blocks: of the trial, and of the model."""
+    """Return the number of labels in finished blocks: of the trial, and of the model."""
     found = read_manifest(directory)
     kept = found.labels_done + (LABELS if settled(found) else 0)
     with suppress(ModelError):
@@ -104,7 +104,7 @@ def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path
         except KeyboardInterrupt:
             pass
         finally:
-            # What was in a finished block is not done again, and counts as done.
+            # Labels of finished blocks are not solved again, and count as done.
             assert news.seen[0] == (kept, 2 * LABELS)
             assert [done for done, _ in news.seen] == sorted(done for done, _ in news.seen)
         kept = labels_kept(directory)

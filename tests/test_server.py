@@ -36,7 +36,7 @@ def features(X, i):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A directory with a model that has names, and another one that has none."""
+    """A directory with a model that has label names, and one that has none."""
     directory = tmp_path_factory.mktemp("serving")
     X, Y = random_problem()
     train(X, Y, directory / "named", names=[f"tag {i} é" for i in range(Y.shape[1])])
@@ -98,7 +98,7 @@ def test_labels_are_chosen_among_those_of_the_request(files, server):
         ({"only": None, "exclude": [], "prefix": " "}, range(len(names))),
     ):
         labels, scores = model.predict_topk(X[:5], 7, allowed=list(allowed))
-        for _ in range(2):  # the second time it is found again
+        for _ in range(2):  # the second time it comes from the cache
             answer = server.predict({"rows": rows, "k": 7, **choice})[2]["rows"]
             for i, row in enumerate(answer):
                 n = int((labels[i] >= 0).sum())
@@ -582,7 +582,7 @@ def test_body_of_100_mb_gets_413_and_is_not_kept(server):
     with server.connect() as connection:
         connection.request("POST", "/predict", (megabyte for _ in range(100)))
         assert received(connection)[0] == 413
-        # The connection is still good: the rest of the body was thrown away.
+        # The connection still works: the rest of the body was discarded.
         assert exchange(connection, "GET", "/health")[0] == 200
     with server.connect() as connection:
         connection.putrequest("POST", "/predict")
@@ -770,7 +770,7 @@ def test_reload_switches_models_without_losing_a_request(files, tmp_path):
 
 
 def refused(*arguments, code="pass", **env):
-    """The one line with which `dismec serve` gives up; `code` runs before it."""
+    """Return the one line with which `dismec serve` exits; `code` runs before it."""
     script = f"import sys; {code}; from dismec.cli import main; main(sys.argv[1:])"
     out = subprocess.run(
         [sys.executable, "-c", script, "serve", *map(str, arguments)],

@@ -61,7 +61,7 @@ def edit(path, change):
 
 
 def refused(path, check=None):
-    """The reason, which must be one line."""
+    """Return the reason, which must be one line."""
     with pytest.raises(ModelError) as caught:
         open_model(path, check=check)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def refused(path, check=None):
 
 
 def flips(path):
-    """The file with one bit of its own flipped, 25 times."""
+    """Yield the file with one bit flipped, 25 times."""
     whole = path.read_bytes()
     for place in np.linspace(0, len(whole) - 1, 25).astype(int):
         flipped = bytearray(whole)
@@ -374,7 +374,7 @@ def test_damaged_model_can_be_overwritten(model):
 
 
 def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
-    # A block that repeats another's labels, with a manifest that says so truthfully.
+    # A block that repeats the labels of another, with a manifest that matches.
     manifest = read_manifest(unfinished)
     first = read_block(unfinished, manifest, manifest.blocks[0])
     again = write_block(unfinished, replace(first, number=1))

@@ -68,7 +68,7 @@ def test_labels_of_a_row_belong_together(pair):
     by_chance = np.outer(frequency, frequency) / Y.shape[0]
     common = by_chance >= 1
     np.fill_diagonal(common, False)
-    # If labels were independent, few pairs would occur much more often than chance has it.
+    # If labels were independent, few pairs would occur much more often than by chance.
     assert np.mean(together[common] > 4 * by_chance[common]) > 0.02
     assert np.mean(together[common] < by_chance[common]) > 0.5
 

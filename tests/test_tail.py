@@ -1,4 +1,4 @@
-"""Costs by propensity through every way of training, and rankings by propensity."""
+"""Costs by propensity in every way of training, and rankings by propensity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROPENSITY = TrainingParams(weighting="propensity", precision="float32", delta=0
 
 @st.composite
 def weighted_problems(draw):
-    """Rows of a few features, one label, costs and C."""
+    """Draw rows with a few features, one label, costs and C."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n, d = draw(st.integers(2, 60)), draw(st.integers(1, 12))
     X = rng.standard_normal((n, d)) * (rng.random((n, d)) < 0.5)
@@ -194,7 +194,7 @@ def calibrated():
 
 
 def log_gains(model, X, alpha, A=0.55, B=1.5):
-    """log(P/p^alpha) of all labels, dense."""
+    """Return log(P/p^alpha) of all labels, dense."""
     every = np.broadcast_to(np.arange(model.n_labels), (X.shape[0], model.n_labels))
     P = model.calibration.probabilities(every, model.decision_function(X)).astype(np.float64)
     values = np.log(P) - alpha * np.log(model.propensities(A, B))
@@ -235,7 +235,7 @@ def test_alpha_0_ranks_by_probability(calibrated):
     labels, p = model.predict_proba_topk(X, 5)
     found, gains = model.reranked(0).predict_topk(X, 5)
     np.testing.assert_allclose(gains, p, rtol=1e-4)
-    assert (labels == found).mean() > 0.99  # equal probabilities apart
+    assert (labels == found).mean() > 0.99  # except for ties
 
 
 def test_scores_are_raised_by_what_is_said(calibrated):

@@ -47,13 +47,13 @@ def build(texts, **params):
 
 
 def terms(text, **params):
-    """The terms of a text in the order in which they begin."""
+    """Return the terms of a text in the order in which they begin."""
     vocabulary = build([text], **params)
     return [vocabulary.terms[feature] for feature, _, _ in vocabulary.spans(text)]
 
 
 def counts(vocabulary, texts, **kwargs):
-    """Each text as a dictionary from terms to values."""
+    """Return each text as a dictionary from terms to values."""
     X = vocabulary.rows(texts, **kwargs)
     X.check_format(full_check=True)
     assert X.dtype == np.float32
@@ -101,7 +101,7 @@ def test_any_latin_text_counts_as_in_scikit_learn(texts, ngrams):
 
 
 def naive_words(text):
-    """What a word is, said with Python's own tables."""
+    """Split text into words as defined, using Python's own tables."""
     pieces = []
     for c in text:
         mark = unicodedata.category(c) in ("Mn", "Mc")
@@ -226,7 +226,7 @@ def test_a_text_of_a_hundred_megabytes_is_one_row():
 
 
 def char_wb(text, n, m):
-    """scikit-learn's, of the words as scikit-learn reads them."""
+    """Return scikit-learn's character n-grams of the words that scikit-learn finds."""
     words = " ".join(re.findall(r"\b\w\w+\b", text.lower()))
     vectorizer = CountVectorizer(analyzer="char_wb", ngram_range=(n, m))
     return Counter("#" + gram for gram in vectorizer.build_analyzer()(words))
@@ -271,7 +271,7 @@ def test_spans_are_where_the_terms_are(text, lowercase):
             source = text[begin:end]
             if lowercase:
                 source = naive_lower(source)
-            # A piece of i with its dot stands for all of it.
+            # A part of an i with its dot stands for all of it.
             assert term in source if "\u0307" in source else term == source
         else:
             assert (begin == end) is False

@@ -1,4 +1,4 @@
-"""DiSMECTextClassifier: any form of labels in, the same form out, at home in scikit-learn."""
+"""DiSMECTextClassifier: any form of labels in, the same form out, compatible with scikit-learn."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_probabilities_of_all_labels_are_those_of_the_best():
 
 
 def test_weights_and_intercepts_give_the_scores():
-    clf = fitted(sp.csr_array(np.hstack([Y, np.zeros((90, 1), int)])))  # one label has no rows
+    clf = fitted(sp.csr_array(np.hstack([Y, np.zeros((90, 1), int)])))  # one label without rows
     assert sp.issparse(clf.coef_)
     assert clf.coef_.shape == (4, clf.model_.n_features)
     model = clf.model_

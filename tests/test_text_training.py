@@ -190,7 +190,7 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
             opened.assign(X, chosen).indptr
         ).tolist()
     assert all(len(row) <= 1 for row in predicted("--threshold", "micro-f1", "-k", 1))
-    assert predicted("-k", 3) == probable  # of a calibrated model
+    assert predicted("-k", 3) == probable  # the default for a calibrated model
     by_score = predicted("--rank", "score", "-k", 3)
     expected, values = opened.predict_topk(X, 3, rank="score")
     assert [[name for name, _ in row] for row in by_score] == [
@@ -428,7 +428,7 @@ def test_the_estimator_takes_texts_and_gives_names(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_larger_than_memory_trains(tmp_path):
-    """Texts of 300 MB with 160 MB of memory, most of which Python and its libraries take."""
+    """300 MB of texts with 160 MB of memory, most of which Python and its libraries use."""
     rng = np.random.default_rng(0)
     words = np.array([f"word{i}" for i in range(2000)])
     size = 0
@@ -439,7 +439,7 @@ def test_a_file_larger_than_memory_trains(tmp_path):
             line = " ".join(rng.choice(own, 20)) + " " + " ".join(rng.choice(words, 20))
             entry = json.dumps({"text": f"{line}. " * 400, "labels": [f"l{label}"]}) + "\n"
             size += file.write(entry)
-    # The peak of resident memory, with pages of mapped files left out, as the kernel counts it.
+    # Peak resident memory as the kernel counts it, without pages of mapped files.
     script = (
         "import sys, threading, time\n"
         "from dismec.cli import main\n"

@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_while_it_ends_loses_nothing(
     ):
         finish(path, manifest, "float16", counts)
     if read_manifest(path).complete:
-        assert open_model(path).n_labels == 40  # with files that are no longer named
+        assert open_model(path).n_labels == 40  # with files no longer named
     else:
         train(*problem_data, path, PARAMS)
         assert weight_files(path) == reference
@@ -284,7 +284,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
     command += ["-o", str(path), "--C", "10", "--block-size", "4", "--quiet"]
     complete = False
     while not complete:
-        # Let it write a few files, named by the manifest or not yet, and kill it anywhere.
+        # Let it write a few files, whether or not the manifest names them, and kill it anywhere.
         enough = count_files(path) + rng.randrange(8)
         process = subprocess.Popen(command)
         while process.poll() is None and count_files(path) < enough:
@@ -314,7 +314,7 @@ def test_ctrl_c_stops_within_two_seconds_and_keeps_finished_blocks(tmp_path):
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
     command += ["-o", str(tmp_path / "model"), "--C", "10", "--block-size", "2"]
-    # Whoever runs the tests in the background has them ignore Ctrl-C.
+    # Tests that run in the background ignore Ctrl-C.
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Choosing C, and what each delta leaves of a model."""
+"""Choosing C, and sweeping delta."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRID = [0.1, 0.5, 2.0, 20.0]
 
 @pytest.fixture(scope="module")
 def data():
-    """More rows than other tests have: of few, every order of labels is as good as another."""
+    """More rows than in other tests: with few, every order of labels is equally good."""
     return random_problem(rows=700, labels=50, seed=3)
 
 
@@ -132,7 +132,7 @@ def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
 
 
 def test_labels_of_different_rows_may_have_the_same_weights(tmp_path):
-    """Two rows that are equal, with a label each: the labels' problems are the same."""
+    """Two equal rows with one label each: the problems of these labels are the same."""
     X = np.vstack([[1, 0, 0, 0.5]] * 2 + [[0, 1, 0, 0]] * 3 + [[0, 0, 1, 0]] * 3).astype(np.float32)
     Y = np.zeros((8, 5), np.uint8)
     Y[0, [0, 3]] = Y[1, [1, 4]] = 1  # 0 and 3 have the same rows, and so do 1 and 4
@@ -174,7 +174,7 @@ def test_given_rows_choose(data, tmp_path):
     chosen = result.model.params["C_auto"]
     assert (chosen["metric"], chosen["grid"], chosen["rows"]) == ("nDCG@5", [0.1, 0.5, 2, 20], 100)
     assert len(chosen["data"]) == 16
-    assert result.C == 20.0  # they were trained on
+    assert result.C == 20.0  # the model was trained on these rows
 
 
 def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):

@@ -1,4 +1,4 @@
-"""An unfinished training says so wherever a model is opened."""
+"""An unfinished training is reported as such wherever a model is opened."""
 
 from __future__ import annotations
 

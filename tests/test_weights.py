@@ -1,4 +1,4 @@
-"""Weights of rows through every way of training, and metrics that count rows by their weights."""
+"""Row weights in every way of training, and in metrics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def objective(rows, s, w, C, v):
 
 
 def excess(X, Y, v, labels, C=1.0):
-    """How much each label's objective is above that of LIBLINEAR, relative to it."""
+    """Return each label's objective relative to LIBLINEAR's, minus 1."""
     transform = Transform.fit(X)
     solution = Problem(X, Y, transform, v).solve(labels, SolverParams(C, 0.0))
     assert (solution.gradient <= 1).all()
@@ -122,13 +122,13 @@ def test_weighted_minimum_equals_the_reference(seed, C, spread):
     solution = Problem(X, Y, transform, v).solve([0], SolverParams(C, 0.0))
     rows, s = transform.apply(X).astype(np.float64), np.where(Y.toarray().ravel(), 1.0, -1.0)
     w = solution.weights.toarray().ravel().astype(np.float64)
-    # A row of weight v is one whose loss is that of √v times its slack: Newton on that is exact.
+    # Weight v scales the slack of a row by √v: Newton's method on that is exact.
     best = weighted_minimum(rows, s, C, v)
     assert objective(rows, s, w, C, v) <= objective(rows, s, best, C, v) * (1 + 1e-3)
 
 
 def weighted_minimum(rows, s, C, v):
-    """Newton's method with backtracking, in double precision."""
+    """Minimize by Newton's method with backtracking, in double precision."""
     X = rows.toarray() if sp.issparse(rows) else rows
     w = np.zeros(X.shape[1])
     for _ in range(100):
@@ -209,7 +209,7 @@ def test_large_weighted_sets_are_solved_with_the_same_bytes_on_any_number_of_thr
     w = found[0].astype(np.float64)
     slack = np.maximum(0, 1 - s * (rows @ w))
     gradient = w - 2 * rows.T @ (v * slack * s)
-    # f is 1-strongly convex: this bounds the gap to its minimum.
+    # f is 1-strongly convex: this bounds the gap to the minimum.
     assert gradient @ gradient / 2 <= 1e-3 * objective(rows, s, w, 1.0, v)
 
 
