@@ -61,7 +61,7 @@ def properties() -> set[str]:
 PROPERTIES = properties()
 
 
-def test_everything_public_is_looked_at():
+def test_every_public_name_is_checked():
     assert len(FUNCTIONS) + len(KINDS) == len(PUBLIC)
     assert {"Model.predict_topk", "Model.save", "DiSMECClassifier.fit", "Model.weights"} <= set(
         METHODS
@@ -82,7 +82,7 @@ def test_parameters_have_types(name):
     assert signature.return_annotation is not inspect.Signature.empty
 
 
-def test_the_types_themselves_are_not_any():
+def test_no_public_type_is_any():
     for module in ("data/types.py", "model/allowed.py"):
         text = (PACKAGE / module).read_text()
         aliases = re.findall(r"^\w+: TypeAlias = (.*)$", text, flags=re.MULTILINE)

@@ -108,12 +108,12 @@ def test_every_module_is_in_a_room():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down_only(name):
+def test_imports_go_one_way(name):
     for other in own_imports(name):
         assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} imports {other}"
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_modules_have_no_import_cycles():
     graph = {name: own_imports(name) for name in MODULES}
     try:
         TopologicalSorter(graph).prepare()
@@ -121,7 +121,7 @@ def test_no_module_imports_itself_by_way_of_others():
         pytest.fail(f"an import cycle: {' ← '.join(error.args[1])}")
 
 
-def test_a_cycle_and_an_import_against_the_order_would_be_seen():
+def test_cycles_and_imports_against_the_order_are_detected():
     """The tests above can fail: the graph includes lazy imports and those for type checking."""
     assert "cluster.training" in own_imports("training.running")  # lazy
     assert "features.vocabulary" in own_imports("training.request")  # for type checking
@@ -164,7 +164,7 @@ def test_no_private_name_is_imported_from_another_module():
     assert {entry for entry in taken if "_native" not in entry} == set()
 
 
-def test_no_two_types_have_one_name():
+def test_no_two_types_share_a_name():
     homes = defaultdict(list)
     for name, tree in MODULES.items():
         for node in tree.body:
@@ -173,7 +173,7 @@ def test_no_two_types_have_one_name():
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
-def test_no_two_private_functions_have_one_name():
+def test_no_two_private_functions_share_a_name():
     homes = defaultdict(list)
     for name, tree in MODULES.items():
         for node in tree.body:
@@ -206,7 +206,7 @@ def code_files():
     return [*SOURCES.values(), *native, *(ROOT / "tests").glob("*.py")]
 
 
-def test_no_module_is_longer_than_fits_the_head():
+def test_no_module_is_too_long():
     long = {
         str(path.relative_to(ROOT)): lines
         for path in code_files()
@@ -216,7 +216,7 @@ def test_no_module_is_longer_than_fits_the_head():
 
 
 @pytest.mark.parametrize("path", NATIVE, ids=lambda p: str(p.relative_to(ROOT / "native")))
-def test_native_code_includes_its_own_room_and_what_all_share(path):
+def test_native_code_includes_only_its_own_room_and_shared_headers(path):
     text = path.read_text()
     own = path.relative_to(ROOT / "native").parts[0] if path.parent.name != "native" else ""
     # In C there is no Python to pass rows from one room to the next.
@@ -229,14 +229,14 @@ def test_native_code_includes_its_own_room_and_what_all_share(path):
         assert f"namespace dismec::{own}" in text
 
 
-def test_the_document_lists_the_rooms_in_their_order():
+def test_the_document_lists_the_rooms_in_order():
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     drawing = text.partition("```")[2].partition("```")[0]
     drawn = re.findall(r"^ *(\w+)(?:/|\.py)", drawing, flags=re.M)
     assert drawn == [name for name in ROOMS if name != "__main__"]
 
 
-def test_modules_that_the_document_names_are_there():
+def test_modules_named_in_the_document_exist():
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.\w+)`", text):
         places = (ROOT / path, PACKAGE / path)
@@ -248,7 +248,7 @@ def test_modules_that_the_document_names_are_there():
     [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests").glob("*.py")],
     ids=lambda p: p.name,
 )
-def test_scripts_import_what_there_is(path):
+def test_imports_of_scripts_exist(path):
     """Benchmarks run by hand and some imports are lazy: this finds names that have moved."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dismec"):

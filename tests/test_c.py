@@ -239,7 +239,7 @@ def test_a_damaged_model_is_refused_or_scores_but_never_crashes(library, small, 
     assert 100 < refused < 300
 
 
-def test_names_are_given_with_their_length(library, tmp_path):
+def test_names_are_returned_with_their_length(library, tmp_path):
     X, Y = random_problem(rows=60, features=20, labels=3, density=0.2)
     names = ["fruit", "été", "a b"]
     train(X, Y, tmp_path / "model", names=names)
@@ -253,13 +253,13 @@ def test_names_are_given_with_their_length(library, tmp_path):
         assert library.dismec_label_name(opened.handle, 3, ctypes.byref(size)) is None
 
 
-def test_labels_without_names_have_none(library, small):
+def test_unnamed_labels_have_no_name(library, small):
     size = ctypes.c_size_t()
     with Opened(library, small) as opened:
         assert library.dismec_label_name(opened.handle, 0, ctypes.byref(size)) is None
 
 
-def test_the_program_of_the_page_on_c_runs(built, tmp_path):
+def test_the_program_in_the_c_howto_runs(built, tmp_path):
     (program,) = re.findall(
         r"```c\n(.*?)```", (ROOT / "docs" / "howto" / "c.md").read_text(), re.DOTALL
     )

@@ -187,7 +187,7 @@ def test_metrics_are_those_of_one_machine(there, here, X):
         assert {"P@4", "ECE", "macro-F1"} <= found.keys()
 
 
-def test_what_is_wrong_is_refused_as_on_one_machine(there, X):
+def test_invalid_requests_are_refused_as_on_one_machine(there, X):
     for ask, reason in (
         (lambda: there.predict_topk(X, 0), "k is 0"),
         (lambda: there.predict_topk(X, allowed=["nothing"]), "no label 'nothing'"),
@@ -219,7 +219,7 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
             there.reranked()
 
 
-def test_threads_that_want_different_orders_and_labels_get_their_own_answers(shared, path, here, X):
+def test_threads_with_different_rankings_and_labels_get_their_own_answers(shared, path, here, X):
     served = serve_on_cluster(str(shared.file), path)
     wanted = [
         {"rank": rank, "allowed": allowed}
@@ -275,7 +275,7 @@ def near():
         yield cluster, asked
 
 
-def test_orders_and_choices_are_sent_once(near, path, here, X):
+def test_rankings_and_allowed_labels_are_sent_once(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch("dismec.cluster.batches._LEAST_ROWS", 16),
@@ -291,7 +291,7 @@ def test_orders_and_choices_are_sent_once(near, path, here, X):
     assert sum(question.bits is not None for question in asked) == 1
 
 
-def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
+def test_rankings_and_labels_that_a_worker_has_forgotten_are_sent_again(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch.object(prediction_worker, "KEPT", 1),
@@ -308,7 +308,7 @@ def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
     assert sum(question.bits is not None for question in asked) > 2
 
 
-def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
+def test_rankings_of_many_labels_are_sent_in_pieces(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch("dismec.cluster.sent._MOST_BYTES", 1),
@@ -319,7 +319,7 @@ def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
     assert {question.numbers for question in asked} >= {(0,), (0, 1, 2, 3, 4)}
 
 
-def test_rows_with_many_labels_to_choose_from_are_sent_in_smaller_batches(near, path, here, X):
+def test_rows_with_many_allowed_labels_are_sent_in_smaller_batches(near, path, here, X):
     cluster, asked = near
     every = sp.csr_array(np.ones((X.shape[0], N_LABELS), np.bool_))
     with (
@@ -346,7 +346,7 @@ class Clock:
         return self.asked[-1]
 
 
-def test_a_worker_is_silent_while_questions_stay_open_and_somebody_listens():
+def test_a_worker_counts_as_silent_only_while_questions_are_open_and_pings_are_awaited():
     clock = Clock()
     with mock.patch("dismec.cluster.pulse.time", mock.Mock(monotonic=lambda: clock.now)):
         pulse = Pulse()
@@ -397,7 +397,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         served.close()
 
 
-def test_others_take_over_what_a_worker_that_hangs_was_scoring(tmp_path, path, here, X, impatient):
+def test_others_take_over_the_rows_of_a_hung_worker(tmp_path, path, here, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         workers = [processes.worker() for _ in range(2)]
@@ -419,7 +419,7 @@ def answering(predictor):
     return sum(not member.silent for member in predictor._pool.members.values())
 
 
-def test_a_worker_that_hangs_for_long_is_named(tmp_path, path, X, impatient):
+def test_a_worker_that_hangs_for_long_is_reported(tmp_path, path, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         worker = processes.worker()

@@ -50,7 +50,7 @@ def stop(process):
     wait_until(lambda: is_stopped(process))
 
 
-def test_blocks_of_a_worker_that_hangs_are_solved_by_another_and_the_log_says_so(
+def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
     tmp_path, reference, caplog, monkeypatch
 ):
     caplog.set_level("INFO", "dismec")
@@ -75,9 +75,7 @@ def test_blocks_of_a_worker_that_hangs_are_solved_by_another_and_the_log_says_so
     assert reports[-1].repeated > 0
 
 
-def test_a_worker_that_goes_on_after_others_have_solved_its_blocks_changes_nothing(
-    tmp_path, reference
-):
+def test_a_worker_that_resumes_after_others_solved_its_blocks_changes_nothing(tmp_path, reference):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         first = processes.worker()
@@ -101,7 +99,7 @@ def test_a_worker_that_goes_on_after_others_have_solved_its_blocks_changes_nothi
     }  # fmt: skip
 
 
-def test_blocks_that_every_worker_is_given_come_to_the_same_model(tmp_path, reference, caplog):
+def test_blocks_solved_by_every_worker_give_the_same_model(tmp_path, reference, caplog):
     """All workers count as late all the time: most blocks are solved more than once."""
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -138,7 +136,7 @@ def waiting_for(folder, n_workers):
 
 
 @pytest.mark.slow
-def test_seven_workers_that_come_when_one_has_begun_all_solve_blocks(tmp_path, reference):
+def test_seven_workers_that_join_late_all_solve_blocks(tmp_path, reference):
     preload, marks = waiting_for(tmp_path, 8)
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -158,7 +156,7 @@ def test_seven_workers_that_come_when_one_has_begun_all_solve_blocks(tmp_path, r
 
 
 @pytest.mark.parametrize("threads", [2, 100])
-def test_threads_of_a_worker_are_bounded_whatever_it_has_in_hand(tmp_path, reference, threads):
+def test_threads_of_a_worker_are_bounded_however_many_blocks_it_has(tmp_path, reference, threads):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         worker = processes.worker(threads=threads)
@@ -224,9 +222,7 @@ def run_train(data, processes, folder, prefix=()):
     )  # fmt: skip
 
 
-def test_a_full_disk_of_the_model_that_a_worker_writes_to_is_one_line_with_worker_and_path(
-    tmp_path, wide
-):
+def test_a_full_model_disk_is_reported_in_one_line_with_worker_and_path(tmp_path, wide):
     with small_disk(tmp_path / "model", 100_000) as prefix, Processes(tmp_path / "dask") as started:
         started.scheduler()
         started.worker(prefix=prefix)
@@ -238,7 +234,7 @@ def test_a_full_disk_of_the_model_that_a_worker_writes_to_is_one_line_with_worke
     assert "No space left on device; finished blocks are kept" in line
 
 
-def test_a_full_disk_of_the_client_is_one_line_with_the_path(tmp_path, wide):
+def test_a_full_disk_of_the_client_is_reported_in_one_line_with_the_path(tmp_path, wide):
     with small_disk(tmp_path / "model", 100_000) as prefix, Processes(tmp_path / "dask") as started:
         started.scheduler()
         started.worker()  # its blocks are sent to the client
@@ -251,7 +247,7 @@ def test_a_full_disk_of_the_client_is_one_line_with_the_path(tmp_path, wide):
 
 
 @pytest.mark.parametrize("hidden", ["data", "model"])
-def test_a_worker_whose_own_disk_is_full_is_named_and_others_go_on(tmp_path, wide, hidden):
+def test_a_worker_with_a_full_disk_is_reported_and_others_continue(tmp_path, wide, hidden):
     """Hidden from it are the rows, which are then sent, or the place where blocks go."""
     X, Y = wide_problem()
     model = tmp_path / "model"

@@ -222,7 +222,7 @@ def places(value):
 
 
 @pytest.mark.parametrize(("kind", "path", "complete"), COMPLETE)
-def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(
+def test_a_request_with_one_change_is_accepted_only_if_the_document_allows_it(
     described, kind, path, complete
 ):
     one = described[kind]
@@ -343,7 +343,7 @@ def test_examples_fit_small_models_and_tight_limits(features):
 
 
 @pytest.mark.parametrize("hierarchy", [True, False])
-def test_answers_are_as_the_document_says(text_files, tmp_path, hierarchy):
+def test_answers_conform_to_the_document(text_files, tmp_path, hierarchy):
     (tmp_path / "tree.tsv").write_text("fruit\tfood\n")
     options = ["--hierarchy", str(tmp_path / "tree.tsv")] if hierarchy else []
     body = json.dumps({"text": "One apple", "label": 0})

@@ -68,7 +68,7 @@ def test_equal_calls_are_made_twice(cluster):
     assert times[0] < times[1]
 
 
-def test_what_a_task_raises_is_raised_here(cluster):
+def test_an_exception_in_a_task_is_raised_locally(cluster):
     task = cluster.submit(only(cluster.workers()), truediv, 1, 0)
     with pytest.raises(ZeroDivisionError) as caught:
         finish(cluster, task)
@@ -106,7 +106,7 @@ def sum_on(client):
         return finish(cluster, cluster.submit(worker, add, 1, 1)), cluster._client is client
 
 
-def test_an_asynchronous_client_is_taken_in_its_coroutine_and_in_a_thread(processes):
+def test_an_asynchronous_client_works_in_its_coroutine_and_in_a_thread(processes):
     async def main():
         file = str(processes.file)
         async with Client(scheduler_file=file, asynchronous=True, set_as_default=False) as client:
@@ -199,7 +199,7 @@ def test_tasks_of_a_killed_worker_are_lost_and_a_late_worker_is_seen(processes, 
         finish(cluster, cluster.submit(new, add, 1, 1))
 
 
-def test_an_answer_that_its_worker_has_taken_along_is_lost(processes, cluster):
+def test_a_result_is_lost_with_its_worker(processes, cluster):
     before = set(cluster.workers())
     late = processes.worker()
     wait_until(lambda: len(cluster.workers()) == 2)
@@ -220,7 +220,7 @@ def _after(process):
 
 
 @pytest.mark.parametrize("there", ["", "0.0.1"])
-def test_a_worker_with_another_dismec_or_none_is_known_by_it(processes, cluster, tmp_path, there):
+def test_workers_report_another_version_of_dismec_or_none(processes, cluster, tmp_path, there):
     odd = processes.worker(env=with_version(tmp_path, there))
     wait_until(lambda: len(cluster.workers()) == 2)
     assert sorted(info.version for info in cluster.workers().values())[0] == there
@@ -237,7 +237,7 @@ def test_the_scheduler_needs_no_dismec(tmp_path):
             assert finish(cluster, cluster.submit(worker, describe_worker)) == describe_worker()
 
 
-def test_no_scheduler_is_said_after_a_while():
+def test_a_missing_scheduler_is_reported_after_a_while():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
@@ -246,19 +246,19 @@ def test_no_scheduler_is_said_after_a_while():
 
 
 @pytest.mark.parametrize("where", ["nowhere", "gopher://here:70", "missing.json"])
-def test_what_is_no_address_is_refused(where):
+def test_invalid_addresses_are_refused(where):
     with pytest.raises(ClusterError, match=where):
         Cluster.connect(where, patience=0.5)
 
 
-def test_a_file_that_is_no_scheduler_file_is_refused(tmp_path):
+def test_a_file_that_is_not_a_scheduler_file_is_refused(tmp_path):
     path = tmp_path / "other.json"
     path.write_text("{}")
     with pytest.raises(ClusterError, match="not a scheduler file"):
         Cluster.connect(path, patience=0.5)
 
 
-def test_a_cluster_without_workers_is_said(tmp_path):
+def test_a_cluster_without_workers_is_reported(tmp_path):
     with Processes(tmp_path) as processes:
         processes.scheduler()
         with Cluster.connect(processes.file, patience=1) as cluster:
@@ -268,7 +268,7 @@ def test_a_cluster_without_workers_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("same_port", [True, False])
-def test_a_scheduler_that_comes_back_is_waited_for(tmp_path, same_port):
+def test_the_client_waits_for_a_scheduler_to_come_back(tmp_path, same_port):
     with Processes(tmp_path) as processes:
         first = processes.scheduler()
         processes.worker()
@@ -322,7 +322,7 @@ def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
     ("where", "reason"),
     [("tls://127.0.0.1:8786", "TLS is not configured"), ("nowhere/x.json", "not the path of a")],
 )
-def test_what_can_never_be_reached_is_refused_at_once(where, reason, tmp_path, monkeypatch):
+def test_unreachable_addresses_are_refused_immediately(where, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in (where, str(tmp_path)):
         with pytest.raises(ClusterError, match=reason if place == where else "not the path of a"):

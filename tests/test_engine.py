@@ -100,7 +100,7 @@ def test_labels_are_equal_to_the_first_with_the_same_rows(rows, n_rows, at_once)
     assert equal.groups.tolist() == [far.index(of_label) for of_label in far]
 
 
-def test_what_is_known_of_all_labels_is_not_found_out_again():
+def test_groups_of_all_labels_are_reused():
     equal = EqualLabels(np.arange(4), np.array([0, 1, 0, 3]))
     assert equal.among(np.arange(4)) is equal
     assert equal.among(np.array([3, 2, 1, 0])).distinct.tolist() == [2, 1, 3]
@@ -144,7 +144,7 @@ def test_labels_of_one_group_are_in_one_block():
     assert sum(len(np.unique(groups[block])) for block in blocks) == 100
 
 
-def test_what_is_left_is_cut_anew_but_not_into_crumbs():
+def test_remaining_labels_are_cut_again_but_not_too_small():
     labels, work = np.arange(10_000), np.full(10_000, 31)
     cutter = BlockCutter(labels, labels, work, 10_000)
     cutter.aim(10)
@@ -158,7 +158,7 @@ def test_what_is_left_is_cut_anew_but_not_into_crumbs():
     assert len(cutter.cut()[0]) == 14  # an eighth of 10,000 / 90
 
 
-def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
+def test_blocks_added_later_get_the_same_weights(problem):
     before = own_threads()
     expected = rows_of(run(problem, 10, 1))
     parts = cut(problem.equal_labels.groups, 10)

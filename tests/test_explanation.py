@@ -53,7 +53,7 @@ def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.
     bias=st.sampled_from([1.0, 0.0, -0.5]),
     density=st.sampled_from([0.03, 0.2, 1.0]),  # lists and bits
 )
-def test_explanations_add_up_to_the_score_that_is_predicted(
+def test_explanations_add_up_to_the_predicted_score(
     seed, n_labels, n_features, precision, split, bias, density
 ):
     rng = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ def test_an_explanation_has_names_and_terms_and_fits_json():
     assert "term" not in model.explain(X[[5]], 1).to_dict()["terms"][0]
 
 
-def test_what_cannot_be_explained_is_refused():
+def test_invalid_explanation_requests_are_refused():
     X, Y = random_problem(rows=60, labels=3)
     Y = sp.csr_array(Y.multiply([[1, 0, 1]]))
     Y.eliminate_zeros()
@@ -175,7 +175,7 @@ def explained(contributions):
     return Explanation(0, None, 0.0, None, 0.0, terms)
 
 
-def test_words_share_what_their_features_add():
+def test_words_share_the_contributions_of_their_features():
     # "new york, new deal": 0 new, 1 york, 2 "new york", 3 "new deal"; "deal" is not a feature.
     spans = [(0, 0, 3), (1, 4, 8), (2, 0, 8), (0, 10, 13), (3, 10, 18)]
     found = highlights(explained({0: 2.0, 1: -1.0, 2: 4.0, 3: 6.0, 9: 5.0}), spans)
@@ -206,7 +206,7 @@ def test_words_sum_to_the_features_that_occur(contributions, spans):
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
-def test_place_of_a_label_is_that_of_the_ranking(calibrate):
+def test_the_place_of_a_label_matches_the_ranking(calibrate):
     X, Y = random_problem()
     Y = Y.tolil()
     Y[:, 7] = 0  # never trained

@@ -76,7 +76,7 @@ def slow_partition(Y, side):
         side = after
 
 
-def test_partition_of_a_level_is_that_of_its_nodes_one_by_one():
+def test_partitioning_a_level_equals_partitioning_its_nodes_one_by_one():
     _, Y = problem()
     blocks, rows, node = level(Y)
     start = np.random.default_rng(3).random(len(rows)) < 0.5
@@ -154,7 +154,7 @@ def test_leaves_hold_the_mean_labels_of_the_rows_that_reach_them():
             assert forest.weights[[leaf]].nnz == 0
 
 
-def test_nodes_split_down_to_the_largest_leaf_that_is_allowed():
+def test_nodes_are_split_down_to_the_allowed_leaf_size():
     X, Y = problem()
     for most in (10, 40):
         forest = FastXML(n_trees=2, max_leaf=most, C=100.0).fit(X, Y)
@@ -203,7 +203,7 @@ def test_arrays_are_small_types():
     assert {array.dtype for array in arrays} == {np.dtype(np.float32), np.dtype(np.int32)}
 
 
-def test_learns_what_can_be_learned():
+def test_fastxml_learns_a_learnable_problem():
     X, Y = problem(rows=900)
     forest = FastXML(n_trees=10).fit(X[:600], Y[:600])
     labels, _ = forest.predict_topk(X[600:], 3)
@@ -213,7 +213,7 @@ def test_learns_what_can_be_learned():
     assert evaluate(truth, labels, (1,))["P@1"] > evaluate(truth, always, (1,))["P@1"] + 10
 
 
-def test_empty_rows_and_labels_are_no_trouble():
+def test_empty_rows_and_labels_do_no_harm():
     X, Y = problem()
     X, Y = X.tolil(), Y.tolil()
     X[::5], Y[::3], Y[:, 4] = 0, 0, 0

@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
     reason="golden on x86-64 and 64-bit ARM",
 )
 @pytest.mark.parametrize("isa", kernels.cpu_isas())
-def test_weights_and_answers_are_those_that_were_written_before(tmp_path, isa):
+def test_weights_and_answers_equal_the_recorded_ones(tmp_path, isa):
     """Compare the portable kernels, and all others, which fuse multiplication and addition.
 
     ``golden/trained.json`` holds the expected output of the script, as ``bytes`` and ``fused``; it

@@ -61,7 +61,7 @@ def test_objective_is_no_worse_than_liblinears(problem_data, C, bias):
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_problem_is_solved_as_liblinear_solves_it(data):
+def test_any_problem_is_solved_as_well_as_by_liblinear(data):
     """Includes empty and duplicate rows, labels of all or no rows, and values of both signs."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     n_rows, n_features = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 15))
@@ -99,7 +99,7 @@ def test_a_violator_that_rounded_scores_hide_is_found():
 
 
 @pytest.mark.parametrize("tol", [0.1, 0.01, 1e-3])
-def test_gap_is_what_the_tolerance_allows(problem_data, tol):
+def test_the_gap_is_within_the_tolerance(problem_data, tol):
     X, Y = problem_data
     solution, Xt = solve(X, Y, tol=tol)
     tight, _ = solve(X, Y, tol=1e-4)
@@ -122,7 +122,7 @@ def test_optimality_conditions_hold_in_double_precision(problem_data):
         assert breach.max() <= 0.02
 
 
-def test_breach_of_the_reference_vanishes_where_no_step_gains(problem_data):
+def test_violation_of_the_reference_vanishes_where_no_step_helps(problem_data):
     X, Y = problem_data
     solution, Xt = solve(X, Y, tol=1e-4)
     s = signs(Y, 30)
@@ -180,7 +180,7 @@ def test_threads_and_block_size_do_not_change_a_weight():
             assert block.weights.data.tobytes() == expected.data.tobytes()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, problem_data):
+def test_an_interrupted_l1_run_resumes_to_the_same_bytes(tmp_path, problem_data):
     params = TrainingParams(penalty="l1", block_size=10)
     model = train(*problem_data, tmp_path / "whole", params, threads=1)
     assert model.params["penalty"] == "l1"

@@ -67,12 +67,12 @@ def test_the_true_gradient_over_all_rows_is_small_enough(data, transform):
 
 
 @pytest.mark.parametrize(("C", "a", "b"), [(0.1, 1, 1), (10, 1, 1), (1, 25, 1), (1, 1, 0.05)])
-def test_so_it_is_for_any_c_and_costs(data, C, a, b):
+def test_the_true_gradient_is_small_for_any_c_and_costs(data, C, a, b):
     X, Y = data
     check_gradients(X, Y, some_labels(Y, 20), C=C, a=float(a), b=float(b))
 
 
-def test_so_it_is_where_values_are_negative(data):
+def test_the_true_gradient_is_small_with_negative_values(data):
     X, Y = data
     signs = np.random.default_rng(0).choice([-1, 1], X.nnz).astype(np.float32)
     signed = sp.csr_array((X.data * signs, X.indices, X.indptr), X.shape)
@@ -80,7 +80,7 @@ def test_so_it_is_where_values_are_negative(data):
 
 
 @pytest.mark.parametrize("factor", [30.0, 1e4])
-def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
+def test_the_true_gradient_is_small_with_one_very_long_row(data, factor):
     X, Y = data
     values = X.data.copy()
     values[: X.indptr[1]] *= factor
@@ -88,7 +88,7 @@ def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
     check_gradients(longer, Y, some_labels(Y, 20), normalize=False)
 
 
-def test_so_it_is_where_a_label_s_features_are_all_in_rows_of_one_kind():
+def test_the_true_gradient_is_small_if_a_label_s_features_are_in_similar_rows():
     # Passes visit rows ordered by their number of frequent features, and reserve room for a label's
     # contributions by the share of all lists. Here nearly all contributions are to one row in four.
     random = np.random.default_rng(2)
@@ -108,7 +108,7 @@ def test_so_it_is_where_a_label_s_features_are_all_in_rows_of_one_kind():
     check_gradients(X, Y.astype(np.uint8), np.arange(12))
 
 
-def test_so_it_is_for_a_label_that_most_rows_have(data):
+def test_the_true_gradient_is_small_for_a_label_of_most_rows(data):
     X, _ = data
     random = np.random.default_rng(1)
     Y = sp.csr_array(random.random((X.shape[0], 3)) < [0.9, 0.5, 0.1], dtype=np.uint8)

@@ -61,7 +61,7 @@ def model(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "model")
 
 
-def test_a_watched_file_that_is_cut_off_reads_as_zeros_and_says_so(arrays):
+def test_a_truncated_watched_file_reads_as_zeros_and_is_marked(arrays):
     code = """
         import os, sys
         from dismec.data.container import open_arrays
@@ -80,7 +80,7 @@ def test_a_watched_file_that_is_cut_off_reads_as_zeros_and_says_so(arrays):
     )
 
 
-def test_threads_that_read_while_a_file_is_cut_off_all_go_on(arrays):
+def test_threads_that_read_a_file_while_it_is_truncated_continue(arrays):
     code = """
         import os, sys
         from concurrent.futures import ThreadPoolExecutor
@@ -108,7 +108,7 @@ def test_threads_that_read_while_a_file_is_cut_off_all_go_on(arrays):
     assert out.splitlines() == [f"0.0 {damage}"] * 4
 
 
-def test_a_file_that_nobody_watches_ends_the_process_as_ever(arrays, tmp_path):
+def test_an_unwatched_truncated_file_still_ends_the_process(arrays, tmp_path):
     """Its readers could not distinguish zeros from the real contents."""
     shutil.copy(arrays, tmp_path / "other")
     code = """
@@ -126,7 +126,7 @@ def test_a_file_that_nobody_watches_ends_the_process_as_ever(arrays, tmp_path):
     assert out == ""
 
 
-def test_a_handler_that_was_there_before_gets_what_is_not_ours(arrays, tmp_path):
+def test_an_earlier_handler_gets_signals_of_unwatched_memory(arrays, tmp_path):
     shutil.copy(arrays, tmp_path / "other")
     code = """
         import faulthandler, os, sys
@@ -147,7 +147,7 @@ def test_a_handler_that_was_there_before_gets_what_is_not_ours(arrays, tmp_path)
     assert "Fatal Python error: Bus error" in err
 
 
-def test_a_signal_that_somebody_sends_still_ends_the_process(arrays):
+def test_a_signal_sent_by_a_process_still_ends_the_process(arrays):
     code = """
         import os, signal, sys
         from dismec.data.container import open_arrays
@@ -162,7 +162,7 @@ def test_a_signal_that_somebody_sends_still_ends_the_process(arrays):
     assert out == ""
 
 
-def test_memory_that_was_watched_is_not_when_others_have_it(arrays, tmp_path):
+def test_memory_is_no_longer_watched_after_it_is_reused(arrays, tmp_path):
     """Of files that are gone nothing is left, neither a mark nor a handle."""
     shutil.copy(arrays, tmp_path / "other")
     for path in (arrays, tmp_path / "other"):
@@ -198,7 +198,7 @@ def test_any_write_to_a_watched_file_is_noticed(arrays, change):
 
 
 @pytest.mark.parametrize("pattern", ["shard-*", "labels*"])
-def test_a_file_cut_off_during_a_request_is_no_crash(model, pattern):
+def test_a_file_truncated_during_a_request_does_not_crash(model, pattern):
     """Without the check before a request, all of its work runs on zeros."""
     code = """
         import json, os, sys
@@ -227,9 +227,7 @@ def test_a_file_cut_off_during_a_request_is_no_crash(model, pattern):
     assert lines.count("False") == 3
 
 
-def test_a_server_survives_a_shard_that_is_cut_off_and_takes_the_model_that_is_there_then(
-    model, tmp_path
-):
+def test_a_server_survives_a_truncated_shard_and_reopens_the_model(model, tmp_path):
     X, _ = random_problem(rows=400, features=3000, labels=60, density=0.02)
     row = X[[0]].tocoo()
     body = {"features": [[int(f), float(v)] for f, v in zip(row.col, row.data, strict=True)]}

@@ -137,7 +137,7 @@ def test_labels_that_share_weights_keep_their_curve_without_the_first_of_them(ro
     np.testing.assert_array_equal(mine, model.predict_proba(rows)[:, 30])
 
 
-def test_a_subset_is_written_and_opened_and_says_where_it_comes_from(whole, tmp_path):
+def test_a_subset_is_written_and_opened_and_records_its_origin(whole, tmp_path):
     whole.subset([3, "label 4", "label 5", 11, 3]).save(tmp_path / "model")
     found = open_model(tmp_path / "model", check=True)
     (entry,) = found.manifest.history
@@ -148,7 +148,7 @@ def test_a_subset_is_written_and_opened_and_says_where_it_comes_from(whole, tmp_
 
 
 @pytest.mark.parametrize("version", ["model-v1", "model-v2"])
-def test_a_subset_of_a_model_of_an_older_format_is_written_in_the_one_of_today(version, tmp_path):
+def test_a_subset_of_an_older_model_is_written_in_the_current_format(version, tmp_path):
     old = open_model(Path(__file__).parent / "golden" / version)
     wanted = np.flatnonzero(old.label_counts)[:3]
     old.subset(wanted).save(tmp_path / "new")
@@ -163,7 +163,7 @@ def test_a_subset_of_all_labels_has_the_same_files(whole, tmp_path):
     assert weight_files(tmp_path / "subset") == weight_files(tmp_path / "whole")
 
 
-def test_subsets_that_cannot_be_are_refused_in_one_line(whole):
+def test_impossible_subsets_are_refused_in_one_line(whole):
     with pytest.raises(DataError, match="no label is named"):
         whole.subset([])
     with pytest.raises(DataError, match="no label 'nothing'"):
@@ -176,7 +176,7 @@ def test_subsets_that_cannot_be_are_refused_in_one_line(whole):
         merge_models([whole, refined])
 
 
-def test_classes_that_exclude_each_other_are_not_taken_apart(tmp_path):
+def test_mutually_exclusive_classes_are_not_split(tmp_path):
     X, _ = random_problem()
     DiSMECClassifier().fit(X, np.arange(300) % 3).save(tmp_path / "model")
     with pytest.raises(ModelError, match="exclude each other"):
@@ -212,7 +212,7 @@ def test_models_trained_apart_have_the_weights_of_one_training(tmp_path):
     assert merged.manifest.stats.solved == 40
 
 
-def test_a_label_without_rows_in_one_model_is_that_of_the_other():
+def test_a_label_without_rows_in_one_model_is_taken_from_the_other():
     X, Y = random_problem()
     left, right = Y.tolil(), Y.tolil()
     left[:, 20:] = 0
@@ -230,7 +230,7 @@ def test_without_names_labels_of_the_second_come_after_those_of_the_first():
     assert same_weights(merge_models([one, other]), slice(None), trained(), slice(None))
 
 
-def test_parameters_are_those_of_the_first_model_and_the_history_has_the_others(tmp_path):
+def test_parameters_come_from_the_first_model_and_the_history_records_the_others(tmp_path):
     one, other = trained(slice(15)), trained(slice(15, 40), replace(PARAMS, C=2.0))
     merged = merge_models([one, other])
     assert merged.params["C"] == 1
@@ -238,7 +238,7 @@ def test_parameters_are_those_of_the_first_model_and_the_history_has_the_others(
     assert params == [{"C": 1.0}, {"C": 2.0}]
 
 
-def test_models_that_do_not_fit_are_refused_with_what_differs(tmp_path):
+def test_models_that_do_not_match_are_refused_with_the_difference(tmp_path):
     one = trained(slice(15))
     X, Y = random_problem()
 
@@ -285,7 +285,7 @@ def test_models_of_texts_merge_if_their_vocabularies_are_the_same(tmp_path):
         merge_models([trained(), merged])
 
 
-def test_probabilities_that_differ_are_left_out_or_learned_together(rows):
+def test_differing_calibrations_are_left_out_or_learned_together(rows):
     calibrated = replace(PARAMS, calibrate=True)
     parts = [trained(part, calibrated) for part in (slice(15), slice(15, 40))]
     merged = merge_models(parts)
@@ -366,7 +366,7 @@ def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):
     assert run("subset", model, "label 4", "-o", new, "--overwrite").exit_code == 0
 
 
-def test_merging_says_that_probabilities_are_left_out_and_learns_them_on_demand(tmp_path):
+def test_merging_reports_dropped_probabilities_and_learns_them_on_request(tmp_path):
     calibrated = replace(PARAMS, calibrate=True)
     trained(slice(15), calibrated, tmp_path / "a")
     trained(slice(15, 40), calibrated, tmp_path / "b")

@@ -61,7 +61,7 @@ def refused(*arguments):
         ("prune DATA -o foreign --delta 0.1", "'notes.txt' is in it"),
     ],
 )
-def test_an_output_that_is_there_is_refused_before_data_are_read(
+def test_an_output_that_exists_is_refused_before_data_is_read(
     files, monkeypatch, command, reason, data
 ):
     monkeypatch.chdir(files)
@@ -89,7 +89,7 @@ def test_the_library_names_its_own_parameter(files, tmp_path):
         open_model(files / "model").save(files / "model")
 
 
-def test_an_unfinished_training_is_gone_on_with_and_not_pruned_into(files, tmp_path):
+def test_an_unfinished_training_is_resumed_and_not_pruned_into(files, tmp_path):
     from dismec import load_data
 
     X, Y, _ = load_data(files / "data.xmc")

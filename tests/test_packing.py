@@ -164,7 +164,7 @@ def test_equal_rows_are_found_within_and_between_blocks():
     assert starts.tolist() == [0, 3, 5, 7, 9]
 
 
-def test_weights_that_have_to_be_converted_first():
+def test_weights_that_need_conversion_are_packed():
     """Other types, and entries out of order."""
     W = random_csr(np.random.default_rng(6), 30, 9, 0.6)
     wide = W.astype(np.float64)
@@ -182,7 +182,7 @@ def test_weights_that_have_to_be_converted_first():
             np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
 
 
-def test_files_that_stay_open_are_few(tmp_path):
+def test_few_files_stay_open(tmp_path):
     W = random_csr(np.random.default_rng(7), 40, 9, 0.6)
     manifest = write_model(tmp_path / "model", strided(W, 20), 40, 8)
     opened = mock.Mock(wraps=read_block)
@@ -229,7 +229,7 @@ def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved)
     assert peak < 1_500_000  # about 100 bytes per label, and a few copies of a piece
 
 
-def test_blocks_that_have_been_read_are_let_go(tmp_path):
+def test_blocks_are_released_after_reading(tmp_path):
     W = random_csr(np.random.default_rng(8), 60, 9, 0.6)
     manifest = write_model(tmp_path / "model", strided(W, 6), 60, 8)
     with mock.patch("dismec.model.classifiers.forget", wraps=forget) as forgotten:
@@ -253,7 +253,7 @@ class Watched:
         return self.blocks[number]
 
 
-def test_blocks_are_asked_for_in_proportion_to_their_number():
+def test_block_requests_are_proportional_to_the_number_of_blocks():
     W = random_csr(np.random.default_rng(3), 4000, 9, 0.6)
     asked = []
     for n_labels in (400, 4000):
@@ -264,7 +264,7 @@ def test_blocks_are_asked_for_in_proportion_to_their_number():
     assert asked[1] < 1.1 * asked[0] < 4
 
 
-def test_a_packing_that_is_stopped_ends_what_is_under_way():
+def test_stopping_a_packing_ends_work_in_progress():
     W = random_csr(np.random.default_rng(4), 100, 9, 0.6)
     packing = Packing([(np.arange(100), W)], 8, "float16")
     packing.stop()
@@ -272,7 +272,7 @@ def test_a_packing_that_is_stopped_ends_what_is_under_way():
         packing.shard(0)
 
 
-def test_after_an_error_no_more_items_are_begun_and_others_are_stopped():
+def test_after_an_error_no_more_items_are_started_and_others_are_stopped():
     begun, stopped = [], threading.Event()
 
     def work(item):

@@ -81,7 +81,7 @@ def test_scores_are_not_passed_off_as_probabilities(text_files, visit):
         assert re.fullmatch(r"[+−]\d+\.\d\d", page.locator(".amount").first.inner_text())
 
 
-def test_hover_shows_the_words_that_carried_a_label(server, visit):
+def test_hover_shows_the_words_that_contributed_most(server, visit):
     page = visit(server)
     page.fill("#text", TEXT)
     expect(marked(page).first).to_have_text("apple")
@@ -121,7 +121,7 @@ def test_labels_that_make_another_likely_are_named(tmp_path, visit):
         expect(page.locator("#sum")).to_contain_text("the labels they make likely")
 
 
-def test_tap_shows_the_words_that_carried_a_label(server, visit):
+def test_tap_shows_the_words_that_contributed_most(server, visit):
     page = visit(server, **PHONE)
     page.fill("#text", TEXT)
     page.locator("#list li", has_text="ships").tap()
@@ -162,7 +162,7 @@ def test_keyboard_is_enough(server, visit):
     expect(page.locator("#why")).to_be_visible()
 
 
-def test_empty_text_is_told_and_nothing_is_asked(server, visit):
+def test_empty_text_is_reported_and_no_request_is_sent(server, visit):
     page = visit(server)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -180,7 +180,7 @@ def test_empty_text_is_told_and_nothing_is_asked(server, visit):
     expect(page.locator("#text")).to_have_value("")
 
 
-def test_text_without_known_words_says_so(server, visit):
+def test_text_without_known_words_is_reported(server, visit):
     page = visit(server)
     page.fill("#text", "Xyzzy!")
     expect(page.locator("#sum")).to_contain_text("No word of this text counts")
@@ -273,7 +273,7 @@ def test_long_and_right_to_left_names_stay_inside(server, visit):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
+def test_a_lost_server_is_reported_and_retried(text_files, visit):
     with serving(text_files, text_files / "calibrated") as server:
         page = visit(server, failures=["ERR_CONNECTION"])
         page.fill("#text", TEXT)
@@ -293,7 +293,7 @@ def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
         )  # the model served now has no probabilities
 
 
-def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
+def test_token_is_requested_and_kept_for_the_tab(text_files, visit):
     with serving(text_files, text_files / "calibrated", token="ein geheimer Schlüssel") as server:
         page = visit(server, failures=["401"])
         expect(page.locator("#token")).to_be_focused()
@@ -311,7 +311,7 @@ def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
         assert "geheimer" not in page.content()
 
 
-def test_text_beyond_the_limit_is_told_with_it(text_files, visit):
+def test_text_beyond_the_limit_is_reported_with_the_limit(text_files, visit):
     with serving(text_files, text_files / "calibrated", "--max-body", "1") as server:
         page = visit(server, failures=["413"])
         expect(page.locator("h1")).to_have_text("calibrated")
@@ -347,7 +347,7 @@ def wait_for(page, holds):
     raise AssertionError("it never came")
 
 
-def test_work_is_shown_only_if_it_takes_long(server, visit):
+def test_progress_is_shown_only_if_an_answer_takes_long(server, visit):
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
     held = held_requests(page)
@@ -364,7 +364,7 @@ def test_work_is_shown_only_if_it_takes_long(server, visit):
     expect(page.locator("#busy")).to_be_hidden()
 
 
-def test_what_is_typed_on_replaces_what_was_asked(server, visit):
+def test_further_typing_replaces_a_pending_request(server, visit):
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
     held = held_requests(page)
@@ -405,7 +405,7 @@ def test_contrast_is_enough_in_both_schemes(server, visit, scheme):
     assert (max(red, green, blue) < 60) == (scheme == "dark")
 
 
-def test_nothing_moves_where_motion_is_reduced(server, visit):
+def test_nothing_moves_if_reduced_motion_is_preferred(server, visit):
     page = visit(server, reduced_motion="reduce")
     page.fill("#text", TEXT)
     style = "e => [getComputedStyle(e)].flatMap(s => [s.transitionDuration, s.animationName])"
@@ -552,7 +552,7 @@ def test_threshold_of_scores_is_drawn_at_zero(text_files, visit):
         assert line.evaluate("e => e.style.left") == "50%"
 
 
-def test_labels_are_compared_beside_each_other(server, visit):
+def test_labels_are_compared_side_by_side(server, visit):
     page = visit(server)
     page.fill("#text", TEXT)
     expect(page.locator("#why-title")).to_have_text("fruit")
@@ -657,7 +657,7 @@ def test_file_of_texts_comes_back_as_csv(server, visit, tmp_path, name):
         assert json.loads(row["probabilities"]) == answer["probabilities"]
 
 
-def test_file_is_narrowed_as_the_text_is(server, visit, tmp_path):
+def test_files_are_restricted_to_the_same_labels_as_the_text(server, visit, tmp_path):
     page = visit(server)
     page.fill("#text", "apple\nvessel")
     page.click("#narrow > summary")
@@ -703,7 +703,7 @@ def test_fasttext_and_gzipped_lines_are_read(server, visit, tmp_path, content, k
     expect(page.locator("#batch-first")).to_have_text("First text: one apple")
 
 
-def test_dropped_file_is_taken(server, visit):
+def test_a_dropped_file_is_accepted(server, visit):
     page = visit(server)
     page.evaluate(
         "() => { const given = new DataTransfer();"
@@ -757,7 +757,7 @@ def test_file_beyond_the_limit_goes_in_several_requests(text_files, visit, tmp_p
         assert len(saved_csv(page, tmp_path)[1]) == 25
 
 
-def test_what_is_done_stays_when_the_rest_is_cancelled(server, visit, tmp_path):
+def test_finished_rows_stay_when_the_rest_is_cancelled(server, visit, tmp_path):
     (tmp_path / "many.txt").write_text("apple pear\n" * 250)
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
@@ -775,7 +775,7 @@ def test_what_is_done_stays_when_the_rest_is_cancelled(server, visit, tmp_path):
     expect(page.locator("#batch-go")).to_be_visible()
 
 
-def test_print_shows_the_answer_in_ink_and_nothing_to_click(server, visit):
+def test_print_shows_the_answer_without_controls(server, visit):
     page = visit(server, color_scheme="dark")
     page.fill("#text", TEXT)
     expect(marked(page).first).to_be_visible()
@@ -790,7 +790,7 @@ def test_print_shows_the_answer_in_ink_and_nothing_to_click(server, visit):
     assert colors == ["rgb(31, 35, 40)", "rgb(255, 255, 255)"]
 
 
-def test_docs_send_their_examples(server, visit):
+def test_api_docs_send_their_examples(server, visit):
     page = visit(server)
     page.goto(page.url + "docs")
     body = page.locator("#predict textarea")
@@ -806,7 +806,7 @@ def test_docs_send_their_examples(server, visit):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_docs_ask_for_the_token(text_files, visit):
+def test_api_docs_request_the_token(text_files, visit):
     with serving(text_files, text_files / "calibrated", token="secret") as server:
         page = visit(server, failures=["401"])
         page.goto(page.url + "docs")
@@ -818,7 +818,7 @@ def test_docs_ask_for_the_token(text_files, visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_docs_have_enough_contrast(server, visit, scheme):
+def test_api_docs_have_enough_contrast(server, visit, scheme):
     page = visit(server, color_scheme=scheme)
     page.goto(page.url + "docs")
     page.locator("#predict button").click()

@@ -73,7 +73,7 @@ def below(group):
     return found & set(LABELS)
 
 
-def test_children_are_given_a_few_at_a_time(server):
+def test_children_are_returned_in_pages(server):
     top = nodes_of(server)
     assert [node["name"] for node in top["nodes"]] == ["animals", "plants", "alone"]
     animals, plants, alone = top["nodes"]
@@ -119,7 +119,7 @@ def test_answers_have_the_paths_of_labels(server):
 
 
 @pytest.mark.parametrize("group", ["animals", "dogs", "plants", "alone", "dog 2"])
-def test_predictions_are_narrowed_to_a_group_with_the_same_scores(server, folder, group):
+def test_predictions_restricted_to_a_group_have_the_same_scores(server, folder, group):
     model = open_model(folder / "model")
     labels, scores = model.predict_topk(["dogx1 treex2"], 4, allowed=sorted(below(group)))
     answer = server.predict({"text": "dogx1 treex2", "k": 4, "below": group})[2]
@@ -146,7 +146,7 @@ def test_a_group_is_given_by_number_too(server):
         ({"below": 1.5}, '"below" is 1.5; expected the number or name of a node'),
     ],
 )
-def test_groups_that_are_not_there_are_refused(server, body, reason):
+def test_unknown_groups_are_refused(server, body, reason):
     status, _, answer = server.predict({"text": "dogx1", **body})
     assert status == 400
     assert answer["error"].startswith(reason)
@@ -161,7 +161,7 @@ def test_groups_that_are_not_there_are_refused(server, body, reason):
         ("find=a", "unknown key 'find'; known: limit, node, search, start"),
     ],
 )
-def test_queries_that_are_wrong_are_refused(server, query, reason):
+def test_invalid_queries_are_refused(server, query, reason):
     status, _, answer = server.ask("GET", f"/tree?{query}")
     assert status == 400
     assert reason in answer["error"]
@@ -255,7 +255,7 @@ def test_page_opens_the_tree_node_by_node(server, visit):
 
 
 @needs_chromium
-def test_page_narrows_predictions_to_a_node_that_is_chosen(server, visit):
+def test_page_restricts_predictions_to_the_chosen_node(server, visit):
     page = visit(server)
     page.fill("#text", "dogx1 treex2")
     names = page.locator("#list .name")

@@ -66,7 +66,7 @@ def test_the_projection_is_the_nearest_allowed_point(seed, C):
         ([0.5, -0.25, -0.25], [0.5, -0.25, -0.25]),  # already allowed
     ],
 )
-def test_projections_that_are_known(b, expected):
+def test_known_projections_are_reproduced(b, expected):
     np.testing.assert_allclose(project_pairs(np.array(b), 1, 1.0), expected, atol=1e-12)
 
 
@@ -151,7 +151,7 @@ def test_a_refit_has_no_l1_and_stays_on_its_support():
     assert not solver.W[~support].any()
 
 
-def test_training_ranks_its_own_rows():
+def test_training_ranks_its_own_rows_well():
     X, Y = small_problem(300)
     fitted = PDSparse(l1=0.01, held_out=0, epochs=15).fit(X, Y)
     labels, scores = fitted.predict_topk(X, 3)

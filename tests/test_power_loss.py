@@ -114,7 +114,7 @@ def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_done_is_not_lost(case, tmp_path):
+def test_finished_operations_are_not_lost(case, tmp_path):
     act, old = CASES[case]
     recording, _, after = recorded(tmp_path / "root", act, old=old)
     for number, tree in enumerate(recording.at_the_end()):
@@ -148,7 +148,7 @@ def test_a_single_file_is_the_old_model_or_the_new_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_refined_model_is_there_or_not(tmp_path):
+def test_a_refined_model_is_complete_or_absent(tmp_path):
     X, Y = related(rows=300)
     with Recording(tmp_path) as recording:
         train(X, Y, tmp_path / "model", TrainingParams(refine=True), threads=1)
@@ -181,7 +181,7 @@ def test_a_rename_of_data_that_is_not_synced_may_leave_an_empty_file(tmp_path):
     assert held == {b"old", b"", b"ne", b"ne\0\0", b"new!"}
 
 
-def test_a_file_may_be_gone_before_the_one_that_takes_its_place_is_there(tmp_path):
+def test_a_file_may_be_gone_before_its_replacement_exists(tmp_path):
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "name").write_bytes(b"old")
 
@@ -198,7 +198,7 @@ def test_a_file_may_be_gone_before_the_one_that_takes_its_place_is_there(tmp_pat
     assert tree_of(tmp_path) == {"name": b""} in trees
 
 
-def test_a_recording_has_what_was_done_in_its_order(tmp_path):
+def test_a_recording_has_all_operations_in_order(tmp_path):
     with Recording(tmp_path) as recording:
         first_model(tmp_path / "model")
     kinds = [type(operation) for operation in recording.operations]
@@ -210,7 +210,7 @@ def test_a_recording_has_what_was_done_in_its_order(tmp_path):
     assert recording.tree(0) == recording.tree(1, set())
 
 
-def test_what_is_not_recorded_is_noticed(tmp_path):
+def test_unrecorded_changes_are_noticed(tmp_path):
     file = (tmp_path / "file").open("wb")
     with pytest.raises(AssertionError), Recording(tmp_path):  # noqa: PT012
         file.write(b"behind its back")

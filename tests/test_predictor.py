@@ -215,7 +215,7 @@ def test_one_row_starts_no_thread(monkeypatch):
     predictor_of([(range(3), W)], 3, Transform(1)).topk([[1.0]], 2)
 
 
-def test_shards_that_do_not_fit_the_model_are_refused():
+def test_shards_that_do_not_match_the_model_are_refused():
     W = sp.csr_array(np.ones((3, 3), np.float32))
     (one,) = pack([(np.arange(3), W)], 2, "float16")
     for shards, n_labels, n_features, reason in [
@@ -255,7 +255,7 @@ def test_labels_with_the_same_weights_tie_in_the_order_of_their_numbers():
 
 @pytest.mark.parametrize("n_labels", [1, 31, 33, 257, 700])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_rows_that_are_scored_together_get_what_each_gets_alone(n_labels, precision):
+def test_rows_scored_together_get_the_same_scores_as_alone(n_labels, precision):
     rng = np.random.default_rng(13)
     n_features = 60
     density = rng.choice([0.0, 0.01, 0.05, 0.5, 1.0], n_features + 1)  # no weights, lists and bits
@@ -397,7 +397,7 @@ def floats(*values):
         ([0, 1], [-1], [1]),
     ],
 )
-def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
+def test_binding_refuses_arrays_that_do_not_form_a_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
     n_rows = max(len(indptr) - 1, 0)
     shard = shard_of_one().native
@@ -507,7 +507,7 @@ def test_binding_refuses_rows_that_cannot_be_packed(indptr, indices, data):
         packer.take_in(one, one, *rows)
 
 
-def test_binding_refuses_rows_that_are_not_there():
+def test_binding_refuses_rows_out_of_range():
     rows = integers(0, 1, 3), integers(5, 1, 2, dtype=np.int32), floats(1, 2, 3)
     to = integers(0, 2, 3), np.zeros(3, np.int32), np.zeros(3, np.float32)
     kernels.copy_rows(integers(1, 0), integers(0, 1), *rows, *to)

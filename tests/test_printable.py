@@ -91,7 +91,7 @@ def test_no_command_prints_control_characters(folder, command):
     assert not CONTROLS.search(text), text
 
 
-def test_colours_still_reach_a_terminal(folder):
+def test_colors_still_reach_a_terminal(folder):
     """Only foreign text is filtered: a table may be colored."""
     code = (
         "import sys; from dismec.cli import main\n"

@@ -196,7 +196,7 @@ sys.exit(subprocess.call([sys.executable, "-m", "dismec", *sys.argv[1:]]))
 """
 
 
-def test_machines_by_ssh_train_and_are_left_as_they_were(tmp_path, ssh, data, expected):
+def test_ssh_machines_train_and_are_left_clean(tmp_path, ssh, data, expected):
     (tmp_path / "machines.txt").write_text("127.0.0.1\n127.0.0.2\n")
     (tmp_path / "bin").mkdir()
     (tmp_path / "scratch").mkdir()
@@ -298,7 +298,7 @@ def slurm_conf(folder, socket_path):
     )
 
 
-def test_two_slurm_jobs_train_at_once_each_on_workers_of_its_own(tmp_path, slurm, data, expected):
+def test_two_slurm_jobs_train_at_once_on_their_own_workers(tmp_path, slurm, data, expected):
     jobs = [
         subprocess.Popen(
             ["sbatch", "--wait", "--nodes=1", "--cpus-per-task=1", f"--output={name}.log",
@@ -329,7 +329,7 @@ def containers():
     return cluster, *(spec[part]["spec"]["containers"][0] for part in ("scheduler", "worker"))
 
 
-def test_scheduler_and_workers_of_kubernetes_have_resources_of_their_own():
+def test_the_kubernetes_scheduler_and_workers_have_their_own_resources():
     cluster, scheduler, worker = containers()
     assert scheduler["resources"] != worker["resources"]
     threads = worker["args"][worker["args"].index("--nthreads") + 1]

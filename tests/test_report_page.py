@@ -118,7 +118,7 @@ def numbers(cells):
     return [float(cell.replace(",", "")) for cell in cells if cell != "–"]
 
 
-def test_a_click_on_a_head_sorts_all_labels_and_another_one_turns_them_round(pages, visit):
+def test_clicking_a_header_sorts_all_labels_and_again_reverses_them(pages, visit):
     page = visit(pages / "model.html")
     head = page.locator(".labels th", has_text="F1")
     facts = page.evaluate("JSON.parse(document.querySelector('.labels script').textContent)")
@@ -207,7 +207,7 @@ def test_the_headline_comes_first_and_internals_are_folded(pages, visit):
 
 
 @pytest.mark.parametrize("name", ["model", "data"])
-def test_paper_is_white_and_has_everything_unfolded(pages, visit, name):
+def test_print_is_white_and_fully_unfolded(pages, visit, name):
     page = visit(pages / f"{name}.html", color_scheme="dark")
     page.evaluate(
         "addEventListener('beforeprint', () => {"
@@ -229,7 +229,7 @@ def test_a_page_without_scripts_shows_the_first_labels(pages, visit):
     assert page.get_by_text("… and 70 more.").is_visible()
 
 
-def test_of_very_many_labels_a_page_holds_the_most_frequent_and_says_so(
+def test_a_page_with_very_many_labels_shows_the_most_frequent_and_says_so(
     tmp_path, visit, monkeypatch
 ):
     monkeypatch.setattr(page_module, "MOST_LABELS", 60)

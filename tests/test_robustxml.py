@@ -91,7 +91,7 @@ def test_sparse_part_is_the_minimum_where_features_do_not_meet():
             assert objective(moved) > least
 
 
-def test_without_a_sparse_part_it_is_leml(small):
+def test_without_a_sparse_part_it_equals_leml(small):
     robust = RobustXML(threshold=1e6, rounds=2, iterations=3).fit(*small)
     assert robust.V.nnz == 0
     plain = LEML(lambda_=2.0, iterations=6).fit(*small)

@@ -113,7 +113,7 @@ def simulated(workers, **options):
     return found
 
 
-def test_workers_of_many_threads_have_more_of_the_blocks():
+def test_workers_with_many_threads_get_more_blocks():
     simulation = simulated("")
     for worker, threads in (("a", 1), ("b", 10)):
         simulation.join(worker, threads)
@@ -133,7 +133,7 @@ def test_seven_late_workers_of_eight_take_part_fully(share):
         assert simulation.busy[worker] > 0.85 * (end - begin)
 
 
-def test_what_is_left_is_cut_for_the_threads_that_are_there():
+def test_remaining_labels_are_cut_for_the_current_threads():
     few = simulated("a", n_labels=20_000)
     few.run()
     many = simulated("a", n_labels=20_000)
@@ -179,7 +179,7 @@ def test_a_worker_that_hangs_is_late_by_the_cost_of_its_blocks_and_others_solve_
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.3])
-def test_nobody_is_late_who_works_like_the_others(latency):
+def test_no_worker_as_fast_as_the_others_is_late(latency):
     simulation = Simulated(cutter(), latency)
     for worker in "abcd":
         simulation.join(worker)
@@ -208,7 +208,7 @@ def test_answers_without_a_block_keep_a_worker_from_being_late_while_no_time_is_
     assert simulation.schedule.delays(200.0) == []  # reported only once
 
 
-def test_a_worker_that_goes_on_after_it_was_late_is_given_blocks_again():
+def test_a_late_worker_that_resumes_gets_blocks_again():
     simulation = simulated("ab", n_labels=20_000)
     simulation.at(100.0, simulation.stop, "b")
     simulation.at(400.0, simulation.go_on, "b")
@@ -218,7 +218,7 @@ def test_a_worker_that_goes_on_after_it_was_late_is_given_blocks_again():
     assert len(later) > 20
 
 
-def test_stragglers_at_the_end_are_run_twice_and_whoever_is_first_counts():
+def test_stragglers_at_the_end_are_run_twice_and_the_first_result_counts():
     simulation = simulated("abc")
     simulation.join("slow", slow=1000.0)
     end = simulation.run()
@@ -238,7 +238,7 @@ def test_a_block_that_waits_longest_is_the_first_to_be_run_twice():
     assert hand_out(["a", "b", "c"], 0.0) == {}  # two workers are enough
 
 
-def test_nothing_is_run_twice_while_there_are_blocks_that_nobody_has():
+def test_nothing_is_run_twice_while_there_are_unassigned_blocks():
     simulation = simulated("abc", n_labels=500)
     simulation.hand_out()
     assert simulation.schedule._cutter.n_left
@@ -255,7 +255,7 @@ def test_blocks_of_a_worker_that_dies_go_to_the_others():
     assert simulation.delays == []
 
 
-def test_blocks_that_workers_die_of_are_solved_alone_and_end_the_run_after_ten():
+def test_blocks_that_kill_workers_are_solved_alone_and_end_the_run_after_ten():
     schedule = Schedule(cutter(n_labels=2, block_size=1), 7, {})
     given = []
 
@@ -286,7 +286,7 @@ def test_a_block_that_fails_goes_to_others_and_is_raised_after_three():
     assert caught.value.__notes__ == ["block 0 has failed on a, b, c; finished blocks are kept"]
 
 
-def test_a_failed_block_waits_for_a_worker_that_is_there_and_not_ready():
+def test_a_failed_block_waits_for_a_worker_that_is_not_ready_yet():
     schedule = Schedule(cutter(n_labels=1), 0, dict.fromkeys("ab"))
     schedule.join("a", 1, 0.0)
     assert schedule.hand_out(["a"], 0.0) == {"a": [0]}

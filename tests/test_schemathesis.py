@@ -59,7 +59,7 @@ def families(server, headers=None):
 
 
 @pytest.mark.unhurried
-def test_a_server_of_numbers_answers_as_its_document_says(numbers, tmp_path):
+def test_a_numeric_server_conforms_to_its_document(numbers, tmp_path):
     with serving(tmp_path, numbers) as server:
         assert attack(server, tmp_path) > 100
         counted = families(server)["dismec_requests"]
@@ -70,7 +70,7 @@ def test_a_server_of_numbers_answers_as_its_document_says(numbers, tmp_path):
 
 
 @pytest.mark.unhurried
-def test_a_guarded_server_of_texts_answers_as_its_document_says(text_files, tmp_path):
+def test_a_text_server_with_a_token_conforms_to_its_document(text_files, tmp_path):
     limits = "--max-characters", "200"
     with serving(tmp_path, text_files / "calibrated", *limits, token="secret") as server:
         assert attack(server, tmp_path, "-H", "Authorization: Bearer secret") > 100
@@ -83,7 +83,7 @@ def test_a_guarded_server_of_texts_answers_as_its_document_says(text_files, tmp_
         assert "Traceback" not in server.log.read_text()
 
 
-def test_metrics_are_what_prometheus_reads(numbers, tmp_path):
+def test_metrics_can_be_parsed_by_prometheus(numbers, tmp_path):
     with serving(tmp_path, numbers) as server:
         assert server.predict({"rows": [{"features": []}] * 3})[0] == 200
         assert server.ask("GET", '/quo"te\\n')[0] == 404

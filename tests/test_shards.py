@@ -36,7 +36,7 @@ def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2, sp
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e3, 1e30])
-def test_weights_come_back_but_for_the_rounding(precision, size):
+def test_weights_round_trip_except_for_rounding(precision, size):
     rng = np.random.default_rng(1)
     W = random_csr(rng, 200, 31, 0.4)
     W.data *= np.float32(size) * rng.choice([1, 0.01, 1e-4], W.nnz).astype(np.float32)
@@ -53,7 +53,7 @@ def test_weights_come_back_but_for_the_rounding(precision, size):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("split", [False, True])
-def test_what_has_been_rounded_stays_as_it_is(precision, split):
+def test_rounded_weights_are_not_changed_again(precision, split):
     shard = some_shard(precision, split=split)
     again = shard.repacked(shard.unpack(), precision)
     for field in fields(Shard):
@@ -105,7 +105,7 @@ def test_labels_with_the_same_weights_are_stored_once():
     np.testing.assert_allclose(gather([shard], 6, 29).toarray(), W[order].toarray(), rtol=1e-3)
 
 
-def test_a_feature_of_many_labels_takes_a_bit_a_label():
+def test_a_feature_of_many_labels_takes_one_bit_per_label():
     dense, sparse = np.ones((1600, 1), np.float32), np.zeros((1600, 1), np.float32)
     sparse[:100] = 1
     numbers = np.arange(1, 1601, dtype=np.float32)[:, None]  # the bias distinguishes labels
@@ -168,7 +168,7 @@ def test_a_shard_survives_pickling():
     np.testing.assert_array_equal(again.unpack().toarray(), shard.unpack().toarray())
 
 
-def test_arrays_that_do_not_fit_together_are_refused():
+def test_arrays_of_inconsistent_sizes_are_refused():
     shard = some_shard()
     swapped = shard.labels.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
@@ -195,7 +195,7 @@ def test_arrays_that_do_not_fit_together_are_refused():
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("split", [False, True])
-def test_damaged_arrays_never_lead_out_of_their_memory(precision, density, split):
+def test_damaged_arrays_cause_no_access_out_of_bounds(precision, density, split):
     """Flips bits in data that is read without a check; a sanitizer watches the accesses."""
     rng = np.random.default_rng(4)
     shard = some_shard(precision, density=density, split=split)

@@ -88,7 +88,7 @@ def test_weighted_objective_is_the_optimum_and_no_worse_than_liblinears(problem_
         assert solution.gradient[label] <= 1
 
 
-def test_costs_of_one_are_no_costs(problem_data):
+def test_costs_of_one_change_nothing(problem_data):
     X, Y = problem_data
     plain, _ = solve(X, Y)
     weighted, _ = solve(X, Y, costs=equal_costs(Y, 1, 1))
@@ -96,14 +96,14 @@ def test_costs_of_one_are_no_costs(problem_data):
     assert plain.objective.tobytes() == weighted.objective.tobytes()
 
 
-def test_costs_that_are_the_same_multiple_are_a_multiple_of_C(problem_data):
+def test_equal_cost_factors_equal_a_factor_of_C(problem_data):
     X, Y = problem_data
     larger, _ = solve(X, Y, C=4.0)
     weighted, _ = solve(X, Y, costs=equal_costs(Y, 4, 4))
     np.testing.assert_allclose(larger.objective, weighted.objective, rtol=1e-3)
 
 
-def test_a_cost_of_three_is_every_positive_row_three_times(problem_data):
+def test_a_positive_cost_of_three_equals_repeating_positive_rows_three_times(problem_data):
     X, Y = problem_data
     Y = sp.csr_array(Y[:, [30]])
     rows = np.repeat(np.arange(X.shape[0]), np.where(signs(Y, 0) > 0, 3, 1))
@@ -158,7 +158,7 @@ def test_label_does_not_depend_on_its_neighbors(problem_data):
             assert together[[label]].data.tobytes() == other.data.tobytes()
 
 
-def test_label_does_not_depend_on_what_other_labels_there_are(problem_data):
+def test_a_label_does_not_depend_on_other_labels_of_the_problem(problem_data):
     X, Y = problem_data
     whole, _ = solve(X, Y)
     some, _ = solve(X, sp.csr_array(Y[:, [7, 31]]))

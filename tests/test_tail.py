@@ -88,7 +88,7 @@ def test_rarer_labels_cost_more():
     assert (np.diff(positive) < 0).all()
 
 
-def test_weights_of_one_leave_every_byte_as_it_is(tmp_path, problem_data):
+def test_a_positive_weight_of_one_changes_no_byte(tmp_path, problem_data):
     train(*problem_data, tmp_path / "plain")
     train(*problem_data, tmp_path / "one", TrainingParams(positive_weight=1.0, propensity_a=0.5))
     assert weight_files(tmp_path / "plain") == weight_files(tmp_path / "one")
@@ -238,7 +238,7 @@ def test_alpha_0_ranks_by_probability(calibrated):
     assert (labels == found).mean() > 0.99  # except for ties
 
 
-def test_scores_are_raised_by_what_is_said(calibrated):
+def test_scores_are_raised_by_the_documented_amount(calibrated):
     model, X, _ = calibrated
     for alpha in (0.0, 0.3):
         labels, scores = model.reranked(alpha, probabilities=False).predict_topk(X, 7)
@@ -258,7 +258,7 @@ def test_evaluation_of_a_view_is_of_its_own_ranking(calibrated):
     assert found["PSP@1"] > model.evaluate(X, Y)["PSP@1"]
 
 
-def test_views_that_cannot_be_are_refused(calibrated, problem_data):
+def test_impossible_views_are_refused(calibrated, problem_data):
     model, X, _ = calibrated
     for alpha in (-1.0, float("nan"), float("inf")):
         with pytest.raises(DataError, match="alpha is"):
@@ -273,7 +273,7 @@ def test_views_that_cannot_be_are_refused(calibrated, problem_data):
     assert plain.reranked(0.3, probabilities=False).nnz == plain.nnz
 
 
-def test_stored_models_are_ranked_as_those_in_memory(tmp_path, calibrated):
+def test_stored_models_rank_like_models_in_memory(tmp_path, calibrated):
     model, X, _ = calibrated
     model.save(tmp_path / "model")
     for probabilities in (True, False):

@@ -162,7 +162,7 @@ def test_blocks_are_the_same_on_any_number_of_threads(data):
             assert block.weights.indices.tobytes() == other.weights.indices.tobytes()
 
 
-def test_a_thread_that_helps_goes_back_to_labels_that_come():
+def test_a_helping_thread_returns_to_new_labels():
     X, Y = frequent_labels(**KINDS["row by row"])
     problem = Problem(X, Y, Transform.fit(X))
     with BlockSolver(problem, SolverParams(C=1000, tol=1e-5), lambda b: b, threads=2) as solver:
@@ -176,7 +176,7 @@ def test_a_thread_that_helps_goes_back_to_labels_that_come():
     assert event.number == 1  # it did not wait for the first block
 
 
-def test_what_is_shared_stops_at_once():
+def test_shared_work_stops_immediately():
     X, Y = frequent_labels(**KINDS["in tiers"])
     problem = Problem(X, Y, Transform.fit(X))
     for delay in (0.0, 0.01, 0.05):

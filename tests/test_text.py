@@ -206,7 +206,7 @@ def test_terms_do_not_cross_texts():
     }  # fmt: skip
 
 
-def test_n_grams_go_on_where_the_buffer_ends():
+def test_n_grams_continue_across_the_end_of_the_buffer():
     words = [f"w{i}" for i in range(20_000)]
     for n in (1, 2, 5, 16):
         found = terms(" ".join(words), word_ngrams=(n, n))
@@ -415,7 +415,7 @@ def test_threads_and_chunks_do_not_change_rows(monkeypatch):
         ("one text", "a single text where a list"),
     ],
 )
-def test_what_is_not_text_is_refused_by_its_row(texts, reason):
+def test_items_that_are_not_text_are_refused_with_their_row(texts, reason):
     builder = VocabularyBuilder(TextParams())
     builder.add(["good words"])
     with pytest.raises(DataError, match=reason):
@@ -507,7 +507,7 @@ def arrays_of(*names, offsets=None):
         {**arrays_of("abc"), "term_offsets": np.array([0, 3], np.int32)},
     ],
 )
-def test_arrays_that_no_vocabulary_has_made_are_refused(arrays):
+def test_arrays_that_no_vocabulary_can_produce_are_refused(arrays):
     with pytest.raises(ModelError, match="vocabulary: "):
         Vocabulary.from_arrays(arrays, TextParams(word_ngrams=(1, 2), max_features=3))
 
@@ -517,7 +517,7 @@ def test_arrays_that_no_vocabulary_has_made_are_refused(arrays):
 
 @pytest.mark.unhurried
 @same_unicode
-def test_characters_are_what_python_says_they_are():
+def test_character_kinds_agree_with_python():
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     assigned = [c for c in every if unicodedata.category(c) not in ("Cn", "Co")]
     text = " ".join(f"x{c}x" for c in [*assigned, *every[::97]])
@@ -525,7 +525,7 @@ def test_characters_are_what_python_says_they_are():
 
 
 @same_unicode
-def test_the_tables_are_those_that_the_script_makes():
+def test_the_tables_equal_the_output_of_the_script():
     script = ROOT / "native" / "text" / "make_unicode.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert made.stdout == (ROOT / "native" / "text" / "unicode.hpp").read_text()

@@ -186,7 +186,7 @@ def wait_until_answered(check):
     wait_until(holds)
 
 
-def test_a_process_that_dies_is_replaced_and_the_port_goes_on_answering(files):
+def test_a_process_that_dies_is_replaced_and_the_port_keeps_answering(files):
     with serving(files, files / "named", "--workers", "2") as server:
         expected = server.predict(ROW)[2]
         rows = server.metric("dismec_rows_predicted_total")
@@ -208,7 +208,7 @@ def test_a_process_that_dies_is_replaced_and_the_port_goes_on_answering(files):
         assert "was ended by signal 9; starting another" in server.log.read_text()
 
 
-def test_a_process_that_is_replaced_gets_the_model_that_the_others_have(files, tmp_path):
+def test_a_replacement_process_gets_the_model_of_the_others(files, tmp_path):
     """The link was moved without a reload: the new process must not follow it on its own."""
     link = tmp_path / "current"
     link.symlink_to(files / "named")
@@ -274,7 +274,7 @@ def refused(*arguments):
     return out.stderr
 
 
-def test_what_cannot_be_served_by_several_processes_is_told_in_one_line(files):
+def test_options_not_supported_by_several_processes_are_refused_in_one_line(files):
     alone, several = (refused(files / "nothing", "--workers", n) for n in (1, 2))
     assert alone == several
     assert "no such directory" in several
@@ -282,7 +282,7 @@ def test_what_cannot_be_served_by_several_processes_is_told_in_one_line(files):
     assert "--workers is not supported with --cluster" in line
 
 
-def test_channel_says_when_the_other_end_is_full_or_gone():
+def test_a_channel_reports_when_the_other_end_is_full_or_gone():
     here, there = Channel.pair()
     sent = 0
     while here.send({"number": sent}):
