@@ -188,7 +188,7 @@ def test_an_installation_that_fails_stops_the_demo_and_shows_the_output(install)
     result, _, venv = install(1)
     assert result.returncode != 0
     assert "noise" in result.stdout
-    assert "all of the output is in .venv/install.log" in result.stdout
+    assert "the whole output is in .venv/install.log" in result.stdout
     assert not (venv / "installed").exists()
     assert install(0)[0].returncode == 0
 
