@@ -1,5 +1,5 @@
-# make demo · make test · make quick · make lint — each builds what it needs into .venv.
-# make wheel · make lowest · make warnings · make sanitize — what is checked before a release.
+# make demo · make test · make quick · make lint: each installs what it needs into .venv.
+# make wheel · make lowest · make warnings · make sanitize: checks before a release.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +8,7 @@ NATIVE := $(wildcard native/*.?pp native/*/*.?pp native/c/*.[ch])
 SANITIZED := .venv-sanitize/bin
 STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building|Successfully|ERROR)'
 
-# One environment for each version of Python that wheels are built with: make wheel PYTHON=python3.12
+# One environment per Python version that wheels are built with: make wheel PYTHON=python3.12
 WHEELS = .venv-wheel-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/bin
 LOWEST := .venv-lowest/bin
 ANNIF := .venv-annif/bin
@@ -23,8 +23,8 @@ demo: .venv/installed
 test: .venv/tools
 	$(BIN)/python -m pytest -q
 
-# The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
-# examples of each property. What passes here may still fail in `make test`.
+# For the inner loop, at most a minute: no clusters, servers, browsers, commands or slow tests, and
+# fewer examples per property. Code that passes may still fail in `make test`.
 UNHURRIED := calibration cli contract corpus docs editing estimator explanation fuzz mapped_files \
   outputs page power_loss printable pruning refining report resuming schemathesis server \
   server_health shards synthetic tail text_training tuning unfinished workers
@@ -46,17 +46,18 @@ format: .venv/tools
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-# The documentation as a site, in build/docs. A broken link or reference is an error.
+# Builds the documentation site in build/docs. A broken link or reference is an error.
 docs: .venv/docs-tools
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "== The documentation is in build/docs/index.html"
 
-# Each compiler that is here over the native code, for each instruction set: no warning is let pass.
+# Compiles the native code with every installed compiler, for every instruction set; a warning is an
+# error.
 warnings: .venv/tools
 	$(BIN)/python .ci/compilers.py
 
-# A wheel and an sdist in dist/: the wheel is built from the sdist. What it needs of the system is
-# bounded and named by auditwheel, and abi3audit finds what is not in the stable ABI.
+# Builds an sdist and, from it, a wheel in dist/. auditwheel limits and labels the system libraries
+# that the wheel needs, and abi3audit finds symbols outside the stable ABI.
 wheel:
 	$(PYTHON) -m venv $(WHEELS:/bin=)
 	$(WHEELS)/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -71,13 +72,12 @@ wheel:
 	case $$(echo dist/*.whl) in *-abi3-*) $(WHEELS)/abi3audit --strict dist/*.whl;; esac
 	$(WHEELS)/twine check --strict dist/*
 
-# The tests with the lowest version of everything that pyproject.toml names, built with the lowest
-# versions that it names for that.
+# Builds and tests with the lowest versions that pyproject.toml allows.
 lowest: .venv-lowest/tools
 	$(LOWEST)/python -m pytest -q -m "not slow"
 
-# The native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself knows
-# nothing of them, so that their libraries have to be there before it starts.
+# Tests the native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself is
+# not built with them, so their libraries must be preloaded.
 sanitize: .venv-sanitize/tools
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -88,7 +88,7 @@ sanitize: .venv-sanitize/tools
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
 	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py tests/test_mapped_files.py
 
-# Mutated models, data files and requests under the same sanitizers; faults are kept in build/fuzz.
+# Tries mutated models, data files and requests under the same sanitizers; keeps faults in build/fuzz.
 SECONDS ?= 600
 SEED ?= 0
 fuzz: .venv-sanitize/tools
@@ -97,38 +97,39 @@ fuzz: .venv-sanitize/tools
 	UBSAN_OPTIONS=print_stacktrace=1 \
 	$(SANITIZED)/python tests/fuzz/run.py --seconds $(SECONDS) --seed $(SEED)
 
-# The native code cross-compiled for 64-bit ARM, and its tests under emulation.
+# Cross-compiles the native code for 64-bit ARM, and tests it under emulation.
 aarch64: .venv/bin/python
 	PYTHON=$(BIN)/python tools/aarch64.sh
 
-# The backend of integrations/annif in Annif itself, which needs Python 3.13 or earlier.
+# Tests the backend of integrations/annif in Annif itself, which needs Python 3.13 or earlier.
 annif: .venv-annif/tools
 	$(ANNIF)/python -m pytest -q integrations/annif
 
 .venv/bin/python:
-	@echo "== Making .venv, a Python environment of its own"
+	@echo "== Creating a Python environment in .venv"
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dismec needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 
-# The install knows each module by name: it is renewed when there are others, not when they change.
+# An editable install lists each module by name: reinstall when modules are added or removed, but not
+# when they change.
 .venv/modules: .venv/bin/python FORCE
 	@find src -name '*.py' | sort > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-# The guide needs the estimators, the server and plots. Of pip's output those lines that show how
-# far it is: minutes of compiling are not silent, and the compiler's own remarks are in the log.
+# The tutorial needs the estimators, the server and plots. Only the lines of pip's output that show
+# progress are printed, since compiling takes minutes; the rest is in the log.
 .venv/installed: .venv/bin/python pyproject.toml CMakeLists.txt $(NATIVE) .venv/modules
-	@echo "== Installing what dismec needs, and compiling it: two or three minutes the first time"
+	@echo "== Installing dependencies and compiling dismec: two or three minutes the first time"
 	@rm -f .venv/failed
 	@{ $(BIN)/python -m pip install --verbose --editable '.[sklearn,server,plots]' 2>&1 || touch .venv/failed; } \
 	  | tee .venv/install.log | grep --line-buffered -E $(STEPS) || true
 	@if [ -e .venv/failed ]; then tail -n 40 .venv/install.log; \
-	  echo "== Not installed; all of the output is in .venv/install.log"; exit 1; fi
+	  echo "== Installation failed; the whole output is in .venv/install.log"; exit 1; fi
 	touch $@
 
 .venv/tools: .venv/installed
-	@echo "== Installing what tests and linters need"
+	@echo "== Installing the requirements of tests and linters"
 	$(BIN)/python -m pip install --group test --group lint
 	touch $@
 

@@ -1,7 +1,7 @@
-"""Compilers that are here × instruction sets × native code → exit status 1 if any of them warns.
+"""Compile the native code with every installed compiler, for every instruction set.
 
-The warnings and the flags of each instruction set are those of CMakeLists.txt. Compilers for
-Windows are given the headers alone: the bindings need those of Python for Windows.
+Exits with 1 if there is any warning. Warnings and flags are those of CMakeLists.txt. Compilers for
+Windows only get the headers: the bindings need Python's headers for Windows.
 
     python .ci/compilers.py [COMPILER…]
 """
@@ -27,7 +27,7 @@ OF_X86 = ("avx2", "avx512")
 
 
 def flags() -> tuple[list[str], dict[str, list[str]]]:
-    """Warnings, and the flags of each instruction set that this machine's compilers know."""
+    """Return the warnings, and the flags of each instruction set of this architecture."""
     text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (warnings,) = re.findall(r"^set\(warnings (.+)\)$", text, re.MULTILINE)
     sets = {
@@ -41,7 +41,7 @@ def flags() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def sources(compiler: str, folder: Path) -> list[tuple[Path, list[str]]]:
-    """Files to compile, with the options that they need."""
+    """Return the files to compile, with the options that each needs."""
     headers = [p for p in sorted(NATIVE.rglob("*.hpp")) if p.name != "bindings.hpp"]
     every = folder / "every_header.cpp"
     every.write_text("".join(f'#include "{p.relative_to(NATIVE).as_posix()}"\n' for p in headers))
@@ -56,12 +56,12 @@ def sources(compiler: str, folder: Path) -> list[tuple[Path, list[str]]]:
 
 
 def main() -> int:
-    """Compile everything, and print what is said."""
+    """Compile everything, and print the warnings."""
     wanted = sys.argv[1:] or [c for c in COMPILERS if shutil.which(c)]
     warnings, sets = flags()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
-        def said(case: tuple[str, str, tuple[Path, list[str]]]) -> str:
+        def messages(case: tuple[str, str, tuple[Path, list[str]]]) -> str:
             compiler, isa, (path, options) = case
             command = [compiler, "-std=c++20", "-fsyntax-only", "-ffp-contract=off", "-Werror"]
             command += [*warnings, f"-I{NATIVE}", *options, *sets[isa], str(path)]
@@ -73,7 +73,7 @@ def main() -> int:
             for compiler in wanted
             for isa, source in product(sets, sources(compiler, Path(folder)))
         ]
-        found = [text for text in pool.map(said, cases) if text]
+        found = [text for text in pool.map(messages, cases) if text]
     sys.stdout.write("".join(found))
     sys.stdout.write(
         f"{', '.join(wanted)}: {len(cases)} compilations, {len(found)} with warnings\n"

@@ -1,4 +1,4 @@
-"""pyproject.toml → constraints: each requirement at the lowest version that it names."""
+"""pyproject.toml → constraints that pin each requirement to its lowest version."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-BUILD = "--build"  # what building needs, instead of what running and testing need
+BUILD = "--build"  # the requirements of building, instead of those of running and testing
 
 
 def lowest(requirement: str) -> str:
-    """``name>=version`` as ``name==version``."""
+    """Turn ``name>=version`` into ``name==version``."""
     found = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
     if found is None:
         raise SystemExit(f"pyproject.toml: {requirement} names no lowest version")
@@ -19,7 +19,7 @@ def lowest(requirement: str) -> str:
 
 
 def constraints(pyproject: Path, *, build: bool = False) -> list[str]:
-    """All requirements of the package, its extras and its tests, or of its build."""
+    """Return the requirements of the package, its extras and its tests, or of its build."""
     read = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     if build:
         return sorted(map(lowest, read["build-system"]["requires"]))

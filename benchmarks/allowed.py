@@ -1,19 +1,19 @@
-"""Prediction among some labels as a ratio to all labels; exits with 1 if a bound is missed.
+"""Prediction restricted to some labels, relative to all labels; exits with 1 if a bound is missed.
 
-Models: one trained on Eurlex-4K, and a generated one as in `large_model.py`, by default of 100,000
-labels. Random sets of labels are allowed: all but 1 %, half, 1 %, 100 and 10 of them. CPU time of
-one thread; for every set in turn with all labels, best of several:
+Models: one trained on Eurlex-4K, and a generated one as in `large_model.py`, by default with
+100,000 labels. Random sets of labels are allowed: all but 1 %, half, 1 %, 100 and 10 of them. Times
+are CPU times of one thread; sets take turns with all labels, and the best of several runs counts:
 
-- batch: all rows at once, when the set has been used before; "first" is with all that is prepared
-  for it, such as a copy of few labels;
-- one row: a row at a time with the same set, median;
-- new set: a row at a time with a set of its own, as over HTTP, median;
-- per row: all rows at once, each with a set of its own (only where sets are small);
-- within: the same, where all sets are drawn from 5 % of the labels, so that a copy of these serves
-  all rows; when the copy has been made before.
+- batch: all rows at once, with a set that was used before; "first" includes what is prepared for a
+  new set, such as a copy of few labels;
+- one row: one row at a time with the same set, median;
+- new set: one row at a time, each with a new set, as over HTTP, median;
+- per row: all rows at once, each with its own set (small sets only);
+- within: the same, with all sets drawn from 5 % of the labels, so that one copy of these serves all
+  rows; the copy was made before.
 
 Bounds: at most 1.1 with all but 1 %, in a batch and one row at a time; in a batch at most 0.35 with
-1 % and fewer, and 0.7 if each row has its own set within 5 %.
+1 % or fewer, and 0.7 if each row has its own set within 5 %.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ SINGLE_ROWS = 60
 
 
 def seconds(work: Callable[..., object], *args: object, **kwargs: object) -> float:
-    """Of this thread, whatever else the machine does."""
+    """CPU seconds of this thread, whatever else the machine does."""
     begin = time.thread_time()
     work(*args, **kwargs)
     return time.thread_time() - begin
 
 
 def row_by_row(model: Model, rows: list[sp.csr_array], sets: list[object]) -> float:
-    """Seconds of a row with its set, the median."""
+    """Seconds per row with its set, the median."""
     pairs = zip(rows, sets, strict=True)
     times = [seconds(model.predict_topk, row, threads=1, allowed=one) for row, one in pairs]
     return float(np.median(times))
@@ -68,7 +68,7 @@ def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]
     singles = [X[[i]] for i in range(min(SINGLE_ROWS, X.shape[0]))]
     batch = partial(seconds, model.predict_topk, X, threads=1)
     missed = []
-    print(f"{name}: {n:,} labels, {X.shape[0]:,} rows; times as long as with all labels")
+    print(f"{name}: {n:,} labels, {X.shape[0]:,} rows; time relative to all labels")
     print(
         f"{'allowed':12} {'batch':>7} {'first':>7} {'one row':>8} {'new set':>8} {'per row':>8} ",
         end="",
@@ -115,7 +115,7 @@ def measure(name: str, model: Model, X: sp.csr_array, repeats: int) -> list[str]
         if what == "all but 1 %" and max(ratios["batch"], ratios["one row"]) > MOST_ALLOWED:
             missed.append(f"{name}: slower than with all labels when most are allowed")
         missed += [
-            f"{name}: {what} take more than {most} of the time ({how})"
+            f"{name}: {what}: more than {most} of the time with all labels ({how})"
             for how, most in FEW_ALLOWED.items()
             if few and ratios[how] > most
         ]
@@ -140,7 +140,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--labels", type=int, default=100_000, help="of the generated model")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="directory to keep models in, or to find them")
+    parser.add_argument(
+        "--keep", type=Path, help="directory to keep models in, and reuse them from"
+    )
     args = parser.parse_args()
     print_heading()
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,8 +1,8 @@
 """Whether Δ leads from the L2 model to the L1 model, as the paper says; prints a table.
 
-Two one-vs-rest models of the same rows at C = 1: with the L2 penalty, pruned at growing Δ, and with
-the L1 penalty. If Δ moved the one towards the other, the L2 model pruned to as many weights as the
-L1 model would have about its precision, and mostly the same weights.
+Two one-vs-rest models of the same rows at C = 1: one with the L2 penalty, pruned at growing Δ, and
+one with the L1 penalty. If Δ moved the first towards the second, the L2 model pruned to as many
+weights as the L1 model would have about its precision, and mostly the same weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEPTHS = (1, 3, 5)
 
 
 def weights(model: Model) -> sp.csr_array:
-    """(n_labels, n_features), without the bias."""
+    """The weights without the bias, (n_labels, n_features)."""
     return sp.csr_array(model.weights[:, : model.n_features])
 
 

@@ -1,12 +1,12 @@
-"""What a calibration gives on the real sets.
+"""What calibration changes on the real sets.
 
-Trains a calibrated model and judges it on the test rows:
+Trains a calibrated model and evaluates it on the test rows:
 
-- ECE of the first five places, if probabilities were the logistic function of the scores, and as
-  calibrated;
-- P@k if labels are ranked by score, and by probability;
-- micro- and macro-F1 of the labels that are at least 0.5 probable, and of those at the thresholds
-  that were chosen on the held-out rows.
+- ECE of the first five places, with the logistic function of the scores as probabilities, and with
+  calibrated probabilities;
+- P@k with labels ranked by score, and by probability;
+- micro- and macro-F1 of the labels with a probability of at least 0.5, and of those above the
+  thresholds chosen on held-out rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEPTHS = (1, 3, 5)
 
 
 def measure(name: str) -> str:
-    """The lines of the table for a set."""
+    """Return the lines of the table for a set."""
     X, Y, _ = data.load(name)
     test = data.load(name, "test")
     begin = time.perf_counter()

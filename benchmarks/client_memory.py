@@ -1,8 +1,8 @@
-"""What the client of a cluster holds of data that workers have: exits with 1 if it grows with them.
+"""Client memory when the data is on the workers; exits with 1 if it grows with the data.
 
-Rows are generated on two workers of this machine and trained on there, once for some rows and once
-for four times as many, with a client process of its own each time. Its peak memory may differ by a
-twentieth of what the data files differ by.
+Rows are generated on two workers on this machine and trained on there, once with some rows and once
+with four times as many, each time from a new client process. The peak memory of the client may
+grow by at most a twentieth of what the data files grow by.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = 0.05
 
 
 def collections(n_rows: int) -> tuple[Any, Any]:
-    """X and Y as Dask arrays; the functions are sent to the workers by value."""
+    """Return X and Y as Dask arrays; the functions are sent to the workers by value."""
 
     def features(number: Any) -> Any:
         rng = np.random.default_rng(int(number[0]))
@@ -54,7 +54,7 @@ def collections(n_rows: int) -> tuple[Any, Any]:
 def client(address: str, n_rows: int) -> None:
     """Train, and print the peak memory of this process in bytes."""
     with tempfile.TemporaryDirectory() as folder, Client(address) as connected:
-        params = dismec.TrainingParams(C=0.01, tol=1.0)  # what is solved does not matter here
+        params = dismec.TrainingParams(C=0.01, tol=1.0)  # the result does not matter here
         X, Y = collections(n_rows)
         dismec.train(X, Y, Path(folder) / "model", params, cluster=connected)
     print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

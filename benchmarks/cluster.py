@@ -1,8 +1,8 @@
-"""What a cluster costs: two workers beside two threads; exits with 1 above 1.25 times.
+"""The overhead of a cluster: two workers against two threads; exits with 1 above 1.25 times.
 
-Local runs and runs on a scheduler and two workers of this machine, in turns, best of some runs of
-each, from loaded data to committed model; starting the cluster is timed apart. The machine must
-have nothing else to do.
+Local runs alternate with runs on a scheduler and two workers on this machine, from loaded data to
+committed model, and the best run of each counts; starting the cluster is timed separately. The
+machine must be otherwise idle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST = 1.25
 
 
 class _Reports(logging.Handler):
-    """Keeps the reports that trainings on a cluster log."""
+    """Keeps the reports that cluster trainings log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def train_seconds(dataset: dismec.Dataset, **how: Any) -> float:
 
 
 def task_seconds(client: Client, n_tasks: int = 200) -> float:
-    """One task after the other, which do nothing."""
+    """Seconds per empty task, one task after the other."""
     with Cluster.connect(client) as cluster:
         worker = next(iter(cluster.wait_for_workers()))
         begin = time.perf_counter()
@@ -99,7 +99,7 @@ def main() -> int:
     print(f"{args.set}, best of {args.repeats}")
     for name, seconds in (("two threads", here), ("two workers", there)):
         print(f"{name:14} {min(seconds):8.2f} s   all: {' '.join(f'{s:.2f}' for s in seconds)}")
-    print(f"starting the cluster {started:.2f} s, a task that does nothing {1e3 * overhead:.1f} ms")
+    print(f"starting the cluster {started:.2f} s, an empty task {1e3 * overhead:.1f} ms")
     print(f"idle {100 * best.idle:.1f} %; {best}")
     ratio = min(there) / min(here)
     print(f"\n{ratio:.2f} times the local time; the bound is {MOST}")

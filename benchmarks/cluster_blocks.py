@@ -1,11 +1,11 @@
-"""What blocks cost around their solving; exits with 1 if a bound is missed.
+"""The overhead of blocks on a cluster; exits with 1 if a bound is missed.
 
-Labels that take next to no time are trained in blocks of one label each on a scheduler and two
-workers of this machine. Counted is the CPU time of this process, which is the client and the
-scheduler (and Dask's two nannies), between the first and the last block that is reported done: at
-most 2 ms per block at 20,000 blocks, and at most 1.5 times what it is at 2,000.
+Labels that take next to no time are trained in blocks of one label on a scheduler and two workers
+on this machine. The measure is the CPU time of this process, which is the client, the scheduler and
+Dask's two nannies, between the first and the last block reported done: at most 2 ms per block with
+20,000 blocks, and at most 1.5 times the time per block with 2,000.
 
-Then the same on one worker of 100 threads: while it solves, its process has a bounded number of
+Then the same with one worker of 100 threads: while it solves, its process has a bounded number of
 threads, and its event loop answers within a second.
 """
 
@@ -29,10 +29,10 @@ from distributed import Client, LocalCluster
 import dismec
 from machine import print_heading
 
-MOST_SECONDS = 2e-3  # of CPU time per block
-MOST_TIMES = 1.5  # as much per block, with ten times the blocks
+MOST_SECONDS = 2e-3  # CPU time per block
+MOST_TIMES = 1.5  # growth per block, with ten times the blocks
 MANY_THREADS = 100
-MOST_THREADS = 2 * MANY_THREADS + 8  # more than before the training
+MOST_THREADS = 2 * MANY_THREADS + 8  # added during the training
 MOST_PAUSE = 1.0  # seconds
 
 
@@ -49,7 +49,7 @@ def workers(number: int, threads: int) -> Iterator[Client]:
 
 
 def train(client: Client, n_labels: int, rows: int = 300) -> tuple[float, float]:
-    """CPU seconds of this process, and seconds, per block."""
+    """Return CPU seconds of this process and elapsed seconds, per block."""
     rng = np.random.default_rng(0)
     X = sp.random(rows, 100, 0.05, format="csr", dtype=np.float32, random_state=rng)
     Y = sp.csr_array((rng.random((rows, n_labels)) < 0.02).astype(np.uint8))
@@ -70,7 +70,7 @@ def train(client: Client, n_labels: int, rows: int = 300) -> tuple[float, float]
 
 
 class Watch(threading.Thread):
-    """Counts the threads of a worker's process, and how long its event loop takes to answer."""
+    """Counts the threads of a worker process and times its event loop."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(daemon=True)
@@ -96,14 +96,15 @@ def main() -> int:
     print_heading("distributed")
     found = []
     with workers(2, 1) as client:
-        train(client, 200)  # what is done once
+        train(client, 200)  # warm-up
         for blocks in (args.blocks // 10, args.blocks):
             cpu, wall = train(client, blocks)
             found.append(cpu)
             print(
-                f"{blocks:7,} blocks: {1e3 * cpu:.2f} ms of client and scheduler per block", end=""
+                f"{blocks:7,} blocks: {1e3 * cpu:.2f} ms of client and scheduler CPU per block",
+                end="",
             )
-            print(f", {1e3 * wall:.2f} ms in all", flush=True)
+            print(f", {1e3 * wall:.2f} ms elapsed", flush=True)
     few, many = found
     missed = many > MOST_SECONDS or many > MOST_TIMES * few
     with workers(1, MANY_THREADS) as client:

@@ -1,10 +1,10 @@
-"""Prediction on two workers of one thread each, against two threads of one process.
+"""Prediction on two workers with one thread each, against two threads of one process.
 
-A batch: all test rows, k = 5, best of several runs that take turns; by score, and in other ways
-(rare labels higher, among 100 labels, all labels above a threshold, why a row has a label). Served:
-the latency of one row per request, one at a time and from eight connections. By score once with the
-model in one shard, which both workers hold, and once cut into shards of 500 classifiers, half of
-which each worker holds; the rest with these.
+Batch: all test rows, k = 5, best of several alternating runs; ranked by score, and in other ways
+(rare labels higher, among 100 labels, all labels above a threshold, explanations). Served: the
+latency of requests with one row, one at a time and over eight connections. Ranking by score is
+measured with the model in one shard, which both workers hold, and cut into shards of 500
+classifiers, of which each worker holds half; everything else with the latter.
 Exits with 1 if an answer differs from that of one machine.
 """
 
@@ -40,7 +40,7 @@ SMALL_SHARD = 500
 
 @contextmanager
 def running_cluster(folder: Path, n_workers: int = 2) -> Iterator[Path]:
-    """The scheduler file of a cluster of single-thread workers."""
+    """Start a cluster of single-threaded workers and yield its scheduler file."""
     file = folder / "scheduler.json"
     module = [sys.executable, "-m"]
     where = ["--host=127.0.0.1", f"--scheduler-file={file}", "--no-dashboard"]
@@ -63,7 +63,7 @@ def running_cluster(folder: Path, n_workers: int = 2) -> Iterator[Path]:
 
 
 def compare(path: Path, X: object, file: Path, rounds: int) -> bool:
-    """Print times and bytes of a batch; whether the answers are the same."""
+    """Print times and bytes of a batch; return whether the answers are equal."""
     model = dismec.open_model(path)
     here, there = [], []
     with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
@@ -95,7 +95,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def compare_ways(path: Path, X: Any, file: Path, rounds: int) -> bool:
-    """Print the times of other ways to rank; whether the answers are the same."""
+    """Print the times of other ways to rank; return whether the answers are equal."""
     here, same = dismec.open_model(path), True
     with Cluster.connect(file) as cluster, ClusterPredictor(cluster, path) as predictor:
         there = ClusterModel(predictor)
@@ -129,7 +129,7 @@ def ask(port: int, bodies: list[bytes], seconds: float, times: list[float]) -> N
 
 
 def serve(path: Path, bodies: list[bytes], seconds: float, *options: str) -> None:
-    """Print rate and latency of a server."""
+    """Print the rate and latency of a server."""
     command = [sys.executable, "-m", "dismec", "serve", str(path), "--port", "0", *options]
     env = {key: value for key, value in os.environ.items() if key != "DISMEC_TOKEN"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -171,7 +171,7 @@ def main() -> int:
             print(f"{'shards':>6} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}", end=" ")
             print(f"{'rows sent':>9} {'answers back':>12}")
             same = [compare(folder / model, X, file, args.rounds) for model in ("one", "cut")]
-            print(f"\n{'ms in all':20} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
+            print(f"\n{'total ms':20} {'2 threads':>9} {'2 workers':>10} {'ratio':>6}")
             same.append(compare_ways(folder / "cut", X, file, args.rounds))
             bodies = []
             for i in range(500):

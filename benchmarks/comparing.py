@@ -1,15 +1,14 @@
 """`dismec compare` on the real sets, as tables for the docs; exits with 1 if a bound is missed.
 
-The systems of `dismec.baselines` have to reach the P@1 that was published for them, less 1.5
-points, on Eurlex-4K and bibtex; RobustXML, for which nothing was published there, has to beat LEML.
-LPSR's published figures are held against `lpsr-ovr`: on small sets they are most likely of a
-one-vs-rest base.
+The systems of `dismec.baselines` must reach their published P@1, minus 1.5 points, on Eurlex-4K and
+bibtex; RobustXML, for which no such figures were published, must beat LEML. LPSR's published
+figures are compared with `lpsr-ovr`: on small sets they most likely used a one-vs-rest base.
 
     python benchmarks/comparing.py --sets eurlex-4k bibtex --tuned
     python benchmarks/comparing.py --sets cooking-text --systems dismec sklearn fasttext --tuned
 
-Results are kept in `--keep` and taken from there by a second start: measure on a quiet machine, and
-remove the folder to measure again.
+Results are kept in `--keep` and reused by later runs: measure on a quiet machine, and remove the
+folder to measure again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from machine import print_heading
 from training import default_peers
 
 SETS = ("eurlex-4k", "bibtex", "citeulike-t", "eurlex57k", "cooking-text", "eurlex57k-text")
-# P@1, from the systems' papers and the tables of the Extreme Classification Repository (2016–2019).
+# P@1 from the systems' papers and the tables of the Extreme Classification Repository (2016–2019).
 PUBLISHED = {
     "eurlex-4k": {
         "sleec": 79.26,
@@ -69,10 +68,10 @@ def print_markdown(heads: list[str], rows: list[list[str]]) -> None:
 
 
 def missed(name: str, systems: dict[str, Any]) -> list[str]:
-    """The bounds of a set that its systems miss."""
+    """Return the bounds that the systems miss on a set."""
     reached = {system: entry["P@1"] for system, entry in systems.items() if "P@1" in entry}
     result = [
-        f"{name}: {system} has {reached[system]:.2f}, published is {published}"
+        f"{name}: {system} has {reached[system]:.2f}, published: {published}"
         for system, published in PUBLISHED.get(name, {}).items()
         if system in reached and reached[system] < published - BELOW
     ]
@@ -96,7 +95,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800)
     parser.add_argument("--keep", type=Path, default=Path("dismec-compare"))
     parser.add_argument("--pages", type=Path, help="folder for a page per set")
-    parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
+    parser.add_argument("--peers-python", type=Path, help="Python of an environment with the peers")
     args = parser.parse_args()
 
     print_heading()

@@ -1,7 +1,7 @@
 """The real datasets, and samples of their labels.
 
-They are looked for in the folder that the environment variable DISMEC_DATA names: one folder a set,
-with train and test as XMC text.
+The environment variable DISMEC_DATA names the folder with the datasets: one folder per set, with
+train and test as XMC text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETS = ("eurlex-4k", "eurlex57k", "citeulike-t")
 
 
 def find(name: str, part: str = "train") -> Path:
-    """The file of a set's train or test part; ends the program where it is not there."""
+    """Return the file of a set's train or test part; exit if it does not exist."""
     folder = Path(os.environ.get("DISMEC_DATA", "data")) / name
     for path in (folder / f"{part}.txt", folder / f"{part}.txt.gz"):
         if path.exists():
@@ -29,7 +29,7 @@ def find(name: str, part: str = "train") -> Path:
 
 
 def load(name: str, part: str = "train") -> Dataset:
-    """A set's train or test part; "generated" has 10⁵ rows and features, and 10⁴ labels."""
+    """Load a set's train or test part; "generated" has 10⁵ rows and features, and 10⁴ labels."""
     if name == "generated":
         return generate(100_000, 100_000, 10_000, features_per_row=42)[part == "test"]
     return load_data(find(name, part))
@@ -40,7 +40,7 @@ def label_counts(Y: Any) -> np.ndarray:
 
 
 def spread_sample(Y: Any, n: int, seed: int = 0) -> np.ndarray:
-    """About n of the labels that occur, evenly spaced by frequency: their mean is that of all."""
+    """Draw about n labels that occur, evenly spaced by frequency, so that means are unbiased."""
     counts = label_counts(Y)
     by_frequency = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     step = max(1.0, len(by_frequency) / n)
@@ -49,7 +49,7 @@ def spread_sample(Y: Any, n: int, seed: int = 0) -> np.ndarray:
 
 
 def stratified_sample(Y: Any, n: int, seed: int = 0) -> np.ndarray:
-    """Draw n labels, equally many with 1, 2–3, 4–7, 8–15, … rows as long as there are more."""
+    """Draw n labels, equally many with 1, 2–3, 4–7, 8–15, … rows as far as there are enough."""
     counts = label_counts(Y)
     shuffled = np.random.default_rng(seed).permutation(np.flatnonzero(counts))
     strata = np.floor(np.log2(counts[shuffled]))

@@ -3,13 +3,13 @@
     python benchmarks/dense.py speed --python PEERS_PYTHON
     python benchmarks/dense.py texts
 
-`speed` generates embeddings whose labels are directions in groups, 50,000 rows × 768 and 2,000
-labels by default, and trains all labels, each system in a process of its own with one thread. PECOS
-gets the array as it is, as its XR-Linear takes dense ones. LinearSVC trains some labels only, and
-its time is extrapolated. Without --python PECOS is looked for in this environment.
+`speed` generates embeddings whose labels are directions in groups, by default 50,000 rows × 768
+with 2,000 labels, and trains all labels, each system in its own process with one thread. PECOS gets
+the array as it is, since its XR-Linear accepts dense arrays. LinearSVC trains only some labels, and
+its time is extrapolated. Without --python, PECOS is looked for in this environment.
 
 `texts` compares tf-idf, a truncated SVD of the tf-idf rows as dense features, and both, on
-cooking-text and eurlex57k-text in the folder that the environment variable DISMEC_DATA names.
+cooking-text and eurlex57k-text in the folder named by the environment variable DISMEC_DATA.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from machine import print_heading
 from text import indicator, vocabulary_of
 from text_pipelines import load
 
-TIMES_LINEAR_SVC = 30  # how much faster than it, at least
-MATRICES, FIXED = 1.3, 300e6  # memory: so many times the matrix, and these bytes
+TIMES_LINEAR_SVC = 30  # minimum speedup over LinearSVC
+MATRICES, FIXED = 1.3, 300e6  # memory bound: this many times the matrix, plus these bytes
 TEST_ROWS = 5000
 COMPONENTS = 256
 
@@ -78,10 +78,10 @@ best = model.predict(test, only_topk=1, threads=1).indices.tolist()"""
 def embeddings(
     rows: int, width: int, labels: int, noise: float, seed: int = 0
 ) -> tuple[np.ndarray, sp.csr_array]:
-    """Rows around the sum of their labels' directions, which are near those of 64 groups.
+    """Generate rows around the sum of their labels' directions, which are near those of 64 groups.
 
-    A label's frequency is that of a power law, as for real ones, and the rows have a mean and a
-    spectrum that falls off, as those of real embeddings do.
+    Label frequencies follow a power law, as in real data, and the rows have a mean and a decaying
+    spectrum, like real embeddings.
     """
     rng = np.random.default_rng(seed)
     groups = rng.standard_normal((64, width), dtype=np.float32)
@@ -109,7 +109,7 @@ def run(code: str, best: str, folder: Path, python: str) -> dict[str, Any]:
 
 
 def linear_svc_seconds(E: np.ndarray, Y: Any, n_labels: int) -> float:
-    """CPU seconds for all labels, judging by some of all frequencies."""
+    """Estimate the CPU seconds for all labels from a sample over all frequencies."""
     from sklearn.svm import LinearSVC
 
     E = E / np.linalg.norm(E, axis=1, keepdims=True)
@@ -134,7 +134,7 @@ def speed(args: argparse.Namespace) -> bool:
         try:
             found["PECOS XR-Linear"] = run(PECOS, PECOS_BEST, folder, args.python)
         except subprocess.CalledProcessError:
-            print("PECOS is not there: name the Python that has it (--python)\n")
+            print("PECOS is not installed: name a Python that has it (--python)\n")
     print(f"{'':16} {'CPU s':>8} {'peak MB':>8} {'P@1':>7} {'ms per row':>11}")
     for system, told in found.items():
         hit = 100 * truth[np.arange(len(truth)), told["best"]].mean()
@@ -143,19 +143,19 @@ def speed(args: argparse.Namespace) -> bool:
         print(f"{system:16} {told['seconds']:8.1f} {peak:8.0f} {hit:7.2f} {predicting:11.3f}")
     ours = found["dismec"]
     good = ours["peak"] <= MATRICES * E.nbytes + FIXED
-    print(f"\nthe matrix has {E.nbytes / 1e6:.0f} MB")
+    print(f"\nthe matrix takes {E.nbytes / 1e6:.0f} MB")
     if "PECOS XR-Linear" in found:
         good = good and ours["seconds"] <= found["PECOS XR-Linear"]["seconds"]
     if args.svc_labels:
         seconds = linear_svc_seconds(E, Y, args.svc_labels)
         ratio = seconds / ours["seconds"]
-        print(f"LinearSVC, by {args.svc_labels} labels: {seconds:.0f} CPU s, {ratio:.0f} times")
+        print(f"LinearSVC, from {args.svc_labels} labels: {seconds:.0f} CPU s, {ratio:.0f} times")
         good = good and ratio >= TIMES_LINEAR_SVC
     return good
 
 
 def svd(Xt: Any, test: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates of rows and of test rows on the first right singular vectors of the rows."""
+    """Project rows and test rows onto the first right singular vectors of the rows."""
     _, _, V = sp.linalg.svds(Xt, k=components, random_state=0)
     return (
         np.ascontiguousarray(Xt @ V.T, dtype=np.float32),

@@ -1,8 +1,8 @@
 """How the cost of a label grows with the data; exits with 1 if faster than the non-zeros of X.
 
 Generated data of 10⁴, 10⁵ and 10⁶ rows: 42 features and 3 labels per row, as many features as rows,
-a tenth as many labels. Of the labels that occur a sample is solved, evenly spaced by frequency,
-with all threads busy. `paper_scale.py` really trains a set of the size of WikiLSHTC-325K.
+a tenth as many labels. A sample of the labels that occur, evenly spaced by frequency, is solved
+with all threads busy. `paper_scale.py` trains a complete set of the size of WikiLSHTC-325K.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEATURES_PER_ROW = 42
 
 
 def label_seconds(problem: Problem, labels: np.ndarray, threads: int) -> float:
-    """Core time of a label, mean over the labels, given by falling frequency."""
+    """Return the mean core time per label; labels come in order of falling frequency."""
 
     def solve(part: np.ndarray) -> float:
         begin = time.perf_counter()

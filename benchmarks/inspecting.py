@@ -1,8 +1,8 @@
-"""What `dismec inspect` expects of a training, against the training; and drawings of both.
+"""The estimates of `dismec inspect` against real trainings; and drawings of both.
 
-Time is that of all cores together, which other work on the machine changes little. The training's
-has all that the process does, with reading and writing. Exits with 1 if time or peak memory is more
-than half as much again as expected, or less than two thirds of it.
+Times are CPU times over all cores, which other work on the machine changes little. The training
+time covers the whole process, including reading and writing. Exits with 1 if time or peak memory is
+more than 1.5 times the estimate, or less than two thirds of it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dismec.report.facts import describe_model
 from dismec.report.figures import draw_frequencies, draw_weights
 from machine import print_heading
 
-MOST = 1.5  # times as much, or as little
+MOST = 1.5  # largest ratio, in either direction
 
-# VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.
+# VmHWM instead of ru_maxrss, which starts at the peak of the parent process.
 TRAIN = """
 import sys, time
 from dismec.cli import main

@@ -1,10 +1,10 @@
-"""What an install takes: sizes of the wheel and of what it brings, time to import and to get help.
+"""The cost of an installation: sizes of the wheel and its dependencies, times of import and --help.
 
 Installs a wheel (`make wheel`) into a new environment, and again with each extra that is named:
 
     python benchmarks/install.py dist/dismec-*.whl [--extra server --extra all]
 
-Times are CPU times, the least of several runs, beside those of Python alone there.
+Times are CPU times, the minimum of several runs, next to those of bare Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def size(folder: Path) -> float:
 
 
 def milliseconds(*command: object) -> float:
-    """The least CPU time of several runs; other work on the machine does not lengthen it."""
+    """Return the minimum CPU time of several runs, which other work hardly changes."""
 
     def once() -> float:
         before = getrusage(RUSAGE_CHILDREN)
@@ -42,7 +42,7 @@ def milliseconds(*command: object) -> float:
 
 
 def environment(python: str, folder: Path, requirement: str) -> tuple[Path, Path]:
-    """A new environment with one requirement: its programs and its packages."""
+    """Create an environment with one requirement; return its programs and its packages."""
     subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True)
     programs = folder / "bin"
     pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--quiet", "--no-compile"]
@@ -55,7 +55,7 @@ def environment(python: str, folder: Path, requirement: str) -> tuple[Path, Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="one that the wheel is for")
+    parser.add_argument("--python", default=sys.executable, help="a Python that the wheel supports")
     parser.add_argument("--extra", action="append", default=[])
     args = parser.parse_args()
     print_heading()

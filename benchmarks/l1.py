@@ -1,9 +1,9 @@
-"""The L1 penalty: time and precision against LIBLINEAR -s 5, and what whole models are like.
+"""The L1 penalty: time and precision against LIBLINEAR -s 5, and properties of whole models.
 
-Labels are drawn evenly by frequency. LIBLINEAR (-e 0.01, its default) and dismec take turns, a few
+Labels are drawn evenly by frequency. LIBLINEAR (-e 0.01, its default) and dismec alternate, a few
 labels at a time, on one core each; the optimum is what LIBLINEAR reaches at -e 0.0001, or dismec if
 that is lower. Exits with 1 if a label's objective is more than a thousandth above the optimum or
-above LIBLINEAR's, or a label takes more than a fifth of LIBLINEAR's time.
+above LIBLINEAR's, or if a label takes more than a fifth of LIBLINEAR's time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GAP = 1e-3
 
 
 def compare(name: str, n_labels: int, C: float, tight: bool, seed: int) -> bool:
-    """Print time and precision on a sample of labels; whether both are as they should be."""
+    """Print time and precision on a sample of labels; return whether both meet their bounds."""
     X, Y, _ = data.load(name)
     transform = Transform.fit(X)
     rows, by_label = transform.apply(X).astype(np.float64), sp.csc_array(Y)
@@ -38,7 +38,7 @@ def compare(name: str, n_labels: int, C: float, tight: bool, seed: int) -> bool:
     sample = data.spread_sample(Y, n_labels, seed)
     ours, theirs = 0.0, 0.0
     above, above_theirs, their_gap = [], [], []
-    # As many at a time as a pass over all rows takes: mixed by frequency, as blocks are.
+    # As many at a time as one pass over all rows serves, with mixed frequencies as in a block.
     for labels in np.array_split(sample, -(-len(sample) // 32)):
         begin = time.process_time()
         solution = problem.solve(labels, params)
@@ -58,7 +58,7 @@ def compare(name: str, n_labels: int, C: float, tight: bool, seed: int) -> bool:
             their_gap.append(default / best - 1)
     ratio = theirs / ours
     print(f"{name}, C = {C:g}, {len(sample)} labels: dismec {ours / len(sample) * 1e3:.2f} ms")
-    print(f"  a label, LIBLINEAR {theirs / len(sample) * 1e3:.1f} ms: {ratio:.1f} times")
+    print(f"  per label, LIBLINEAR {theirs / len(sample) * 1e3:.1f} ms: {ratio:.1f} times")
     print(f"  above the best objective known: dismec at most {max(above):.1e},", end=" ")
     print(f"LIBLINEAR {max(their_gap):.1e}; above LIBLINEAR's: {max(above_theirs):.1e}", flush=True)
     return ratio >= RATIO and max(above) <= GAP and max(above_theirs) <= GAP

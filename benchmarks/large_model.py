@@ -1,17 +1,17 @@
 """Prediction with a generated model of many labels; exits with 1 if a bound is missed.
 
 By default 500,000 labels and 250 million weights, which takes 8 GB of memory and some minutes to
-make. Its shape follows a model trained on citeulike-t: how many weights labels have, how many
-labels have a weight for the r-th most frequent feature, how large weights are, one in seven
-positive, a bias near -1.1, and where the best scores of a row lie. Labels and rows meet in topics:
-sets of rare features on which a topic's labels have their large weights, and from which its rows
-draw a third of their features.
+generate. Its shape follows a model trained on citeulike-t: the number of weights per label, the
+number of labels with a weight for the r-th most frequent feature, the size of weights, one in seven
+of which is positive, a bias near -1.1, and the range of a row's best scores. Labels and rows are
+linked by topics: sets of rare features on which a topic's labels have their large weights, and from
+which its rows draw a third of their features.
 
 Bounds: the model opens in 100 ms; a row takes one thread at most 1/20 of the time of scipy's sparse
 product with argpartition, and 3 times as long as reading the row's lists from memory; the results
-are those of scipy. No weight is copied into the process's own memory: what is resident of the model
-are pages of its file that were touched (Linux may map a few megabytes around each), which processes
-share and which the system can drop.
+equal those of scipy. No weights are copied into the process's own memory: only touched pages of the
+model file are resident (Linux may map a few megabytes around each), which processes share and the
+system can drop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dismec.model.parts import LabelTable, Parts
 from dismec.model.shards import Shard, pack
 from machine import print_heading
 
-CHUNK = 10_000  # labels made at a time
+CHUNK = 10_000  # labels generated at a time
 TOPIC_FEATURES, TOPIC_LABELS = 60, 25
 ZIPF_SHIFT, ZIPF_POWER = 120.0, 1.1
 
@@ -52,14 +52,14 @@ class World:
 
     n_labels: int
     n_features: int
-    mean: float  # weights a label
-    positive: float  # share of weights off topic that are positive
+    mean: float  # weights per label
+    positive: float  # share of off-topic weights that are positive
     column: np.ndarray  # of each feature, by rank
     topics: np.ndarray  # ranks, (topics, TOPIC_FEATURES)
 
 
 def zipf(rng: np.random.Generator, size: Any, n: int, first: int = 0) -> np.ndarray:
-    """Ranks first … n - 1 with P(r) ~ (r + shift)^-power, by the inverse of its integral."""
+    """Draw ranks first … n - 1 with P(r) ~ (r + shift)^-power, by inverting its integral."""
     e = 1 - ZIPF_POWER
     low, high = (first + ZIPF_SHIFT) ** e, (n + ZIPF_SHIFT) ** e
     rank = (low + (high - low) * rng.random(size)) ** (1 / e) - ZIPF_SHIFT
@@ -73,15 +73,15 @@ def make_world(rng: np.random.Generator, args: argparse.Namespace) -> World:
 
 
 def make_labels(rng: np.random.Generator, world: World, n: int) -> sp.csr_array:
-    """The weights of n labels, bias last."""
-    # Log-normal sizes, the mean 1.7 times the median; a twelfth is lost to duplicates.
+    """Generate the weights of n labels, bias last."""
+    # Log-normal sizes with a mean of 1.7 times the median; a twelfth is lost to duplicates.
     sizes = rng.lognormal(np.log(world.mean * 1.09 / 1.67), 1.01, n)
     sizes = np.clip(sizes, 20, world.n_features // 4).astype(np.int64)
     label = np.repeat(np.arange(n), sizes)
     within = np.arange(len(label)) - (np.cumsum(sizes) - sizes)[label]
     ranks = zipf(rng, len(label), world.n_features)
 
-    # The first weights of a label lie on its topics: one, and more for the large labels.
+    # The first weights of a label lie on its topics: one topic, and more for large labels.
     n_topical = np.minimum(sizes * 0.06, 30 + sizes * 0.01).astype(np.int64)
     topical = within < n_topical[label]
     of = label[topical]
@@ -105,7 +105,7 @@ def make_labels(rng: np.random.Generator, world: World, n: int) -> sp.csr_array:
 
 
 def make_rows(rng: np.random.Generator, world: World, n: int) -> sp.csr_array:
-    """Rows by tf-idf, of length 1."""
+    """Generate tf-idf rows of length 1."""
     row = np.repeat(np.arange(n), rng.integers(40, 101, n))
     ranks = zipf(rng, len(row), world.n_features)
     topical = rng.random(len(row)) < 0.35
@@ -129,12 +129,12 @@ def with_last_column(row, column, data, n_rows, n_columns, last) -> sp.csr_array
 
 
 def make_model(rng: np.random.Generator, world: World, path: Path) -> None:
-    """Write the model, shard by shard of as many labels as fit."""
+    """Write the model, shard by shard, with as many labels each as fit."""
     blocks = []
     for first in range(0, world.n_labels, CHUNK):
         n = min(CHUNK, world.n_labels - first)
         blocks.append((np.arange(first, first + n), make_labels(rng, world, n)))
-        print(f"\r{first + n:,} labels made", end="", file=sys.stderr)
+        print(f"\r{first + n:,} labels generated", end="", file=sys.stderr)
     print(file=sys.stderr)
     transform = Transform(world.n_features, normalize=False)
     params = {"delta": 0.01, "precision": "float16"}
@@ -148,9 +148,9 @@ def make_model(rng: np.random.Generator, world: World, path: Path) -> None:
 
 
 def lists(shards: list[Shard], row: sp.csr_array) -> Iterator[np.ndarray]:
-    """The parts of a model that are read to score a row."""
+    """Yield the parts of a model that are read to score a row."""
     for shard in shards:
-        per_feature = (len(shard.starts) - 1) // shard.n_features  # a list, or one for either sign
+        per_feature = (len(shard.starts) - 1) // shard.n_features  # one list, or one per sign
         for feature in row.indices:
             span = shard.starts[feature * per_feature : (feature + 1) * per_feature + 1]
             yield shard.weights[span[0, 0] : span[-1, 0]]
@@ -159,14 +159,14 @@ def lists(shards: list[Shard], row: sp.csr_array) -> Iterator[np.ndarray]:
 
 
 def list_bytes(shards: list[Shard], X: sp.csr_array) -> float:
-    """Bytes of a row's lists, on average."""
+    """Return the bytes of a row's lists, on average."""
     return (
         sum(part.nbytes for i in range(X.shape[0]) for part in lists(shards, X[[i]])) / X.shape[0]
     )
 
 
 def reading_speed(shards: list[Shard]) -> float:
-    """Bytes a second of one thread that reads the weights once."""
+    """Return the bytes per second at which one thread reads the weights once."""
     best = 0.0
     for _ in range(3):
         begin = time.perf_counter()
@@ -180,19 +180,19 @@ def reading_speed(shards: list[Shard]) -> float:
 
 
 def resident() -> tuple[int, int]:
-    """Bytes of the process's own memory, and of pages of files, which are the system's to share."""
+    """Return the bytes of the process's own memory, and of file pages, which can be shared."""
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return tuple(int(fields[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
 
 
 def touch(path: Path, rows: Path) -> None:
-    """In a process of its own: open, predict rows, and print what that makes resident."""
+    """In a new process: open the model, predict rows, and print what that makes resident."""
     X = sp.csr_array(sp.load_npz(rows))[:20]
     transform = Transform(1)
     about = Manifest(1, 1, 1, {}, transform.to_dict(), "", "")
     any_model = Model(about, transform, Parts(LabelTable(np.ones(1))), [])
-    any_model.predict_topk(np.ones((1, 1)))  # loads what the first prediction of any model does
+    any_model.predict_topk(np.ones((1, 1)))  # loads what the first prediction of any model loads
     own, _ = resident()
     begin = time.perf_counter()
     model = open_model(path)
@@ -204,7 +204,7 @@ def touch(path: Path, rows: Path) -> None:
 
 
 def compare_with_scipy(model: Model, X: sp.csr_array, k: int) -> tuple[float, int]:
-    """Seconds a row of scipy, and in how many rows its top k differs."""
+    """Return scipy's seconds per row, and the number of rows in which its top k differs."""
     by_feature = sp.csr_array(model.weights.T.tocsr())
     rows = model.transform.apply(X)
     begin = time.perf_counter()
@@ -232,7 +232,9 @@ def main() -> int:
     parser.add_argument("--mean", type=float, default=500, help="weights per label")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="directory to keep the model in, or to find it")
+    parser.add_argument(
+        "--keep", type=Path, help="directory to keep the model in, and reuse it from"
+    )
     parser.add_argument("--touch", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.touch:
@@ -260,7 +262,7 @@ def measure(path: Path, rows: Path) -> int:
     X = sp.csr_array(sp.load_npz(rows))
     size = sum(receipt.bytes for receipt in model.manifest.files)
     print(f"{model.n_labels:,} labels, {model.nnz:,} weights, {size / 1e9:.2f} GB, ", end="")
-    print(f"{size / model.nnz:.2f} bytes a weight; {X.nnz / X.shape[0]:.0f} features a row")
+    print(f"{size / model.nnz:.2f} bytes per weight; {X.nnz / X.shape[0]:.0f} features per row")
     print(
         f"opened in {opened * 1e3:.0f} ms; after 20 rows {own / 1e6:.1f} MB of own memory ", end=""
     )
@@ -287,11 +289,11 @@ def measure(path: Path, rows: Path) -> int:
     times["reading the row's lists"] = amount / reading_speed(model._shards)
     times["scipy, k = 5"], wrong = compare_with_scipy(model, X[:100], 5)
     for name, seconds in times.items():
-        print(f"{name:26} {seconds * 1e3:8.3f} ms a row")
+        print(f"{name:26} {seconds * 1e3:8.3f} ms per row")
     ours, scipy = times["batch, k = 5"], times["scipy, k = 5"]
     ratio = ours / times["reading the row's lists"]
     print(f"{scipy / ours:.0f} times scipy's speed; {ratio:.1f} times as long as reading ", end="")
-    print(f"{amount / 1e6:.1f} MB; {wrong} of 100 rows unlike scipy")
+    print(f"{amount / 1e6:.1f} MB; {wrong} of 100 rows differ from scipy")
 
     missed = []
     if opened > OPEN_SECONDS:
@@ -303,7 +305,7 @@ def measure(path: Path, rows: Path) -> int:
     if wrong:
         missed.append("results differ from scipy's")
     if own > OWN_BYTES:
-        missed.append("weights are held in memory of the process's own")
+        missed.append("weights are held in the process's own memory")
     print("\n".join(missed) or "every bound is met")
     return 1 if missed else 0
 

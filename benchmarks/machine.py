@@ -1,4 +1,4 @@
-"""What stands above every table: the machine, the date and the versions."""
+"""The heading of every table: the machine, the date and the versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dismec.cpu import available_cpus, cpu_name, kernels
 
 
 def print_heading(*packages: str, **versions: str) -> None:
-    """Print machine, date, and the versions of dismec, `packages` and what else is given."""
+    """Print the machine, the date, and the versions of dismec, `packages` and `versions`."""
     found = {name: version(name) for name in ("dismec", "numpy", "scipy", *packages)} | versions
     print(f"{cpu_name()}, {available_cpus()} cores, {kernels.isa} kernels; {datetime.date.today()}")
     print(", ".join(f"{name} {number}" for name, number in found.items()))

@@ -1,9 +1,9 @@
 """Peak memory of `dismec train`; exits with 1 if it is above the bound.
 
-The bound: the CSR arrays of X and Y, 300 MB, and 200 bytes × (rows + features) × threads. Data is a
-binary dataset (.xmc). Besides the real sets there is generated data of 10⁶ rows with 42 features a
-row, 10⁵ features and 10⁵ labels, of which the first 2,000 are trained: peak memory does not depend
-on how many there are, and the bound is the tighter for it.
+The bound: the CSR arrays of X and Y, 300 MB, and 200 bytes × (rows + features) × threads. The data
+is read from binary datasets (.xmc). Besides the real sets there is generated data of 10⁶ rows with
+42 features per row, 10⁵ features and 10⁵ labels, of which the first 2,000 are trained: peak memory
+does not depend on the number of labels, and fewer make the bound tighter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from machine import print_heading
 
 FIXED, PER_ROW_OR_FEATURE = 300e6, 200
 
-# VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.
+# VmHWM instead of ru_maxrss, which starts at the peak of the parent process.
 TRAIN = """
 import sys
 from dismec.cli import main

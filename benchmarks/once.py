@@ -1,14 +1,14 @@
-"""What a training does once, however many cores solve its labels; exits with 1 if it is too slow.
+"""The serial steps of a training, however many cores solve its labels; exits with 1 if too slow.
 
-A generated training of 3 million labels: power-law label counts, one label in twenty with the rows
-of another, a name per label, a few weights per label. Each step is timed on its own, with the same
+A generated training of 3 million labels: power-law label counts, one label in twenty with the same
+rows as another, a name per label, a few weights per label. Each step is timed separately, with the
 functions that a training calls. The yardstick is the time in which 100 cores solve that many
 labels (``--training-minutes``, 6): no step may take more than 5 % of it, 18 s, on this machine.
 A step must also be linear: at most 13 times the CPU time that it takes with a tenth of the labels,
-unless that is less than two seconds. (CPU time, because others may use the machine too.)
+unless that is less than two seconds. (CPU time, because other work may share the machine.)
 
-"packing, interleaved" packs blocks whose ranges of labels overlap, as those of a run that was
-resumed with another cut do.
+"packing, interleaved" packs blocks whose label ranges overlap, like those of a run that was resumed
+with different blocks.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from dismec.solve.weight_counts import BINS
 from machine import print_heading
 
 CORES = 100
-SHARE = 0.05  # of the training's time, for each step
-GROWTH = 13  # times as long, at ten times the labels
-SHORT = 2.0  # seconds, below which growth does not matter
+SHARE = 0.05  # of the training time, per step
+GROWTH = 13  # factor of CPU time, with ten times the labels
+SHORT = 2.0  # seconds below which growth is ignored
 LABELS_PER_ROW = 36
 LABELS_PER_BLOCK = 1000
-COPIES = 0.05  # labels with the rows of another
+COPIES = 0.05  # share of labels with the same rows as another
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels to train, without the rows' features."""
+    """Labels to train, without the features of their rows."""
 
     n_rows: int
     indptr: np.ndarray  # of Y by label
@@ -63,7 +63,7 @@ class Labels:
 
 
 class Clock:
-    """Seconds by step: of the wall clock, and of CPUs."""
+    """Elapsed and CPU seconds by step."""
 
     def __init__(self) -> None:
         self.steps: dict[str, np.ndarray] = {}
@@ -88,7 +88,7 @@ def make_labels(n_labels: int, seed: int = 0) -> Labels:
     sizes = np.minimum(sizes, n_rows // 4).astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     distinct = rng.integers(0, n_rows, starts[-1], dtype=np.int32)
-    # The rows of a label that is copied are there twice; labels are in no order.
+    # The rows of a copied label occur twice; labels are in random order.
     rare = np.flatnonzero(sizes <= np.median(sizes))
     sources = np.concatenate([np.arange(n_distinct), rng.choice(rare, n_labels - n_distinct)])
     sources = rng.permutation(sources)
@@ -107,7 +107,7 @@ def make_labels(n_labels: int, seed: int = 0) -> Labels:
 
 
 def make_weights(labels: np.ndarray, groups: np.ndarray, n_features: int) -> sp.csr_array:
-    """3 to 10 weights for each of some labels, bias last; the same for labels of one group."""
+    """Generate 3 to 10 weights per label, bias last; equal for labels of one group."""
     same = groups[labels].astype(np.uint64)
     sizes = 3 + (same % np.uint64(8)).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(sizes)])
@@ -137,7 +137,7 @@ def write_blocks(
 
 
 def interleaved(blocks: list[np.ndarray]) -> list[np.ndarray]:
-    """The same labels in as many blocks, where the ranges of sixteen at a time overlap."""
+    """Return the same labels in as many blocks; the ranges of sixteen at a time overlap."""
     result = []
     for begin in range(0, len(blocks), 16):
         together = blocks[begin : begin + 16]
@@ -147,7 +147,7 @@ def interleaved(blocks: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def measure(folder: Path, n_labels: int, n_features: int) -> dict[str, np.ndarray]:
-    """What `Clock` has for each step."""
+    """Time every step; return the seconds of `Clock`."""
     clock = Clock()
     labels = make_labels(n_labels)
     with clock.step("labels with equal rows"):
@@ -191,7 +191,7 @@ def pack(
     cuts: list[np.ndarray],
     groups: np.ndarray,
 ) -> None:
-    """Receipts, resuming and packing of blocks that are written here."""
+    """Time receipts, resuming and packing for blocks written here."""
     commit(directory, manifest)
     tidy(directory, manifest)
     receipts = write_blocks(directory, cuts, groups, manifest.n_features)

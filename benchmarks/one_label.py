@@ -1,12 +1,12 @@
-"""The costliest label on one thread and on several; exits with 1 if its weights are not the same.
+"""The costliest label on one thread and on several; exits with 1 if its weights differ.
 
 Generated data as in ``tree_cost.py``: 42 features per row, as many features as rows, a tenth as
-many labels. The most frequent labels are solved one by one, by one thread with and without others
-that help it. What stays serial is measured with helpers: the time that the thread with the label
-spends outside of work that it shares. From that follows what more threads could bring at best, if
-memory keeps up: serial + (alone − serial)/threads.
+many labels. The most frequent labels are solved one by one, by one thread with and without helpers.
+The serial part is measured with helpers: the time that the thread with the label spends outside of
+shared work. It bounds what more threads could achieve if memory keeps up: serial + (alone −
+serial)/threads.
 
-Runs take turns, and the fastest of each kind counts.
+Runs alternate, and the fastest of each kind counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dismec.features.transform import Transform
 from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Team
 from machine import print_heading
 
-THREADS_THOUGHT_OF = 8
+MORE_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Run:
     """One label, solved once."""
 
     seconds: float
-    serial: float  # seconds of these outside of shared work
+    serial: float  # seconds outside of shared work
     weights: bytes
     set_rows: int
     passes: int
@@ -65,7 +65,7 @@ def solve(problem: Problem, label: int, threads: int) -> Run:
 
 
 def compare(problem: Problem, label: int, args: argparse.Namespace) -> bool:
-    """Print a label's line; whether its weights are the same in all runs."""
+    """Print the line of a label; return whether its weights are equal in all runs."""
     kinds = (1, args.threads)
     runs: dict[int, list[Run]] = {threads: [] for threads in kinds}
     for _ in range(args.repeats):
@@ -73,13 +73,13 @@ def compare(problem: Problem, label: int, args: argparse.Namespace) -> bool:
             runs[threads].append(solve(problem, label, threads))
     alone, together = (min(run.seconds for run in runs[threads]) for threads in kinds)
     serial = min(run.serial for run in runs[args.threads])
-    thought = serial + (alone - serial) / THREADS_THOUGHT_OF
+    projected = serial + (alone - serial) / MORE_THREADS
     same = len({run.weights for done in runs.values() for run in done}) == 1
     run = runs[1][0]
     print(
         f"  {problem.label_counts[label]:7,} {run.set_rows:9,} {run.passes:7} {run.steps:6}"
         f" {alone:8.2f} {together:8.2f} {alone / together:8.2f} {serial:8.2f}"
-        f" {thought:10.2f} {alone / thought:8.1f}   {'the same' if same else 'DIFFERENT'}",
+        f" {projected:10.2f} {alone / projected:8.1f}   {'equal' if same else 'DIFFERENT'}",
         flush=True,
     )
     return same
@@ -103,7 +103,7 @@ def main() -> int:
         f"{rows:,} rows, {train.X.nnz:,} non-zeros; seconds per label, best of {args.repeats};"
         f" {args.threads} threads\n"
         "     rows       set  passes  steps    alone together    times   serial"
-        f"  on {THREADS_THOUGHT_OF}, at best    times   weights"
+        f"  on {MORE_THREADS}, at best    times   weights"
     )
     same = [compare(problem, int(order[rank]), args) for rank in args.ranks]
     return 0 if all(same) else 1

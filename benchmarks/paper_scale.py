@@ -1,12 +1,12 @@
 """A whole training at the size of WikiLSHTC-325K; exits with 1 if a bound is missed.
 
-Generated data of that set's shape: 1,778,351 rows, 1,617,899 features, 42 per row, 325,056 labels,
-3.2 per row, by a power law. `dismec train` is run with all cores, killed by SIGKILL when half of
-the labels are done, and run again to the end; the model is then opened and evaluated on rows that
-it has not seen. Bounds: an hour for both runs together, a peak memory of the arrays of X and Y
-plus two gigabytes; and both the time left, as the first run shows it from a tenth of the way on,
-and what `dismec inspect` expects of time and memory are right within a factor of 1.5.
-`--scale 0.01` tries it all on data of a hundredth of that size, where starting takes longest and
+Generated data with that set's shape: 1,778,351 rows, 1,617,899 features, 42 per row, 325,056
+labels, 3.2 per row, by a power law. `dismec train` runs with all cores, is killed by SIGKILL when
+half of the labels are done, and runs again to the end; the model is then opened and evaluated on
+unseen rows. Bounds: an hour for both runs together; a peak memory of the arrays of X and Y plus two
+gigabytes; and the time left, as the first run shows it after a tenth of the way, and the time and
+memory that `dismec inspect` estimates are right within a factor of 1.5.
+`--scale 0.01` tries everything on data of a hundredth of that size, where startup dominates and
 estimates miss.
 """
 
@@ -32,11 +32,11 @@ from machine import print_heading
 ROWS, FEATURES, LABELS = 1_778_351, 1_617_899, 325_056
 FEATURES_PER_ROW, LABELS_PER_ROW = 42, 3.2
 MOST_SECONDS, MOST_EXTRA_BYTES = 3600, 2 << 30
-MOST_TIMES = 1.5  # what estimates may be off by
+MOST_TIMES = 1.5  # error factor of estimates
 
 
 def labels_done(model: Path) -> int:
-    """Labels of the blocks that an unfinished training has written."""
+    """Return the number of labels in the blocks that an unfinished training has written."""
     try:
         return read_manifest(model).labels_done
     except (OSError, dismec.DismecError):
@@ -46,9 +46,9 @@ def labels_done(model: Path) -> int:
 def train(
     data: Path, model: Path, threads: int, until: int | None
 ) -> tuple[float, int, list[tuple[float, float]]]:
-    """Seconds and peak bytes of a run, killed when it has done that many labels.
+    """Run a training, killed once that many labels are done; return seconds and peak bytes.
 
-    And when it said what of the time left: seconds from its start, and seconds.
+    Also return its estimates of the time left: pairs of seconds since the start and seconds left.
     """
     options = ["train", data, "-o", model, "--threads", threads]
     begin = time.monotonic()
@@ -82,7 +82,7 @@ def train(
 
 
 def seconds_left(line: str) -> float:
-    """The end of a line such as "…, 1 h 02 min left" in seconds."""
+    """Return the end of a line such as "…, 1 h 02 min left" in seconds."""
     units = {"h": 3600, "min": 60, "s": 1}
     parts = re.findall(r"(\d+) (h|min|s)\b", line.rsplit(",", 1)[1])
     return float(sum(int(number) * units[unit] for number, unit in parts))
@@ -149,11 +149,11 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
         print(
             f"time left from a tenth of the way on: {min(off):.2f} to {max(off):.2f} times", end=""
         )
-        print(f" the {seconds:.0f} s in all, {off[0]:.2f} at first")
+        print(f" the total of {seconds:.0f} s, {off[0]:.2f} at first")
     missed = []
     for key, found in (("seconds", seconds), ("peak bytes", float(peak))):
         times = expected[key] / found
-        print(f"inspect expects {times:.2f} times these {key}")
+        print(f"inspect estimates {times:.2f} times these {key}")
         if not 1 / MOST_TIMES <= times <= MOST_TIMES:
             missed.append(f"expected {key} off by more than a factor of {MOST_TIMES}")
     if any(not 1 / MOST_TIMES <= times <= MOST_TIMES for times in off):
@@ -161,7 +161,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     if seconds > MOST_SECONDS:
         missed.append(f"more than {MOST_SECONDS} s")
     if peak > arrays + MOST_EXTRA_BYTES:
-        missed.append("more memory than the arrays and two gigabytes")
+        missed.append("more memory than the arrays plus two gigabytes")
     if not 0 < done < n_labels:
         missed.append("it was not killed in the middle")
     print("MISSED: " + "; ".join(missed) if missed else "every bound is met")

@@ -1,7 +1,7 @@
-"""How fast text is parsed and how much memory that takes; exits with 1 if below the aim.
+"""Speed and memory of parsing text; exits with 1 if below the target.
 
 Uses generated text, and Eurlex-4K too if the environment variable DISMEC_DATA names the folder that
-holds eurlex-4k. Text is in the page cache, so this measures parsing and not the disk.
+holds eurlex-4k. The text is in the page cache, so this measures parsing and not the disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from dismec.data.dataset import Dataset, load_data, save_data
 from dismec.data.synthetic import generate
 
-MB_PER_SECOND = 150  # of one core, at least
+MB_PER_SECOND = 150  # on one core, at least
 MEMORY_RATIO = 2.5  # peak to result, at most
 
-# Peak minus what the interpreter and the libraries take before the load. VmHWM and not ru_maxrss:
-# the latter starts at the peak of the parent process.
+# Peak minus what the interpreter and the libraries use before loading. VmHWM instead of ru_maxrss,
+# which starts at the peak of the parent process.
 MEASURE_MEMORY = """
 import sys
 import dismec.data.dataset
@@ -73,7 +73,7 @@ def main() -> int:
                 ratio = memory_ratio(path)
                 print(f"{path.name:20} {size / 1e6:6.0f} {one:15.0f} {every:10.0f} {ratio:12.2f}")
                 good &= ratio <= MEMORY_RATIO
-                # The aim is for parsing: gunzip by itself takes about as long.
+                # The target is for parsing: gunzip alone takes about as long.
                 good &= ending == ".txt.gz" or one >= MB_PER_SECOND
     return 0 if good else 1
 

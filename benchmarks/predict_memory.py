@@ -1,8 +1,8 @@
-"""Peak memory of `dismec predict` for ever more texts; exits with 1 if it grows with their number.
+"""Peak memory of `dismec predict` for growing numbers of texts; exits with 1 if it grows with them.
 
-The model and the texts are generated. From the first number of rows to the last, the peak may grow
-by half of what the labels and scores of the further rows take. One batch of texts has some 50,000
-short rows: begin with more.
+The model and the texts are generated. From the smallest number of rows to the largest, the peak may
+grow by half of what the labels and scores of the additional rows take. One batch of texts has about
+50,000 short rows: start with more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dismec.data.prediction_formats import FORMATS
 from dismec.data.synthetic_text import generate_text, write_text
 from machine import print_heading
 
-# VmHWM and not ru_maxrss: the latter starts at the peak of the parent process.
+# VmHWM instead of ru_maxrss, which starts at the peak of the parent process.
 PREDICT = """
 import sys
 from dismec.cli import main

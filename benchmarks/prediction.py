@@ -2,14 +2,14 @@
 
 Peers as in `training.py`, in the same run: every system trains once and predicts the test rows
 with one thread, all at once and one at a time (median), several times in turn with the others; the
-best of each counts. Eurlex-4K has all systems; citeulike-t and generated data (10⁵ rows and
+best run of each counts. Eurlex-4K has all systems; citeulike-t and generated data (10⁵ rows and
 features, 42 of them per row, 10⁴ labels) have dismec and PECOS XR-Linear. XR-Linear's model is
-loaded for prediction only, which is its fast path, and has its default beam.
+loaded for prediction only, which is its fast path, with its default beam.
 
-Bounds: in a batch dismec is so many times as fast as its peers (TIMES_FASTER); on Eurlex-4K one row
-at a time takes at most 0.1 ms more than in a batch, and less than PLT's; two threads are 1.8 times
-as fast as one. A weight takes at most 4.6 bytes on disk in float16 and 3.3 in int8, and P@k and
-PSP@k are those of float32 to 0.05 and 0.1.
+Bounds: in a batch, dismec is faster than its peers by the factors in TIMES_FASTER; on Eurlex-4K one
+row at a time takes at most 0.1 ms more than in a batch, and less than with PLT; two threads are 1.8
+times as fast as one. A weight takes at most 4.6 bytes on disk in float16 and 3.3 in int8, and P@k
+and PSP@k are within 0.05 and 0.1 of those of float32.
 """
 
 from __future__ import annotations
@@ -94,18 +94,18 @@ def compare(name: str, python: Path, args: argparse.Namespace) -> list[str]:
     return [f"{name}: {bound}" for bound in missed]
 
 
-def seconds_a_row(model: Model, X: Any, threads: int) -> float:
+def seconds_per_row(model: Model, X: Any, threads: int) -> float:
     begin = time.perf_counter()
     model.predict_topk(X, threads=threads)
     return (time.perf_counter() - begin) / X.shape[0]
 
 
 def precisions(name: str, repeats: int) -> list[str]:
-    """Print what each precision costs and gives, and return the bounds that were missed."""
+    """Print the cost and quality of each precision, and return the bounds that were missed."""
     test = data.load(name, "test")
     missed = []
     found: dict[str, dict[str, float]] = {}
-    print(f"\n{name}: threads 1 and 2 in ms a row; P@k and PSP@k less those of float32")
+    print(f"\n{name}: threads 1 and 2 in ms per row; P@k and PSP@k minus those of float32")
     print(
         f"{'precision':9} {'MB':>6} {'bytes/weight':>15} {'open ms':>8} {'1':>6} {'2':>6}", end=""
     )
@@ -119,7 +119,9 @@ def precisions(name: str, repeats: int) -> list[str]:
             begin = time.perf_counter()
             model = open_model(path)
             opened = time.perf_counter() - begin
-            pairs = [[seconds_a_row(model, test.X, n) for n in (1, 2)] for _ in range(repeats + 3)]
+            pairs = [
+                [seconds_per_row(model, test.X, n) for n in (1, 2)] for _ in range(repeats + 3)
+            ]
             one, two = np.min(pairs, axis=0)
             found[precision] = quality = model.evaluate(test.X, test.Y, DEPTHS)
             size = sum(receipt.bytes for receipt in model.manifest.files)
@@ -132,7 +134,7 @@ def precisions(name: str, repeats: int) -> list[str]:
             print(f"{opened * 1e3:8.1f} {one * 1e3:6.3f} {two * 1e3:6.3f}   ", end="")
             print(" ".join(f"{value:6.2f}" for value in change.values()))
             if size > BYTES.get(precision, np.inf) * model.nnz:
-                missed.append(f"{precision}: more than {BYTES[precision]} bytes a weight")
+                missed.append(f"{precision}: more than {BYTES[precision]} bytes per weight")
             if max(map(abs, change.values())) > NEAR.get(precision, 0):
                 missed.append(f"{precision}: P@k or PSP@k changed by more than {NEAR[precision]}")
             if one < THREADS_RATIO * two:
@@ -145,7 +147,7 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="to train")
-    parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
+    parser.add_argument("--peers-python", type=Path, help="Python of an environment with the peers")
     args = parser.parse_args()
 
     python = args.peers_python or default_peers()

@@ -1,8 +1,8 @@
-"""How far the choice of delta may be trusted, by the number of rows that it is made on.
+"""How reliable the choice of delta is, by the number of rows it is based on.
 
-Trains on Eurlex-4K, prunes at every delta of the grid, and chooses on random parts of the test
-rows, many times. The loss at the delta chosen is then that on all test rows, the worst of P@1, P@3
-and P@5.
+Trains on Eurlex-4K, prunes at every delta of the grid, and chooses on random subsets of the test
+rows, many times. The loss at the chosen delta is then measured on all test rows, as the worst of
+P@1, P@3 and P@5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMES = 300
 
 
 def hits() -> np.ndarray:
-    """P@k in percent of every test row: (grid, rows, depths)."""
+    """Return P@k in percent for every test row: (grid, rows, depths)."""
     test = data.load("eurlex-4k", "test")
     truth = test.Y.toarray() > 0
     model = fit(*data.load("eurlex-4k")[:2])

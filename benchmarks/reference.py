@@ -11,7 +11,7 @@ from liblinear import liblinearutil
 
 
 class Liblinear:
-    """One matrix of rows, already transformed, for many labels.
+    """One matrix of transformed rows, for many labels.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Liblinear:
     def solve(
         self, label: int, C: float, *, kind: int = 2, eps: float = 0.01
     ) -> tuple[np.ndarray, float]:
-        """Weights at ε, and the CPU seconds that they took; `kind` is 2 for L2, 5 for L1."""
+        """Return the weights at ε and the CPU seconds taken; `kind` is 2 for L2, 5 for L1."""
         s = np.ctypeslib.as_array(self._problem.y, (self._problem.l,))
         s[:] = signs(self.Y, label)
         options = liblinearutil.parameter(f"-s {kind} -c {C} -e {eps} -q")
@@ -41,19 +41,19 @@ class Liblinear:
 
 
 def signs(Y: Any, label: int) -> np.ndarray:
-    """+1 for the rows that have the label, −1 for the others; Y is CSC."""
+    """Return +1 for the rows that have the label, −1 for the others; Y is CSC."""
     s = np.full(Y.shape[0], -1.0)
     s[Y.indices[Y.indptr[label] : Y.indptr[label + 1]]] = 1.0
     return s
 
 
 def objective(Xt: Any, s: np.ndarray, w: np.ndarray, C: float) -> float:
-    """½‖w‖² + C·Σ max(0, 1 − s·Xt·w)², in double precision if Xt and w are."""
+    """Return ½‖w‖² + C·Σ max(0, 1 − s·Xt·w)², in double precision if Xt and w are."""
     slack = np.maximum(0, 1 - s * (Xt @ w))
     return float(0.5 * w @ w + C * slack @ slack)
 
 
 def l1_objective(Xt: Any, s: np.ndarray, w: np.ndarray, C: float) -> float:
-    """‖w‖₁ + C·Σ max(0, 1 − s·Xt·w)², in double precision if Xt and w are."""
+    """Return ‖w‖₁ + C·Σ max(0, 1 − s·Xt·w)², in double precision if Xt and w are."""
     slack = np.maximum(0, 1 - s * (Xt @ w))
     return float(np.abs(w).sum() + C * slack @ slack)

@@ -1,14 +1,14 @@
-"""What refining gives and costs on the real sets; exits with 1 if a bound is missed.
+"""What refining gains and costs on the real sets; exits with 1 if a bound is missed.
 
 For each set a plain model, a calibrated one, and one that is refined and calibrated are trained in
 turns, with all threads:
 
-- P@k and PSP@k on the test rows, of the plain model by score and of the others by probability, as
-  `dismec evaluate` has them, with what half of a 95 % interval of P@1 is;
-- the time of training, the fastest of each: calibrated at most 1.3 times the plain one, refined and
-  calibrated at most 3.5 times, where that takes more than two seconds;
-- the time to predict a batch and single rows on one thread: refined a batch at most 2.5 times that
-  of the plain model, where that takes more than 0.01 ms per row.
+- P@k and PSP@k on the test rows, ranked by score for the plain model and by probability for the
+  others, as in `dismec evaluate`, with the half-width of a 95 % interval of P@1;
+- the fastest training time of each: calibrated at most 1.3 times the plain one, refined and
+  calibrated at most 3.5 times, if that takes more than two seconds;
+- the time to predict a batch and single rows on one thread: for a refined model a batch takes at
+  most 2.5 times as long as for the plain one, if that takes more than 0.01 ms per row.
 
 `--curve` adds P@1 against PSP@1 for rankings by P/p^alpha, and draws it.
 """
@@ -36,9 +36,9 @@ NUMERIC = (*data.SETS, "bibtex")
 TEXTS = ("cooking-text", "eurlex57k-text")
 KS = (1, 3, 5)
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-MOST_CALIBRATED, MOST_REFINED, MOST_BATCH = 1.3, 3.5, 2.5  # times that of the plain model
-SMALL, SHORT = 2.0, 0.01  # seconds and ms below which ratios say little
-PUBLISHED = {"ProXML": (83.4, 45.2)}  # P@1 and PSP@1 on Eurlex-4K by its authors
+MOST_CALIBRATED, MOST_REFINED, MOST_BATCH = 1.3, 3.5, 2.5  # times the plain model
+SMALL, SHORT = 2.0, 0.01  # seconds and ms below which ratios mean little
+PUBLISHED = {"ProXML": (83.4, 45.2)}  # P@1 and PSP@1 on Eurlex-4K, by its authors
 
 
 def files(name: str, part: str) -> Path:
@@ -47,7 +47,7 @@ def files(name: str, part: str) -> Path:
 
 
 def trained(name: str, params: TrainingParams, folder: Path) -> tuple[Any, Dataset, float]:
-    """A model of a set, its test rows, and how long it took to train from loaded data."""
+    """Return a model of a set, its test rows, and the time to train it from loaded data."""
     if name in TEXTS:
         texts = Texts.of_file(files(name, "train"))
         begin = time.perf_counter()
@@ -70,7 +70,7 @@ def fastest(work: Callable[[], Any], times: int = 3) -> float:
 
 
 def prediction(model: Any, X: Any, singles: int = 100) -> tuple[float, float]:
-    """Ms per row of a batch, and of a single row, on one thread."""
+    """Return ms per row of a batch, and of a single row, on one thread."""
     rows = [X[[i]] for i in range(min(singles, X.shape[0]))]
     batch = fastest(lambda: model.predict_topk(X, 5, threads=1)) / X.shape[0]
     one = fastest(lambda: [model.predict_topk(row, 5, threads=1) for row in rows]) / len(rows)
@@ -82,7 +82,7 @@ def shown(found: dict[str, float], what: str) -> str:
 
 
 def measure(name: str, repeats: int, curve: Path | None) -> bool:
-    """Print what a set has to say; whether all bounds are met."""
+    """Print the results of a set; return whether all bounds are met."""
     text = {"tfidf": True} if name in TEXTS else {}
     kinds = {
         "plain": TrainingParams(**text),
@@ -124,7 +124,7 @@ def measure(name: str, repeats: int, curve: Path | None) -> bool:
 
 
 def draw(name: str, models: dict[str, Any], test: Dataset, path: Path) -> None:
-    """P@1 against PSP@1, as a table and a figure."""
+    """Draw P@1 against PSP@1, and print the points."""
     from matplotlib.figure import Figure
 
     plain, calibrated, refined = models.values()

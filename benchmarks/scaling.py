@@ -1,19 +1,19 @@
 """How long large sets take on many cores: measured label costs, simulated schedules.
 
-Measured is what a label costs by the number of its rows, on generated data of 42 features per row,
-in strata of frequency, with all threads busy. For a larger set this is taken to grow with the
-non-zeros of X, and then multiplied by one number for all labels and sets, so that
-WikiLSHTC-325K takes the core-hours that `paper_scale.py` found (`--core-hours`). A set's labels get
-frequencies by a power law with exponent 1 that adds up to its labels per row, at most a tenth of
-the rows each.
+Measured: the cost of a label by the number of its rows, on generated data with 42 features per row,
+in strata of frequency, with all threads busy. For a larger set this is assumed to grow with the
+non-zeros of X, and then multiplied by one factor for all labels and sets, so that WikiLSHTC-325K
+takes the core-hours that `paper_scale.py` found (`--core-hours`). The label frequencies of a set
+follow a power law with exponent 1 that adds up to its labels per row, with at most a tenth of the
+rows per label.
 
-Simulated is a cluster run: blocks are cut and handed out by the code that does it in a training
-(`dismec.cluster.schedule`). A worker solves its blocks one after the other; its threads share out a
-block's labels, and the largest one but for the part of it that stays with one thread
-(`one_label.py` measures that). What is sent takes `--call-seconds` each way (`cluster.py` measures
-both), and every block `--block-seconds` of the client and the scheduler, who do one after the
-other (`cluster_blocks.py` measures that). Every machine first gets X and Y, from shared storage by
-its own network link or, one after another, from the client by one link.
+Simulated: a cluster run, with blocks cut and assigned by the code that does so in a training
+(`dismec.cluster.schedule`). A worker solves its blocks one after the other; its threads share the
+labels of a block, and the largest label except for the part that stays on one thread
+(`one_label.py` measures it). A message takes `--call-seconds` each way (`cluster.py` measures
+both), and every block takes `--block-seconds` of client and scheduler, which handle one block at a
+time (`cluster_blocks.py` measures it). Every machine first gets X and Y: from shared storage over
+its own network link, or from the client, one machine after another over a single link.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from machine import print_heading
 
 CORES = (10, 100, 1000)
 BYTES_A_NONZERO = 8
-SERIAL = 0.15  # of a frequent label's time, with one thread
+SERIAL = 0.15  # share of a frequent label's time that stays on one thread
 
 
 @dataclass(frozen=True)
 class Set:
-    """The shape of a dataset, from the extreme classification repository."""
+    """The shape of a dataset from the Extreme Classification Repository."""
 
     name: str
     rows: int
@@ -63,7 +63,7 @@ SETS = (
 
 
 def measure(rows: int, threads: int, sample: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows of a label, core-seconds for each, by strata, and the non-zeros of X."""
+    """Return rows per label and core-seconds per label, by stratum, and the non-zeros of X."""
     train, _ = generate(rows, rows, rows // 10, features_per_row=42, seed=0, test_rows=0)
     problem = Problem(train.X, train.Y, Transform.fit(train.X))
     counts = data.label_counts(train.Y)
@@ -93,11 +93,11 @@ def timed(problem: Problem, labels: np.ndarray) -> float:
 def label_costs(
     of: Set, frequency: np.ndarray, cost: np.ndarray, nnz: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and core-seconds of every label."""
+    """Return the rows and core-seconds of every label."""
     ranks = np.arange(1, of.labels + 1)
     total = of.rows * of.labels_per_row
     counts = np.clip(total / (1 / ranks).sum() / ranks, 1, of.rows / 10)
-    # Beyond what was measured, on as the frequent strata go.
+    # Beyond the measured range, extrapolate from the frequent strata.
     frequent = frequency > 100
     slope, _ = np.polyfit(np.log(frequency[frequent]), np.log(cost[frequent]), 1)
     beyond = np.maximum(counts / frequency[-1], 1) ** slope
@@ -106,7 +106,7 @@ def label_costs(
 
 
 class Cluster:
-    """Workers that exist in a simulation only, and the schedule of a training on them."""
+    """Simulated workers, and the schedule of a training on them."""
 
     def __init__(
         self, counts: np.ndarray, costs: np.ndarray, workers: int, args: argparse.Namespace
@@ -117,11 +117,11 @@ class Cluster:
         self._names = [str(i) for i in range(workers)]
         self.schedule = Schedule(cutter, 0, self._names)
         self._costs, self._args = costs, args
-        self._free = dict.fromkeys(self._names, 0.0)  # when each is through with what it has
+        self._free = dict.fromkeys(self._names, 0.0)  # when each worker becomes free
         self._answers: list[tuple[float, str, int, float]] = []
 
     def run(self, threads: int) -> float:
-        """Seconds until all labels are solved and the client knows."""
+        """Return the seconds until all labels are solved and the client knows."""
         for name in self._names:
             self.schedule.join(name, threads, 0.0)
         self._hand_out(self._names, threads, 0.0)
@@ -134,7 +134,7 @@ class Cluster:
         return now
 
     def _hand_out(self, workers: list[str], threads: int, now: float) -> None:
-        # A block's labels are shared out by threads: no faster than its largest label.
+        # Threads share a block's labels, so it is no faster than its largest label.
         largest = SERIAL + (1 - SERIAL) / threads
         for worker, numbers in self.schedule.hand_out(workers, now).items():
             for number in numbers:
@@ -160,7 +160,7 @@ def simulate(of: Set, counts: np.ndarray, costs: np.ndarray, args: argparse.Name
         cluster = Cluster(counts, costs, workers, args)
         wall = cluster.run(min(cores, args.threads_a_worker))
         idle = 1 - costs.sum() / (wall * cores)
-        load = megabytes / args.megabytes_a_second
+        load = megabytes / args.megabytes_per_second
         blocks, twice = cluster.schedule.n_blocks, len(cluster.schedule.repeated)
         print(f"{cores:6} {workers:8} {blocks:7,} {twice:6,} {wall:9,.1f}", end="")
         print(f" {idle:6.1%} {load:15,.0f} {load * workers:13,.0f}")
@@ -176,13 +176,15 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, default=1000, help="labels, at most")
     parser.add_argument("--block-seconds", type=float, default=0.0016)
     parser.add_argument("--call-seconds", type=float, default=0.02)
-    parser.add_argument("--megabytes-a-second", type=float, default=110, help="of a link: 1 Gbit/s")
+    parser.add_argument(
+        "--megabytes-per-second", type=float, default=110, help="of a link: 1 Gbit/s"
+    )
     args = parser.parse_args()
     print_heading()
     measured = measure(args.rows, args.threads, args.sample)
     found = label_costs(SETS[0], *measured)[1].sum() / 3600
     times = args.core_hours / found
-    print(f"\n{SETS[0].name} by these: {found:.2f} core-hours; costs times {times:.2f}")
+    print(f"\n{SETS[0].name} by these costs: {found:.2f} core-hours; scaled by {times:.2f}")
     for of in SETS:
         counts, costs = label_costs(of, *measured)
         simulate(of, counts, times * costs, args)

@@ -1,10 +1,10 @@
 """A large hierarchy on a server: opening it, and its answers; exits with 1 if a bound is missed.
 
-A generated tree: every label but those of the first level has one of the labels before it as
-parent, so that there are some eight levels. CPU time of one thread; of answers the median.
+A generated tree: every label below the first level has one of the labels before it as parent, which
+gives about eight levels. Times are CPU times of one thread; for answers the median.
 
-Bounds: the children of a node, a path and the labels of a group take no longer than with a tree of
-a hundredth of the size, but for 2 ms; a search takes less than 0.5 s per million names.
+Bounds: the children of a node, a path and the labels of a group take at most 2 ms longer than with
+a tree of a hundredth of the size; a search takes less than 0.5 s per million names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def answers(served: ServedTree, n: int) -> dict[str, float]:
         "labels of a group": [lambda i=i: served.labels_in(i) for i in nodes],
         "search": [lambda i=i: served.answer({**query, "search": f"{i}"}) for i in nodes[:10]],
     }
-    works["search"][0]()  # which makes an index
+    works["search"][0]()  # the first search builds an index
     return {what: float(np.median([seconds(one) for one in each])) for what, each in works.items()}
 
 
@@ -78,7 +78,7 @@ def main() -> int:
                 print(f"  {what:20} {1e3 * taken:10.3f} ms")
     few, many = found.values()
     missed = [
-        f"{what} takes {1e3 * many[what]:.1f} ms, with a small tree {1e3 * few[what]:.1f}"
+        f"{what} takes {1e3 * many[what]:.1f} ms; with a small tree {1e3 * few[what]:.1f}"
         for what in ("roots", "children", "path", "labels of a group")
         if many[what] > few[what] + SLACK
     ]

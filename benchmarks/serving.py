@@ -1,10 +1,10 @@
 """Throughput, latency and memory of `dismec serve`; exits with 1 if a bound is broken.
 
-One row per request, k = 5, load from wrk (Debian: apt install wrk) on the same machine. The numbers
-of connections take turns, and the best round of each is shown. No request may fail, and the server
-may not grow. With `--workers`, one process on one core is compared with that many processes on as
-many cores, wrk on the same cores in both cases: throughput has to grow by 0.85 per core. With
-`--long`, texts of the greatest length that is answered are sent to a model of terms of characters.
+One row per request, k = 5, with load from wrk (Debian: apt install wrk) on the same machine. The
+numbers of connections take turns, and the best round of each is shown. No request may fail, and the
+server's memory may not grow. With `--workers`, one process on one core is compared with that many
+processes on as many cores, wrk on the same cores in both cases: throughput must grow by 0.85 per
+core. With `--long`, texts of the maximum length are sent to a model of character n-grams.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from machine import print_heading
 
 CONNECTIONS = (1, 8, 64)
 SAMPLE_SECONDS = 10
-WARM_UP = 0.2  # of a soak
-GROWTH_MB = 1.0  # that is allowed after it
-SHARE = 0.85  # of a core that each process has to add: 1.7 times with two
-LONG_SECONDS = 3.0  # that the longest text may take
+WARM_UP = 0.2  # share of a soak
+GROWTH_MB = 1.0  # allowed after the warm-up
+SHARE = 0.85  # of a core that each process must add: 1.7 times with two
+LONG_SECONDS = 3.0  # allowed for the longest text
 
 SCRIPT = """
 local bodies = {}
@@ -58,7 +58,7 @@ end
 
 
 def prepare(folder: Path, name: str) -> None:
-    """A trained model, and the requests as one JSON line each."""
+    """Train a model, and write requests as one JSON line each."""
     if name == "generated":
         train, test = dismec.generate(10_000, 20_000, 1000)
     else:
@@ -76,7 +76,7 @@ def prepare(folder: Path, name: str) -> None:
 
 @contextmanager
 def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """Address and process id of a running server."""
+    """Start a server; yield its address and process id."""
     command = [sys.executable, "-m", "dismec", "serve", str(folder / "model"), "--port", "0"]
     command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -116,7 +116,7 @@ def resident_mb(pid: int) -> float:
 
 
 def measure(folder: Path, address: str, seconds: float, rounds: int) -> bool:
-    """Print a table; whether no request failed."""
+    """Print a table; return whether no request failed."""
     results: dict[int, list[dict[str, Any]]] = {n: [] for n in CONNECTIONS}
     for _ in range(rounds):
         for n in CONNECTIONS:
@@ -131,17 +131,17 @@ def measure(folder: Path, address: str, seconds: float, rounds: int) -> bool:
 
 
 def compare_workers(folder: Path, workers: int, seconds: float, rounds: int) -> bool:
-    """Print the throughput of one process on one core and of several; whether it grows enough."""
+    """Print the throughput of one process and of several; return whether it grows enough."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < workers:
-        sys.exit(f"{workers} processes need {workers} cores, and there are {len(cpus)}")
+        sys.exit(f"{workers} processes need {workers} cores; this machine has {len(cpus)}")
     rates: dict[int, list[float]] = {1: [], workers: []}
     failed = 0
     for _ in range(rounds):
         for n, measured in rates.items():
             os.sched_setaffinity(0, cpus[:n])
             with server(folder, "--workers", str(n), "--threads", "1") as (address, _):
-                finish_load(start_load(folder, address, 8 * n, 1))  # warms it up
+                finish_load(start_load(folder, address, 8 * n, 1))  # warm-up
                 result = finish_load(start_load(folder, address, 8 * n, seconds))
             measured.append(result["requests"] / result["seconds"])
             failed += result["failed"]
@@ -155,7 +155,7 @@ def compare_workers(folder: Path, workers: int, seconds: float, rounds: int) -> 
 
 
 def measure_long(folder: Path) -> bool:
-    """Print the time of the longest texts; whether none takes too much."""
+    """Print the time of the longest texts; return whether it is within the bound."""
     train = folder / "texts.jsonl"
     words = [f"{a}{b}{c}ing" for a in "abcdefgh" for b in "aeiou" for c in "klmnprst"]
     with train.open("w") as file:
@@ -180,7 +180,7 @@ def measure_long(folder: Path) -> bool:
 
 
 def soak(folder: Path, address: str, pid: int, minutes: float) -> bool:
-    """Keep the server busy; whether no request failed and it did not grow after the warm-up."""
+    """Keep the server busy; return whether no request failed and its memory did not grow."""
     begin = time.monotonic()
     load = start_load(folder, address, 8, minutes * 60)
     sizes = []
@@ -194,8 +194,8 @@ def soak(folder: Path, address: str, pid: int, minutes: float) -> bool:
     good = result["failed"] == 0 and growth < GROWTH_MB
     print(
         f"{'good' if good else 'BAD'}: {minutes:g} minutes, {result['requests']:,} requests, "
-        f"{result['failed']} failed; resident MB {sizes[0]:.2f} at first, {warm[0]:.2f} after "
-        f"the warm-up, at most {max(warm):.2f} from then on"
+        f"{result['failed']} failed; resident MB {sizes[0]:.2f} at the start, {warm[0]:.2f} after "
+        f"the warm-up, at most {max(warm):.2f} after that"
     )
     return good
 
@@ -203,9 +203,9 @@ def soak(folder: Path, address: str, pid: int, minutes: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=[*data.SETS, "generated"], default="eurlex-4k")
-    parser.add_argument("--seconds", type=float, default=10, help="a number of connections")
+    parser.add_argument("--seconds", type=float, default=10, help="per number of connections")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, help="compare one process with so many")
+    parser.add_argument("--workers", type=int, help="compare one process with this many")
     parser.add_argument("--long", action="store_true", help="measure the longest texts")
     parser.add_argument("--soak", type=float, metavar="MINUTES", default=0)
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What weighting and ranking by propensity give for rare labels, and what they cost.
+"""What weighting and ranking by propensity gain for rare labels, and what they cost.
 
-Trains plainly and with the losses of positive rows weighted by propensity, and ranks in several
-ways. With ``--validation`` the models are trained without 15 % of the training rows and judged on
-those, with propensities from the rows that are left: settings are to be chosen there. Otherwise
-they are trained on all rows and judged on the test rows.
+Trains with equal weights and with the losses of positive rows weighted by propensity, and ranks in
+several ways. With ``--validation``, models are trained without 15 % of the training rows and
+evaluated on those, with propensities from the remaining rows: choose settings there. Otherwise they
+are trained on all rows and evaluated on the test rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dismec.training.recipe import fit
 from machine import print_heading
 
 DEPTHS = (1, 3, 5)
-SHARE = 0.15  # of the rows, for validation
+SHARE = 0.15  # of the rows held out for validation
 TRAININGS = ((1.0, None), (0.3, "propensity"))
 
 
 def split(X: Any, Y: Any) -> tuple[Any, Any, Any, Any]:
-    """Rows to train on and others to judge by."""
+    """Split rows into those to train on and those to evaluate on."""
     order = np.random.default_rng(7).permutation(X.shape[0])
     n_judges = int(SHARE * X.shape[0])
     judges, others = np.sort(order[:n_judges]), np.sort(order[n_judges:])
@@ -36,7 +36,7 @@ def split(X: Any, Y: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def views(model: Any) -> Iterator[tuple[str, TopkModel]]:
-    """Ways of ranking by name."""
+    """Yield ways of ranking, with their names."""
     yield "score", model.reranked(0.0, probabilities=False)
     for alpha in (0.15, 0.3):
         yield f"score + {alpha}·log(1/p)", model.reranked(alpha, probabilities=False)
@@ -70,7 +70,9 @@ def measure(name: str, trainings: list[tuple[float, str | None]], validation: bo
                 " / ".join(f"{found[f'{metric}@{k}']:5.2f}" for k in DEPTHS)
                 for metric in ("P", "PSP")
             )
-            print(f"  {ranking:22}  P {next(figures)}  PSP {next(figures)}  {per_row:.2f} ms a row")
+            print(
+                f"  {ranking:22}  P {next(figures)}  PSP {next(figures)}  {per_row:.2f} ms per row"
+            )
             sys.stdout.flush()
 
 

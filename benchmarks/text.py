@@ -1,10 +1,10 @@
-"""Text → features and a model of them, against scikit-learn; exits with 1 if below the aim.
+"""Texts → features and a model, against scikit-learn; exits with 1 if below the target.
 
 The environment variable DISMEC_DATA names the folder that holds cooking-text and eurlex57k-text,
 each with train and test as JSON lines {"text": …, "labels": […]}.
 
-    python benchmarks/text.py speed     # counting the vocabulary and making the rows
-    python benchmarks/text.py choice    # n-grams and min_df, on a part of train held out for this
+    python benchmarks/text.py speed     # learning the vocabulary and computing the rows
+    python benchmarks/text.py choice    # n-grams and min_df, on a held-out part of train
     python benchmarks/text.py stages    # where the time goes, from a file to a model
     python benchmarks/text.py quality   # P@1 on test, against OneVsRestClassifier(LinearSVC())
 """
@@ -34,7 +34,7 @@ from machine import print_heading
 from text_pipelines import load
 
 SETS = ("cooking-text", "eurlex57k-text")
-CHOICES = (  # lengths of n-grams of words and of characters, min_df
+CHOICES = (  # n-gram ranges of words and of characters, min_df
     ((1, 1), (0, 0), 1),
     ((1, 1), (0, 0), 2),
     ((1, 1), (0, 0), 3),
@@ -106,7 +106,7 @@ def measure(
     test: tuple[list[str], list[list[str]]],
     params: TextParams,
 ) -> tuple[int, float, float, dict[str, Any]]:
-    """Terms, seconds of training, MB of the model and its metrics."""
+    """Return the number of terms, training seconds, MB of the model and its metrics."""
     known = sorted({name for names in train[1] for name in names})
     vocabulary = vocabulary_of(train[0], params)
     with tempfile.TemporaryDirectory() as directory:
@@ -148,7 +148,7 @@ def choice() -> bool:
 
 
 def stages() -> bool:
-    """What takes how long; reading is part of both passes over the file."""
+    """Print the time of each stage; both passes over the file include reading it."""
     folder = Path(os.environ.get("DISMEC_DATA", "data")) / "eurlex57k-text"
     texts = Texts.of_file(folder / "train.jsonl.gz")
 
@@ -176,7 +176,7 @@ def quality() -> bool:
     vocabulary = vocabulary_of(train[0], params)
     X = vocabulary.rows(train[0])
     transform = Transform.fit(X, tfidf=True, bias=0.0)
-    Y = indicator(train[1], known).astype(np.int64)  # of uint8 scikit-learn makes nonsense
+    Y = indicator(train[1], known).astype(np.int64)  # scikit-learn gives wrong results for uint8
     svm = OneVsRestClassifier(LinearSVC()).fit(sp.csr_matrix(transform.apply(X)), sp.csr_matrix(Y))
     scores = svm.decision_function(sp.csr_matrix(transform.apply(vocabulary.rows(test[0]))))
     truth = indicator(test[1], known)

@@ -1,13 +1,13 @@
-"""From raw texts to ranked labels: dismec beside scikit-learn, PECOS and fastText; prints a table.
+"""From raw texts to ranked labels: dismec, scikit-learn, PECOS and fastText; prints a table.
 
-Each pipeline is one function below, written as the system's documentation does it, and its lines
-are counted. It runs in a process of its own, dismec in this environment and the others in that of
-the peers: texts and label lists in memory → the five best labels of each test text. CPU seconds are
-of all cores, from texts to the trained model on the disk, and the size is that of its files.
+Each pipeline is one function below, written as in the system's documentation, and its lines are
+counted. It runs in its own process, dismec in this environment and the others in that of the peers:
+from texts and label lists in memory to the five best labels of each test text. CPU seconds are
+summed over all cores, from texts to the trained model on disk, and the size is that of its files.
 fastText's learning rate and epochs are chosen on a tenth of the training texts, in time that is
-shown apart, and its texts are prepared as its tutorial does it. PECOS gets scikit-learn's features:
-its own vectorizer splits at blanks only, and its P@1 on cooking-text was 65.1 with it. P@1 has a
-95 % interval of about ± 1.6 on cooking-text (3,000 texts), and ± 0.9 on eurlex57k-text (6,000).
+shown separately, and its texts are prepared as in its tutorial. PECOS gets scikit-learn's features:
+its own vectorizer splits only at blanks, and reached a P@1 of 65.1 on cooking-text. P@1 has a 95 %
+interval of about ± 1.6 on cooking-text (3,000 texts), and ± 0.9 on eurlex57k-text (6,000).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ PIPELINES = {
     "pecos": with_pecos,
     "fasttext": with_fasttext,
 }
-GRID = [  # about what its tutorial has for cooking-text
+GRID = [  # similar to its tutorial for cooking-text
     {"lr": lr, "epoch": epoch, "wordNgrams": 2, "bucket": 200_000, "dim": 50}
     for lr in (0.5, 1.0)
     for epoch in (10, 25)
@@ -114,7 +114,7 @@ IMPORTS = {  # not timed
 
 
 def lines_of(pipeline) -> int:
-    """Lines with something on them, without the first and the bare yield."""
+    """Count non-empty lines, without the first and the bare yield."""
     body = inspect.getsource(pipeline).splitlines()[1:]
     return sum(bool(line.strip()) and line.strip() != "yield" for line in body)
 
@@ -138,7 +138,7 @@ def load(name: str, part: str) -> tuple[list[str], list[list[str]]]:
 
 
 def precision(truth: list[list[str]], found: list[list[str]], k: int) -> float:
-    """P@k in percent; blanks in names are what fastText cannot have."""
+    """Return P@k in percent; compares names without blanks, which fastText does not support."""
     same = [{name.replace(" ", "_") for name in row} for row in truth]
     hits = sum(
         name.replace(" ", "_") in own
@@ -164,7 +164,7 @@ def run(pipeline, train, test, threads, **settings) -> dict:
 
 
 def tuned_settings(train, threads) -> dict:
-    """What is best on a tenth of the training texts."""
+    """Return the settings that are best on a tenth of the training texts."""
     held = np.random.default_rng(0).random(len(train[0])) < 0.1
     parts = [
         tuple([column[i] for i in np.flatnonzero(rows)] for column in train)
@@ -174,7 +174,7 @@ def tuned_settings(train, threads) -> dict:
     for settings in GRID:
         try:
             found.append(run(with_fasttext, *parts, threads, settings=settings)["P@1"])
-        except RuntimeError:  # it has diverged
+        except RuntimeError:  # it diverged
             found.append(0.0)
     return GRID[int(np.argmax(found))]
 

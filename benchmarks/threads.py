@@ -1,7 +1,7 @@
 """How much faster two threads train than one; exits with 1 below 1.8 times.
 
-Eurlex-4K, from loaded data to committed model, best of some runs of each, in turns. The machine
-must have nothing else to do.
+Eurlex-4K, from loaded data to committed model; runs alternate and the best of each counts. The
+machine must be otherwise idle.
 """
 
 from __future__ import annotations

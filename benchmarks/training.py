@@ -1,14 +1,14 @@
 """Training time against label trees and LIBLINEAR; exits with 1 if a bound is missed.
 
-PECOS XR-Linear, napkinXC PLT and omikuji are installed from PyPI into .venv-peers the first time.
-The systems take turns, each run in a process of its own that has loaded the data before the clock
-starts, and the fastest run of each counts. All get the same normalized rows and have their own
-defaults (dismec: C = 1, delta = 0.01); dismec and napkinXC also write their model to the disk in
-that time. LIBLINEAR (-s 2 -e 0.01) solves a sample of labels on one core.
+PECOS XR-Linear, napkinXC PLT and omikuji are installed from PyPI into .venv-peers on first use. The
+systems take turns, each run in its own process that has loaded the data before the clock starts,
+and the fastest run of each counts. All get the same normalized rows and use their own defaults
+(dismec: C = 1, delta = 0.01); for dismec and napkinXC the time includes writing the model to disk.
+LIBLINEAR (-s 2 -e 0.01) solves a sample of labels on one core.
 
 Bounds: on eurlex-4k dismec is faster than every tree, on citeulike-t than napkinXC and omikuji; on
-eurlex57k a label takes at most 1/40 of LIBLINEAR's time. P@k is within 0.1 of what a tight solution
-has, where that is known. `--sets eurlex-4k eurlex57k citeulike-t` takes some minutes more than the
+eurlex57k a label takes at most 1/40 of LIBLINEAR's time. P@k is within 0.1 of a tight solution's,
+where that is known. `--sets eurlex-4k eurlex57k citeulike-t` takes some minutes more than the
 usual two.
 """
 
@@ -40,16 +40,16 @@ FASTER_THAN = {
 }
 LIBLINEAR_RATIO = {"eurlex57k": 40}
 TIGHTLY_SOLVED = {"eurlex-4k": (83.67, 70.74, 59.08), "eurlex57k": (91.90, 82.75, 69.90)}
-NEAR = 0.1  # percent of P@k
+NEAR = 0.1  # points of P@k
 
 
 def default_peers() -> Path:
-    """The Python of the peers' environment, made if need be."""
+    """Return the Python of the peers' environment, which is created if necessary."""
     return peers_python(Path(__file__).resolve().parents[1] / ".venv-peers")
 
 
 def prepare(name: str, folder: Path) -> tuple[Dataset, Any]:
-    """Write what the systems read; the normalized training rows, and the truth of the test rows."""
+    """Write what the systems read; return the normalized training rows and the test labels."""
     train, test = data.load(name), data.load(name, "test")
     normalized = write_rows(folder, train, test)
     save_data(normalized, folder / "train.txt")
@@ -57,7 +57,7 @@ def prepare(name: str, folder: Path) -> tuple[Dataset, Any]:
 
 
 def first_report(process: SystemProcess) -> dict[str, Any]:
-    """The report of a system; ends the program if it fails."""
+    """Return the report of a system; exit if it fails."""
     report = process.report()
     if "error" in report:
         sys.exit(f"{process.system}: {report['error']}\n{process.output()}")
@@ -70,7 +70,7 @@ def run(system: str, python: Path, folder: Path, threads: int) -> dict[str, Any]
 
 
 def liblinear_seconds(dataset: Dataset, n_labels: int, seed: int) -> float:
-    """Mean CPU time of a label."""
+    """Return the mean CPU time per label."""
     solver = Liblinear(Transform.fit(dataset.X).apply(dataset.X), sp.csc_array(dataset.Y))
     sample = data.spread_sample(dataset.Y, n_labels, seed)
     return float(np.mean([solver.solve(int(label), C=1)[1] for label in sample]))
@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--liblinear-labels", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
+    parser.add_argument("--peers-python", type=Path, help="Python of an environment with the peers")
     args = parser.parse_args()
 
     python = args.peers_python or default_peers()

@@ -1,10 +1,10 @@
 """Training time against PECOS XR-Linear as rows and labels grow; exits with 1 if a bound is missed.
 
 Generated data: 42 features and 3 labels per row, as many features as rows, a tenth as many labels;
-and citeulike-t. Every label is really trained, from loaded data, and P@k is that of the same test
-rows. The systems take turns, each run in a process of its own, and the fastest run of each counts.
-Both have their defaults. dismec has to be faster on every set, although its time includes that its
-model is written to the disk; what that takes XR-Linear is shown apart.
+and citeulike-t. All labels are trained, from loaded data, and P@k is measured on the same test
+rows. The systems take turns, each run in its own process, and the fastest run of each counts. Both
+use their defaults. dismec must be faster on every set, although its time includes writing the model
+to disk; the time that XR-Linear takes for that is shown separately.
 
 `--rows 1000000` takes half an hour or more per turn.
 """
@@ -38,7 +38,7 @@ def generated(rows: int, seed: int) -> tuple[Dataset, Dataset]:
 
 
 def compare(name: str, train: Dataset, test: Dataset, args: argparse.Namespace) -> bool:
-    """Print a set's table; whether dismec is the fastest."""
+    """Print the table of a set; return whether dismec is the fastest."""
     python = args.peers_python or default_peers()
     reports: dict[str, list[dict[str, Any]]] = {system: [] for system in SYSTEMS}
     with tempfile.TemporaryDirectory() as scratch:
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--peers-python", type=Path, help="of an environment that has the peers")
+    parser.add_argument("--peers-python", type=Path, help="Python of an environment with the peers")
     args = parser.parse_args()
 
     print_heading()

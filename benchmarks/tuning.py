@@ -1,8 +1,8 @@
-"""What choosing C costs; exits with 1 if the grid takes more than three trainings.
+"""The cost of choosing C; exits with 1 if the grid takes more than three trainings.
 
-Both are counted in seconds of CPU, so that other work on the machine changes little. The training
-at the C chosen, which follows, is not counted. `--sweep FILE` draws delta against P@k and size for
-the first set, too.
+Both are measured in CPU seconds, so that other work on the machine changes little. The final
+training at the chosen C is not counted. `--sweep FILE` also draws delta against P@k and size for
+the first set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def compare(name: str, threads: int) -> float:
-    """Print a set's table; returns what the grid takes, in trainings at C = 1."""
+    """Print the table of a set; return the cost of the grid in trainings at C = 1."""
     X, Y, _ = data.load(name)
     test = data.load(name, "test")
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +69,7 @@ def main() -> int:
         for row in table:
             quality = " / ".join(f"{row[f'P@{k}']:.2f}" for k in (1, 3, 5))
             size = f"{row['weights']:>10,} weights {row['bytes'] / 1e6:6.2f} MB"
-            print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms per row']:.3f} ms a row")
+            print(f"{row['delta']:6g}  P@k {quality}  {size}  {row['ms per row']:.3f} ms per row")
         draw_sweep(table, args.sweep)
     missed = {name: ratio for name, ratio in ratios.items() if ratio > MOST}
     for name, ratio in missed.items():

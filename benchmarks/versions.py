@@ -2,9 +2,9 @@
 
     python benchmarks/versions.py OTHER_PYTHON     # the Python of an environment with the other one
 
-The two take turns, each run in a process of its own, and the best run of each counts. Only what
+The versions take turns, each run in its own process, and the best run of each counts. Only what
 both have is used: the public functions, the command line, HTTP. Exits with 1 if this version is
-slower than the other by more than `NOISE` in any of them, or if their predictions differ.
+slower than the other by more than `NOISE` in any measurement, or if their predictions differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measured(python: str, name: str, model: Path) -> dict[str, float | str]:
 
 
 def served(python: str, model: Path, body: bytes, seconds: float) -> float:
-    """Milliseconds of a request: the median over one connection that is kept open."""
+    """Return the median milliseconds per request, over one connection that is kept open."""
     command = [python, "-m", "dismec", "serve", str(model), "--port", "0", "--threads", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -1,7 +1,7 @@
-"""Weights of rows: how near the solver comes to LIBLINEAR, and what they cost in time.
+"""Row weights: how close the solver comes to LIBLINEAR, and what they cost in time.
 
-Gives the rows of Eurlex-4K weights from 0.1 to 3 at random. Solves 200 labels, as many rare as
-frequent ones, and compares the objectives before pruning with what LIBLINEAR's instance weights
+Gives the rows of Eurlex-4K random weights from 0.1 to 3. Solves 200 labels, equally many of every
+frequency, and compares the objectives before pruning with what LIBLINEAR's instance weights
 (scikit-learn's LinearSVC) reach at its tolerance of 0.01: the excess may be 1e-3 for any label and
 2e-4 on average, as without weights. Then solves the labels with and without weights in turn: the
 best time with weights may be 1.3 times that without. Exits with 1 if a bound is missed.
@@ -28,13 +28,13 @@ WORST_EXCESS, MEAN_EXCESS, SLOWER = 1e-3, 2e-4, 1.3
 
 
 def objective(Xt: Any, s: np.ndarray, w: np.ndarray, C: float, v: np.ndarray) -> float:
-    """½‖w‖² + C·Σ v·max(0, 1 − s·Xt·w)², in double precision."""
+    """Return ½‖w‖² + C·Σ v·max(0, 1 − s·Xt·w)², in double precision."""
     slack = np.maximum(0, 1 - s * (Xt @ w))
     return float(0.5 * w @ w + C * v @ slack**2)
 
 
 def excesses(X: Any, Y: Any, v: np.ndarray, labels: np.ndarray, C: float) -> np.ndarray:
-    """(ours − LIBLINEAR's) / LIBLINEAR's of every label."""
+    """Return (ours − LIBLINEAR's) / LIBLINEAR's for every label."""
     transform = Transform.fit(X)
     ours = Problem(X, Y, transform, v).solve(labels, SolverParams(C=C, delta=0)).weights
     rows, by_label = transform.apply(X).astype(np.float64), sp.csc_array(Y)
@@ -49,7 +49,7 @@ def excesses(X: Any, Y: Any, v: np.ndarray, labels: np.ndarray, C: float) -> np.
 
 
 def ratio(X: Any, Y: Any, v: np.ndarray, labels: np.ndarray, C: float, runs: int) -> float:
-    """The best time of one thread with weights, over that without."""
+    """Return the best time of one thread with weights, relative to that without."""
     transform = Transform.fit(X)
     problems = Problem(X, Y, transform, v), Problem(X, Y, transform)
     seconds = np.empty((runs, 2))
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", choices=data.SETS, default="eurlex-4k")
     parser.add_argument("--labels", type=int, default=200)
-    parser.add_argument("--timed", type=int, default=1000, help="labels that are timed")
+    parser.add_argument("--timed", type=int, default=1000, help="number of labels timed")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--C", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -79,7 +79,7 @@ def main() -> int:
     worst, mean = excess.max(), np.maximum(excess, 0).mean()
     slower = ratio(X, Y, v, data.spread_sample(Y, args.timed, args.seed), args.C, args.runs)
     print(f"{args.set}, {len(excess)} labels: excess at worst {worst:.1e}, on average {mean:.1e}")
-    print(f"time with weights: {slower:.2f} of that without")
+    print(f"time with weights: {slower:.2f} times that without")
     good = worst <= WORST_EXCESS and mean <= MEAN_EXCESS and slower <= SLOWER
     print(f"bounds: {WORST_EXCESS:g}, {MEAN_EXCESS:g}, {SLOWER:g}: {'met' if good else 'missed'}")
     return 0 if good else 1

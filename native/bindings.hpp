@@ -1,5 +1,5 @@
 // Arrays from Python → spans, vectors → arrays for Python: what the bind_*.cpp files share, and the
-// functions in them that add to the module.
+// functions with which they add to the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -40,7 +40,7 @@ inline Csr view(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
   return {view(indptr), view(indices), view(values), n_columns};
 }
 
-/// A vector as a NumPy array that owns it, of T where the vector's elements are made of T.
+/// A vector as a NumPy array that owns it; an array of T if the vector's elements consist of T.
 template <typename T, typename Element>
 nb::object owned(std::vector<Element>&& vector, std::size_t columns = 0) {
   auto* kept = new std::vector<Element>(std::move(vector));
@@ -60,7 +60,7 @@ inline nb::tuple owned(OwnedCsr&& rows) {
                         owned(std::move(rows.values)));
 }
 
-/// Raises ValueError(number, reason): which of many is bad, and why.
+/// Raises ValueError(number, reason): which item is bad, and why.
 [[noreturn]] inline void raise_at(std::int64_t number, const char* reason) {
   const nb::tuple where = nb::make_tuple(number, reason);
   PyErr_SetObject(PyExc_ValueError, where.ptr());

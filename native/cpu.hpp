@@ -1,5 +1,5 @@
-// What the CPU and the operating system let a program use. Asked of the CPU itself: what compilers
-// offer for it differs in the names that they know (clang 14 has no "f16c").
+// The instruction sets that the CPU and the operating system support. This asks the CPU itself,
+// because compilers differ in the feature names that they know (clang 14 has no "f16c").
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -19,18 +19,18 @@ struct CpuAnswer {
   std::uint32_t a = 0, b = 0, c = 0, d = 0;
 };
 
-/// What the instruction cpuid says on a topic; all zero if the CPU does not know the topic.
-inline CpuAnswer ask_cpu(std::uint32_t topic) {
+/// The answer of the cpuid instruction for a leaf; all zero if the CPU does not know the leaf.
+inline CpuAnswer ask_cpu(std::uint32_t leaf) {
   CpuAnswer answer;
 #if defined(_MSC_VER)
   int words[4];
   __cpuid(words, 0);
-  if (topic > static_cast<std::uint32_t>(words[0])) return answer;
-  __cpuidex(words, static_cast<int>(topic), 0);
+  if (leaf > static_cast<std::uint32_t>(words[0])) return answer;
+  __cpuidex(words, static_cast<int>(leaf), 0);
   answer = {static_cast<std::uint32_t>(words[0]), static_cast<std::uint32_t>(words[1]),
             static_cast<std::uint32_t>(words[2]), static_cast<std::uint32_t>(words[3])};
 #else
-  __get_cpuid_count(topic, 0, &answer.a, &answer.b, &answer.c, &answer.d);
+  __get_cpuid_count(leaf, 0, &answer.a, &answer.b, &answer.c, &answer.d);
 #endif
   return answer;
 }
@@ -40,7 +40,7 @@ inline std::uint64_t saved_registers() {
 #if defined(_MSC_VER) && !defined(__clang__)
   return _xgetbv(0);
 #else
-  // Not _xgetbv: it would have to be compiled for CPUs that have it.
+  // Not _xgetbv: it would have to be compiled for CPUs that support it.
   std::uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return std::uint64_t{high} << 32 | low;

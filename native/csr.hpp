@@ -8,12 +8,12 @@
 
 namespace dismec {
 
-/// A read-only view of a matrix: entries indptr[i] … indptr[i + 1] are those of row i, in ascending
-/// order of their columns.
+/// A read-only view of a matrix: the entries of row i are indptr[i] … indptr[i + 1] − 1, sorted by
+/// column.
 struct Csr {
   std::span<const std::int64_t> indptr;
   std::span<const std::int32_t> indices;
-  std::span<const float> values;  // empty where it only matters which entries there are
+  std::span<const float> values;  // empty where only the positions of entries matter
   std::int64_t n_columns = 0;
 
   std::int64_t n_rows() const { return std::ssize(indptr) - 1; }
@@ -24,14 +24,14 @@ struct Csr {
   }
 };
 
-/// The same in memory of its own.
+/// A matrix that owns its arrays.
 struct OwnedCsr {
   std::vector<std::int64_t> indptr;
   std::vector<std::int32_t> indices;
   std::vector<float> values;
 };
 
-/// Throws unless the entries can be walked safely.
+/// Throws unless the entries can be read safely.
 inline void check_entries(const Csr& matrix) {
   const auto& indptr = matrix.indptr;
   if (indptr.empty() || indptr.front() != 0)
@@ -44,7 +44,7 @@ inline void check_entries(const Csr& matrix) {
     if (column < 0 || column >= matrix.n_columns) throw std::invalid_argument("index out of range");
 }
 
-/// Throws unless the entries and their values can be walked safely.
+/// Throws unless the entries and their values can be read safely.
 inline void check_rows(const Csr& matrix) {
   check_entries(matrix);
   if (matrix.values.size() != matrix.indices.size())

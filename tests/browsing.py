@@ -1,4 +1,4 @@
-"""Pages of real servers in a real browser: what opens them, and what their tests share."""
+"""Pages of real servers in a real browser: fixtures that open them, and shared helpers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=20_000)  # of a busy machine
+expect.set_options(timeout=20_000)  # generous, for busy machines
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -26,7 +26,7 @@ FLAGS = [
 ]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
-# The lowest contrast ratio of any text that is seen, with the text it is of.
+# The lowest contrast ratio of any visible text, with that text.
 CONTRAST = """() => {
   const parse = color => {
     const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number);
@@ -69,7 +69,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """What opens the page of a server; at the end nothing has gone wrong on any of them."""
+    """Return a function that opens a server's page; checks at the end that no page had errors."""
     pages = []
 
     def opened(server, *, failures=(), script="", **options):

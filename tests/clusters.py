@@ -1,4 +1,4 @@
-"""Dask schedulers and workers as processes of their own, for tests."""
+"""Dask schedulers and workers in separate processes, for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dismec.cluster.task import Task
 
 
 class Processes:
-    """A scheduler and its workers; leaving the ``with`` statement kills what is left of them."""
+    """A scheduler and its workers; leaving the ``with`` statement kills those still running."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -71,7 +71,7 @@ class Processes:
         return process
 
     def kill(self, process):
-        """SIGKILL to a process and whatever it has started."""
+        """Send SIGKILL to a process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -85,7 +85,7 @@ def wait_until(fact, timeout=180.0):
 
 
 def with_version(folder, version):
-    """The environment of a process that takes dismec for another version; "" for having none."""
+    """Return the environment of a process with another version of dismec; "" for none."""
     if version:
         text = f"""
 import importlib.metadata as metadata
@@ -111,10 +111,10 @@ metadata.version = version
 
 
 class PretendCluster:
-    """A cluster without processes: a test says who is there and what comes of each task.
+    """A cluster without processes: the test decides who is there and what each task returns.
 
     Functions in `answers` are called as soon as they are submitted, in place of those that are
-    their keys; tasks of all others stay open in `calls`, until the test finishes them.
+    their keys; tasks of all others stay open in `calls` until the test finishes them.
     """
 
     connected = True
@@ -171,7 +171,7 @@ class PretendCluster:
 
 
 class CountingProxy:
-    """Passes connections on to an address and counts the bytes in both directions."""
+    """Forwards connections to an address and counts the bytes in both directions."""
 
     def __init__(self, target):
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
@@ -207,7 +207,7 @@ class CountingProxy:
 
 
 class Machines:
-    """Network namespaces with an address each, and a bridge to them; skips where that is denied."""
+    """Network namespaces with an address each, and a bridge; skips the test if not permitted."""
 
     def __init__(self, number):
         self._name = f"dm{os.getpid() % 100000}"
@@ -215,7 +215,7 @@ class Machines:
         self.addresses = [f"10.213.77.{i + 2}" for i in range(number)]
 
     def inside(self, i):
-        """What to put before a command that is to run there."""
+        """Return the prefix of a command that is to run there."""
         return ["ip", "netns", "exec", f"{self._name}n{i}"]
 
     def __enter__(self):

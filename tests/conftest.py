@@ -15,14 +15,14 @@ from hypothesis import settings
 from dismec import evaluate, load_data, train
 from dismec.features.transform import Transform
 
-# How long an example takes depends on the machine. "quick" is for `make quick`.
+# No deadline: how long an example takes depends on the machine. "quick" is for `make quick`.
 settings.register_profile("default", deadline=None)
 settings.register_profile("quick", max_examples=15, deadline=None)
 settings.load_profile("default")
 
 
 def data_directory() -> Path | None:
-    """Where the real datasets are, if they are anywhere."""
+    """Return the directory of the real datasets, or None."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     place = Path(os.environ.get("DISMEC_DATA", beside))
     return place if place.is_dir() else None
@@ -30,7 +30,7 @@ def data_directory() -> Path | None:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The directory of the real datasets; the test is skipped where there are none."""
+    """The directory of the real datasets; skips the test if there is none."""
     place = data_directory()
     if place is None:
         pytest.skip("no real datasets here: set DISMEC_DATA to their directory")
@@ -39,7 +39,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def bibtex_precision(real_data):
-    """A function: P@1, 3, 5 on the test rows of bibtex of a system of `dismec.baselines`."""
+    """Return a function: P@1, 3, 5 of a system of `dismec.baselines` on the test rows of bibtex."""
     parts = [load_data(real_data / "bibtex" / f"{name}.txt") for name in ("train", "test")]
     transform = Transform.fit(parts[0].X, bias=0)
     X, X_test = (sp.csr_matrix(transform.apply(part.X)[:, :-1]) for part in parts)
@@ -52,7 +52,7 @@ def bibtex_precision(real_data):
 
 
 def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
-    """Rows with a Zipf vocabulary, and labels that hold where a few features of their own do."""
+    """Generate rows with a Zipf vocabulary, and labels that depend on a few features each."""
     rng = np.random.default_rng(seed)
     likely = 1 / np.arange(1, features + 1) ** 0.5
     X = rng.random((rows, features)) < density * features * likely / likely.sum()
@@ -64,14 +64,14 @@ def random_problem(rows=300, features=80, labels=40, density=0.08, seed=0):
     return sp.csr_array(X, dtype=np.float32), sp.csr_array(Y, dtype=np.uint8)
 
 
-BASE, WORDS = 12, 8  # labels of `related` with words of their own, and how many each has
+BASE, WORDS = 12, 8  # labels of `related` with their own words, and words per label
 
 
 def related(rows=900, seed=0):
-    """Labels with words of their own, and as many that hold where two of those do.
+    """Generate labels with their own words, and as many that hold where two of those do.
 
-    How many words a row has of a label differs much. No sum over words tells two labels from many
-    words of one.
+    The number of words that a row has of a label varies widely. No sum over words distinguishes
+    two labels from many words of one.
     """
     rng = np.random.default_rng(seed)
     Y = np.zeros((rows, 2 * BASE), np.uint8)
@@ -92,7 +92,7 @@ def problem_data():
     return random_problem()
 
 
-# Label names with the words that texts of theirs have: some names that a page must take care with.
+# Label names, some of which a page must handle with care, with the words of their texts.
 LABELS = {
     "fruit": ("apple", "banana", "pear"),
     "ships": ("harbour", "vessel", "cargo"),
@@ -104,7 +104,7 @@ LABELS = {
 
 
 def write_texts(path, rows=240, seed=0):
-    """JSON lines, each a text of the words of one or two of `LABELS` among common ones."""
+    """Write JSON lines; each text has the words of one or two of `LABELS` among common words."""
     rng = np.random.default_rng(seed)
     common = ["the", "and", "was", "with", "some", "lay", "seen", "full", "day", "crates"]
     with path.open("w") as file:
@@ -117,7 +117,7 @@ def write_texts(path, rows=240, seed=0):
 
 @pytest.fixture(scope="session")
 def text_files(tmp_path_factory):
-    """A directory with two models of `LABELS`, of which one is calibrated."""
+    """A directory with two models of `LABELS`, one of them calibrated."""
     directory = tmp_path_factory.mktemp("texts")
     write_texts(directory / "texts.jsonl")
     for name, options in (("plain", []), ("calibrated", ["--calibrate"])):
@@ -127,14 +127,14 @@ def text_files(tmp_path_factory):
 
 
 def weight_files(path):
-    """The files of a model that hold weights, with what is in them."""
+    """Return the files of a model that hold weights, with their contents."""
     files = [*path.glob("shard-*"), *path.glob("block-*")]
     assert files
     return {p.name: p.read_bytes() for p in files}
 
 
 def train_unfinished(*args, **kwargs):
-    """Train until every block of the model is written, and no further."""
+    """Train until every block of the model is written, and stop there."""
     from dismec.model.weight_files import finish
 
     def finish_stages(directory, *rest):

@@ -1,4 +1,4 @@
-"""Slow and obviously right: what the fast code is compared with."""
+"""Slow and obviously correct implementations that the fast code is compared with."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def f1_scores(truth, sets):
 
 
 def brute_force_scores(Xt, W):
-    """Transformed rows × labels: float32 products, added in float32 by ascending feature."""
+    """Score transformed rows × labels: float32 products, added in float32 by ascending feature."""
     X, weights = Xt.toarray(), W.toarray().T
     scores = np.zeros((X.shape[0], weights.shape[1]), dtype=np.float32)
     for row, values in enumerate(X):
@@ -77,7 +77,7 @@ def brute_force_scores(Xt, W):
 
 
 def topk(scores, k):
-    """Every row's k best labels and scores, ties to the smaller label; −1 and −inf beyond."""
+    """Return the k best labels and scores per row, ties to the smaller label; −1, −inf beyond."""
     n_rows, n_labels = scores.shape
     labels = np.full((n_rows, k), -1, dtype=np.int32)
     best = np.full((n_rows, k), -np.inf, dtype=np.float32)
@@ -88,8 +88,8 @@ def topk(scores, k):
     return labels, best
 
 
-# The problem of one label: rows already transformed (dense or sparse, bias last), s = ±1; a loss
-# counts a times if the row is positive, else b times.
+# The problem of one label: transformed rows (dense or sparse, bias last), s = ±1; the loss of a row
+# counts a times if it is positive, else b times.
 
 
 def costs(s, a, b):
@@ -115,7 +115,7 @@ def gradient_allowed(X, s, C, tol, a=1.0, b=1.0):
 
 
 def minimum(X, s, C, a=1.0, b=1.0):
-    """The optimum by plain Newton steps with a halving line search, in double precision."""
+    """Find the optimum by Newton steps with a halving line search, in double precision."""
     X = np.asarray(X.todense() if hasattr(X, "todense") else X, dtype=np.float64)
     w = np.zeros(X.shape[1])
     for _ in range(200):
@@ -141,20 +141,20 @@ def l1_objective(X, s, w, C):
 
 
 def l1_breach(X, s, w, C):
-    """By how much each weight misses the optimality condition 0 ∈ ∂f."""
+    """Return by how much each weight violates the optimality condition 0 ∈ ∂f."""
     slope = 2 * C * (X.T @ (-s * np.maximum(0, 1 - s * (X @ w))))
     return np.where(w != 0, np.abs(slope + np.sign(w)), np.maximum(np.abs(slope) - 1, 0))
 
 
 def l1_breach_allowed(X, s, C, tol):
-    """LIBLINEAR's rule for the sum of all breaches."""
+    """Return LIBLINEAR's bound on the sum of all violations."""
     positives = np.count_nonzero(s > 0)
     rarer = max(min(positives, len(s) - positives), 1)
     return tol * rarer / len(s) * l1_breach(X, s, np.zeros(X.shape[1]), C).sum()
 
 
 def l1_lower_bound(X, s, w, C):
-    """A value of the dual function, which no objective is below; close at the optimum."""
+    """Return a value of the dual function, a lower bound of the objective; tight at the optimum."""
     alpha = 2 * C * np.maximum(0, 1 - s * (X @ w))
     alpha = alpha / max(1.0, np.abs(X.T @ (s * alpha)).max(initial=0))
     return alpha.sum() - alpha @ alpha / (4 * C)

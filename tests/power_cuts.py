@@ -1,8 +1,8 @@
 """What a disk may hold after a power cut: recorded file operations, replayed in part.
 
-A file's data is on the disk when the file was synced, and a change of a directory when the
-directory was. What is not synced may be there or not, each piece for itself and in any order: a
-disk that holds a later rename may have lost an earlier one.
+A file's data is on disk once the file is synced, and a change of a directory once the directory is.
+What is not synced may be there or not, each piece independently and in any order: a disk that holds
+a later rename may have lost an earlier one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from unittest import mock
 
 @dataclass(eq=False)
 class File:
-    """A file, whatever its names are."""
+    """A file, whatever its names."""
 
-    first: bytes = b""  # what it held when the recording began
-    last: bytes = b""  # what it held when somebody looked last
+    first: bytes = b""  # its contents when the recording began
+    last: bytes = b""  # its contents when last checked
 
 
 @dataclass(eq=False)
 class Folder:
-    """A directory and what was in it when the recording began."""
+    """A directory and its contents when the recording began."""
 
     entries: dict[str, File | Folder] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Write:
-    """All that a file holds from here on."""
+    """The complete contents of a file from here on."""
 
     node: File
     content: bytes
@@ -50,7 +50,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class Change:
-    """Names of one directory that begin to mean something else, together; None if nothing."""
+    """Names of one directory that change their meaning together; None if a name is removed."""
 
     node: Folder
     names: tuple[tuple[str, File | Folder | None], ...]
@@ -58,7 +58,7 @@ class Change:
 
 Tree = dict[str, bytes | None]  # what each path holds; None for a directory
 
-_TORN = {  # how a piece of data that was on its way to the disk may be found there
+_TORN = {  # in what state unsynced data may be found on disk
     "whole": lambda piece: piece,
     "cut off": lambda piece: piece[: len(piece) // 2],
     "zeros": lambda piece: piece[: len(piece) // 2].ljust(len(piece), b"\0"),
@@ -67,7 +67,7 @@ _real_open = io.open
 
 
 def tree_of(root: Path) -> Tree:
-    """What is really there."""
+    """Read the actual tree."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
         for path in sorted(root.rglob("*"))
@@ -75,10 +75,10 @@ def tree_of(root: Path) -> Tree:
 
 
 class Recording:
-    """Records what this process does to the files below a directory, as a context manager.
+    """A context manager that records what this process does to the files below a directory.
 
-    `operations` are in their order. At the end it is checked that they lead to what is there:
-    nothing was missed.
+    `operations` are in order. At the end, replaying them must give the actual tree, so nothing was
+    missed.
     """
 
     def __init__(self, root: Path) -> None:
@@ -88,7 +88,7 @@ class Recording:
         """Names of files that were there, whole, and that were opened to be written to."""
         self._begin = _folder_of(self.root)
         self._now = _now(self._begin)
-        self._written: dict[File, Path] = {}  # files that may be written to, and a name of each
+        self._written: dict[File, Path] = {}  # files that may be written to, with a name of each
         self._lock = threading.RLock()
         self._patches = ExitStack()
 
@@ -118,7 +118,7 @@ class Recording:
 
         self._patches.enter_context(mock.patch.object(module, name, recorded))
 
-    # What is done
+    # Recording
 
     def _mkdir(self, real, path, mode=0o777, *, dir_fd=None):
         real(path, mode, dir_fd=dir_fd)
@@ -142,7 +142,7 @@ class Recording:
         assert after
         moved = self._now[before[0]][before[1]]
         written = moved in self._written
-        if before[0] is after[0]:  # at once
+        if before[0] is after[0]:  # atomic
             self._change(after[0], (before[1], None), (after[1], moved))
         else:
             self._change(after[0], (after[1], moved))
@@ -195,7 +195,7 @@ class Recording:
                 self.operations.append(Sync(node))
 
     def _look(self) -> None:
-        """Note what files hold that they did not hold before."""
+        """Record what files hold that they did not hold before."""
         for file, path in list(self._written.items()):
             try:
                 with _real_open(path, "rb") as opened:
@@ -208,7 +208,7 @@ class Recording:
                 self.operations.append(Write(file, found))
 
     def _place(self, path, dir_fd=None):
-        """The folder and the name in it that a path means, if it is below the root."""
+        """Return the folder and the name that a path refers to, if it is below the root."""
         path = (Path.cwd() if dir_fd is None else _path_of(dir_fd)) / path
         if self.root not in path.parents:
             return None
@@ -220,7 +220,7 @@ class Recording:
 
     def _change(self, folder: Folder, *names) -> None:
         for name, node in names:
-            self._written.pop(self._now[folder].get(name), None)  # its name means something else
+            self._written.pop(self._now[folder].get(name), None)  # it lost this name
             if isinstance(node, Folder) and node not in self._now:
                 self._now[node] = {}
             if node is None:
@@ -229,12 +229,12 @@ class Recording:
                 self._now[folder][name] = node
         self.operations.append(Change(folder, names))
 
-    # What may be left of it
+    # Replaying
 
     def tree(self, length: int, chosen=None, torn: str = "whole") -> Tree:
-        """The first operations, of those that are not synced only the `chosen` numbers, or all.
+        """Replay the first operations; of those not synced only the `chosen` numbers, or all.
 
-        Data that is not synced is there as `torn` says.
+        `torn` says in what state data that is not synced is found.
         """
         synced = self._synced(length)
         entries = _now(self._begin)
@@ -261,7 +261,7 @@ class Recording:
         return found
 
     def _synced(self, length: int) -> set[int]:
-        """Numbers of the operations that no power cut undoes."""
+        """Return the numbers of the operations that a power cut cannot undo."""
         pending: dict[File | Folder, list[int]] = {}
         synced: set[int] = set()
         for number, operation in enumerate(self.operations[:length]):
@@ -272,10 +272,10 @@ class Recording:
         return synced
 
     def after_power_cuts(self, most: int = 40, seed: int = 0) -> Iterator[tuple[int, Tree]]:
-        """How many operations there were, and what the disk may hold then: each tree once.
+        """Yield the number of operations before a power cut, with a tree it may leave; each once.
 
-        Where more than `most` choices are possible, as many are drawn: always nothing and all of
-        what is not synced, and each operation alone, there or missing.
+        If more than `most` choices are possible, that many are drawn, always including none and all
+        of the unsynced operations, and each of them alone present or alone missing.
         """
         rng = random.Random(seed)
         seen = set()
@@ -287,7 +287,7 @@ class Recording:
                     yield length, tree
 
     def at_the_end(self, most: int = 200, seed: int = 1) -> Iterator[Tree]:
-        """What the disk may hold when everything is done, and the power goes."""
+        """Yield what the disk may hold if the power fails after the last operation."""
         return self._trees(len(self.operations), most, random.Random(seed))
 
     def _trees(self, length: int, most: int, rng: random.Random) -> Iterator[Tree]:
@@ -314,7 +314,7 @@ class Recording:
 
 
 def lay_out(tree: Tree, folder: Path) -> Path:
-    """Make a tree real."""
+    """Create a tree on disk."""
     folder.mkdir()
     for name, content in tree.items():
         if content is None:
@@ -343,7 +343,7 @@ def _file_of(path: Path) -> File:
 
 
 def _now(folder: Folder) -> dict[Folder, dict[str, File | Folder]]:
-    """The entries of a folder and of those in it, for changes to be made to."""
+    """Return the entries of a folder and of its subfolders, to be modified."""
     found = {folder: dict(folder.entries)}
     for node in folder.entries.values():
         if isinstance(node, Folder):

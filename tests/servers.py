@@ -1,4 +1,4 @@
-"""Real `dismec serve` processes, and a client of them."""
+"""Real `dismec serve` processes, and a client for them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-TIMEOUT = 180  # seconds, of a busy machine
+TIMEOUT = 180  # seconds; generous, for busy machines
 
 
 class Server:
-    """A running server, and a client of it."""
+    """A running server, with a client for it."""
 
     def __init__(self, process, log):
         self.process = process
@@ -30,7 +30,7 @@ class Server:
         return closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT))
 
     def ask(self, method, path, body=None, headers=None):
-        """Status, headers and parsed body of an answer."""
+        """Return the status, headers and parsed body of an answer."""
         with self.connect() as connection:
             return exchange(connection, method, path, body, headers)
 
@@ -43,7 +43,7 @@ class Server:
 
     @contextmanager
     def half_sent(self, body):
-        """A request of which one half has arrived; yields what sends the rest and answers."""
+        """Send half of a request; yield a function that sends the rest and returns the answer."""
         data = json.dumps(body).encode()
         arriving = self.metric("dismec_arriving_requests")
         with self.connect() as connection:
@@ -59,7 +59,7 @@ class Server:
             yield finish
 
     def memory(self):
-        """Peak resident size in bytes."""
+        """Return the peak resident size in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 

@@ -1,4 +1,4 @@
-"""Labels to choose from: the top k among what is allowed equals brute force, in every order."""
+"""Allowed labels: the top k among them equals brute force, for every ranking."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def random_csr(rng, shape, density, values):
 
 
 def best_of(scores, k, inside):
-    """The k best of each row among labels whose score counts, by brute force."""
+    """Return the k best of each row among the labels that count, by brute force."""
     among = np.where(inside, scores, -np.inf)
     order = np.argsort(-among, axis=1, kind="stable")[:, :k]
     values = np.take_along_axis(among, order, axis=1).astype(np.float32)
@@ -64,7 +64,7 @@ def assert_same(result, expected):
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    n_rows=st.sampled_from([1, 9, 160]),  # many share decoded weights
+    n_rows=st.sampled_from([1, 9, 160]),  # in large batches rows share decoded weights
     n_labels=st.integers(1, 90),
     k=st.integers(1, 95),
     share=st.sampled_from([0.0, 0.03, 0.5, 0.97, 1.0]),
@@ -112,7 +112,7 @@ def test_topk_among_allowed_labels_equals_brute_force(
     ("n_labels", "n_open"),
     [(3000, 1), (3000, 20), (3000, 2900), (20_000, 1), (20_000, 30), (20_000, 19_000)],
 )
-def test_whole_and_split_shards_rank_what_is_allowed(n_labels, n_open, n_rows):
+def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
     rng = np.random.default_rng(n_open)
     n_features = 40
     W = sp.random_array((n_labels, n_features + 1), density=0.1, rng=rng, dtype=np.float32)
@@ -121,7 +121,7 @@ def test_whole_and_split_shards_rank_what_is_allowed(n_labels, n_open, n_rows):
     rare = np.repeat(
         np.isin(np.arange(n_labels), rng.permutation(n_labels)[:99]), np.diff(W.indptr)
     )
-    W.data[(W.indices < 10) & ~rare] = 0  # few labels have some features
+    W.data[(W.indices < 10) & ~rare] = 0  # few labels have weights for some features
     W.eliminate_zeros()
     transform = Transform(n_features, normalize=True, bias=1.0)
     shards = list(pack([(np.arange(n_labels), W)], n_features, "float16"))
@@ -143,7 +143,7 @@ def test_whole_and_split_shards_rank_what_is_allowed(n_labels, n_open, n_rows):
     assert_same(Predictor([cut], n_labels, transform).topk(X, 20, 1), expected)
 
 
-def test_kernels_refuse_sets_that_do_not_fit():
+def test_kernels_refuse_sets_that_do_not_match_the_shard():
     W = sp.csr_array(np.eye(20, 21, dtype=np.float32))
     [shard] = pack([(np.arange(20), W)], 20, "float32")
     rows = np.zeros(2, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -206,7 +206,7 @@ def calibrated(problem):
 
 
 def sets_for(model, n_rows):
-    """Sets of labels in every form, with the same as a mask of rows × labels."""
+    """Return sets of labels in every form, each with the equivalent rows × labels mask."""
     rng = np.random.default_rng(n_rows)
     each = rng.random((n_rows, model.n_labels)) < 0.3
     few = np.zeros_like(each)
@@ -226,7 +226,7 @@ def sets_for(model, n_rows):
 
 
 @pytest.mark.parametrize("many_rows", [1, 10**9], ids=["copied", "masked"])
-def test_every_order_is_exact_among_what_is_allowed(model, problem, many_rows, monkeypatch):
+def test_every_ranking_is_exact_among_allowed_labels(model, problem, many_rows, monkeypatch):
     monkeypatch.setattr(orders, "_MANY_ROWS", many_rows)
     X = problem[0][:40]
     trained = np.broadcast_to(model.label_counts > 0, (40, model.n_labels))
@@ -255,7 +255,7 @@ def test_every_order_is_exact_among_what_is_allowed(model, problem, many_rows, m
 
 @pytest.mark.parametrize("many_rows", [1, 10**9], ids=["copied", "masked"])
 @pytest.mark.parametrize("probabilities", [True, False])
-def test_reranked_labels_are_exact_among_what_is_allowed(
+def test_reranking_is_exact_among_allowed_labels(
     calibrated, problem, many_rows, probabilities, monkeypatch
 ):
     monkeypatch.setattr(orders, "_MANY_ROWS", many_rows)
@@ -284,16 +284,16 @@ def test_a_copy_of_few_labels_is_made_for_many_rows_and_kept(calibrated, problem
     first = model.predict_topk(X[:60], allowed=[1, 2])
     assert_same(model.predict_topk(X[:60], allowed=[2, 1]), first)
     assert len(made) == 1
-    model.predict_topk(X[:200], allowed=list(range(20)))  # too many
+    model.predict_topk(X[:200], allowed=list(range(20)))  # too many for a copy
     assert len(made) == 1
     for label in range(3, 3 + orders._COPIES):
         model.predict_topk(X[:100], allowed=[label])
     assert len(made) == 1 + orders._COPIES
-    model.predict_topk(X[:100], allowed=[1, 2])  # the oldest had to go
+    model.predict_topk(X[:100], allowed=[1, 2])  # the oldest was dropped
     assert len(made) == 2 + orders._COPIES
 
 
-def test_a_copy_stays_while_other_sets_are_asked_for_once(calibrated, problem, monkeypatch):
+def test_a_copy_is_kept_while_other_sets_are_used_once(calibrated, problem, monkeypatch):
     made = []
     monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
     monkeypatch.setattr(orders, "_MANY_ROWS", 100)
@@ -307,9 +307,7 @@ def test_a_copy_stays_while_other_sets_are_asked_for_once(calibrated, problem, m
     assert len(model._orders._few) == 1 + orders._WAITING
 
 
-def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(
-    calibrated, problem, monkeypatch
-):
+def test_a_copy_is_made_for_per_row_sets_with_few_labels_in_total(calibrated, problem, monkeypatch):
     made = []
     monkeypatch.setattr(orders, "cut_down", lambda *a: made.append(a) or cut_down(*a))
     monkeypatch.setattr(orders, "_MANY_ROWS", 100)
@@ -323,12 +321,12 @@ def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(
     assert_same(found, best_of(model.decision_function(X), 3, each & (model.label_counts > 0)))
     model.predict_topk(X, 3, allowed=[4, 11, 12])  # the same copy
     assert len(made) == 1
-    each[0] = True  # one row may have any label
+    each[0] = True  # one row may get any label
     model.predict_topk(X, 3, allowed=each)
     assert len(made) == 1
 
 
-def test_evaluation_is_that_of_the_allowed_labels_alone(model, problem):
+def test_evaluation_counts_only_allowed_labels(model, problem):
     X, Y, _ = problem
     for allowed, mask in sets_for(model, X.shape[0]):
         truth = sp.csr_array(Y.toarray() * mask)
@@ -343,7 +341,7 @@ def test_evaluation_is_that_of_the_allowed_labels_alone(model, problem):
             assert {"ECE", "micro-F1", "macro-F1"} <= result.keys()
 
 
-def test_filtering_says_how_many_true_labels_are_left_out(calibrated, problem):
+def test_filtering_reports_how_many_true_labels_are_left_out(calibrated, problem):
     _, Y, _ = problem
     wide = sp.hstack([Y, np.ones((Y.shape[0], 1), Y.dtype)], format="csr")
     kept, left_out = calibrated.select_labels(exclude=[0]).filter(wide)
@@ -355,7 +353,7 @@ def test_filtering_says_how_many_true_labels_are_left_out(calibrated, problem):
     assert left_out == wide.nnz - kept.nnz
 
 
-def test_what_is_allowed_is_refused_in_one_line(calibrated, problem):
+def test_invalid_allowed_labels_are_refused_in_one_line(calibrated, problem):
     X = problem[0][:3]
     other = fit(X, sp.csr_array(np.eye(3)), TrainingParams())
     for allowed, reason in (
@@ -442,7 +440,7 @@ def test_commands_refuse_unknown_labels_with_file_and_line(files):
             assert "\n" not in line
 
 
-def test_estimator_of_rows_takes_labels_as_its_classes_are(problem):
+def test_row_estimator_takes_allowed_labels_in_the_form_of_its_classes(problem):
     X, Y, _ = problem
     numbered = DiSMECClassifier().fit(X, Y)
     assert_same(
@@ -474,7 +472,7 @@ def test_estimator_of_rows_takes_labels_as_its_classes_are(problem):
         DiSMECClassifier().fit(X, y == "a").predict(X, allowed=[True])
 
 
-def test_estimator_of_texts_takes_labels_as_fit_does():
+def test_text_estimator_takes_allowed_labels_in_the_form_of_fit():
     texts = ["one egg", "two eggs", "some bread", "more bread", "milk", "sour milk"]
     lists = DiSMECTextClassifier().fit(texts, [[30], [30], [2], [2], [1], [1, 2]])
     found, scores = lists.predict_topk(texts, 3, allowed=[2, 30])
@@ -487,7 +485,7 @@ def test_estimator_of_texts_takes_labels_as_fit_does():
     each[:, 1] = True
     assert (lists.predict_topk(texts, 1, allowed=each)[0] == lists.classes_[1]).all()
     with pytest.raises(DataError, match="0 is not one of the labels"):
-        lists.predict(texts, allowed=[0])  # a number of a label, and no label
+        lists.predict(texts, allowed=[0])  # the number of a label, not a label
     classes = DiSMECTextClassifier(calibrate=True).fit(
         texts * 5, ["e", "e", "b", "b", "m", "m"] * 5
     )

@@ -1,4 +1,4 @@
-"""The public API says itself what it takes, what it returns and how it is used."""
+"""The public API documents what it takes, what it returns and how it is used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 
 import dismec
 
-# A Dask client has no type here, as dask need not be installed; `engine` is a former name of it.
+# Dask clients are untyped, because Dask need not be installed; `engine` is a former name.
 UNTYPED = {"cluster", "client", "engine"}
 PACKAGE = Path(dismec.__file__).parent
 
 
 def owned(member) -> bool:
-    """Whether a member is this package's, and not one that Python or scikit-learn have added."""
+    """Whether a member is defined by this package, not by Python or scikit-learn."""
     return (getattr(member, "__module__", "") or "").startswith("dismec")
 
 
 def methods(kind):
-    """Public methods and properties of a class, by name, with what the class inherits."""
+    """Return public methods and properties of a class by name, including inherited ones."""
     for name, member in inspect.getmembers_static(kind):
         if name.startswith("_"):
             continue
@@ -61,7 +61,7 @@ def properties() -> set[str]:
 PROPERTIES = properties()
 
 
-def test_everything_public_is_looked_at():
+def test_every_public_name_is_checked():
     assert len(FUNCTIONS) + len(KINDS) == len(PUBLIC)
     assert {"Model.predict_topk", "Model.save", "DiSMECClassifier.fit", "Model.weights"} <= set(
         METHODS
@@ -77,12 +77,12 @@ def test_parameters_have_types(name):
             continue
         assert parameter.annotation is not inspect.Parameter.empty, parameter.name
         kind = str(parameter.annotation)
-        alone = re.sub(r"(dict|Mapping)\[str, Any\]", "", kind)  # what JSON can hold
+        alone = re.sub(r"(dict|Mapping)\[str, Any\]", "", kind)  # any JSON value
         assert not re.search(r"\bAny\b", alone), f"{parameter.name}: {kind}"
     assert signature.return_annotation is not inspect.Signature.empty
 
 
-def test_the_types_themselves_are_not_any():
+def test_no_public_type_is_any():
     for module in ("data/types.py", "model/allowed.py"):
         text = (PACKAGE / module).read_text()
         aliases = re.findall(r"^\w+: TypeAlias = (.*)$", text, flags=re.MULTILINE)

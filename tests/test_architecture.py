@@ -41,7 +41,7 @@ LAYERS = (
     "cli",
     "__main__",
 )
-# Where a third-party package may be imported; numpy and scipy are the ground that all stand on.
+# Where a third-party package may be imported; numpy and scipy may be imported anywhere.
 DOORS: dict[str, str | tuple[str, ...]] = {
     "sklearn": ("estimators", "compare.worker"),
     "joblib": "compare.worker",
@@ -72,7 +72,7 @@ MODULES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items() i
 
 
 def imports(name: str) -> set[str]:
-    """All that a module imports anywhere: at its top, in functions, and for type checking."""
+    """Return everything that a module imports: at the top, in functions, for type checking."""
     found = set()
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
@@ -84,7 +84,7 @@ def imports(name: str) -> set[str]:
 
 
 def own_imports(name: str) -> set[str]:
-    """The modules of this package among these."""
+    """Return the modules of this package among these."""
     found = set()
     for target in imports(name):
         if not target.startswith("dismec."):
@@ -108,12 +108,12 @@ def test_every_module_is_in_a_layer():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_go_down_only(name):
+def test_imports_go_one_way(name):
     for other in own_imports(name):
         assert LAYERS.index(layer(other)) <= LAYERS.index(layer(name)), f"{name} imports {other}"
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_modules_have_no_import_cycles():
     graph = {name: own_imports(name) for name in MODULES}
     try:
         TopologicalSorter(graph).prepare()
@@ -121,8 +121,8 @@ def test_no_module_imports_itself_by_way_of_others():
         pytest.fail(f"an import cycle: {' ← '.join(error.args[1])}")
 
 
-def test_a_cycle_and_an_import_against_the_order_would_be_seen():
-    """The tests above can fail: the graph has the lazy and the typing imports in it."""
+def test_cycles_and_imports_against_the_order_are_detected():
+    """The tests above can fail: the graph includes lazy imports and those for type checking."""
     assert "cluster.training" in own_imports("training.running")  # lazy
     assert "features.vocabulary" in own_imports("training.request")  # for type checking
 
@@ -164,7 +164,7 @@ def test_no_private_name_is_imported_from_another_module():
     assert {entry for entry in taken if "_native" not in entry} == set()
 
 
-def test_no_two_types_have_one_name():
+def test_no_two_types_share_a_name():
     homes = defaultdict(list)
     for name, tree in MODULES.items():
         for node in tree.body:
@@ -173,7 +173,7 @@ def test_no_two_types_have_one_name():
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
-def test_no_two_private_functions_have_one_name():
+def test_no_two_private_functions_share_a_name():
     homes = defaultdict(list)
     for name, tree in MODULES.items():
         for node in tree.body:
@@ -184,14 +184,14 @@ def test_no_two_private_functions_have_one_name():
 
 
 def raised_texts(tree: ast.AST) -> list[str]:
-    """The pieces of text in what a module raises."""
+    """Return the pieces of text in the exceptions that a module raises."""
     raised = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     found = [constant for node in raised for constant in ast.walk(node)]
     return [c.value for c in found if isinstance(c, ast.Constant) and isinstance(c.value, str)]
 
 
 def test_no_error_of_the_library_names_a_flag():
-    """Python's own parameters are named; `cli/wording.py` turns them into flags."""
+    """Errors name Python parameters; `cli/wording.py` turns these into flags."""
     flag = re.compile(r"(?<![\w-])--[a-z]")
     found = {
         name: [text for text in raised_texts(tree) if flag.search(text)]
@@ -206,7 +206,7 @@ def code_files():
     return [*SOURCES.values(), *native, *(ROOT / "tests").glob("*.py")]
 
 
-def test_no_module_is_longer_than_fits_the_head():
+def test_no_module_is_too_long():
     long = {
         str(path.relative_to(ROOT)): lines
         for path in code_files()
@@ -236,7 +236,7 @@ def test_the_document_lists_the_layers_in_their_order():
     assert drawn == [name for name in LAYERS if name != "__main__"]
 
 
-def test_modules_that_the_document_names_are_there():
+def test_modules_named_in_the_document_exist():
     text = (ROOT / "docs" / "contributing" / "architecture.md").read_text()
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.\w+)`", text):
         places = (ROOT / path, PACKAGE / path)
@@ -248,8 +248,8 @@ def test_modules_that_the_document_names_are_there():
     [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests").glob("*.py")],
     ids=lambda p: p.name,
 )
-def test_scripts_import_what_there_is(path):
-    """Benchmarks are run by hand and some imports are lazy: a name that has moved is found here."""
+def test_imports_of_scripts_exist(path):
+    """Benchmarks run by hand and some imports are lazy: this finds names that have moved."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dismec"):
             module = importlib.import_module(node.module)
@@ -311,7 +311,7 @@ def test_a_sub_package_does_not_hide_a_public_function():
 
 
 def cpu_seconds(*command: str) -> float:
-    """The least CPU time of a few runs, which other work on the machine does not lengthen."""
+    """Return the minimum CPU time of a few runs, which other work on the machine hardly changes."""
 
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -323,7 +323,7 @@ def cpu_seconds(*command: str) -> float:
 
 
 def test_help_is_fast():
-    """It takes little more than Python and click: 1.7 times that, and with numpy it would be 3."""
+    """It takes little longer than Python with click: 1.7 times at most; numpy would make it 3."""
     least = cpu_seconds("-c", "import click, dataclasses, pathlib, tempfile, json")
     assert cpu_seconds("-m", "dismec", "train", "--help") < 2 * least
 

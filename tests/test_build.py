@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not on the path")
-def test_without_a_compiler_a_sentence_says_so(tmp_path):
+def test_a_missing_compiler_is_reported(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("cmake", "make", "ninja", "uname"):
@@ -47,7 +47,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="x86-64 Linux")
-def test_the_instruction_sets_found_are_those_that_the_kernel_lists():
+def test_detected_instruction_sets_match_those_of_the_kernel():
     flags = set(re.search(r"^flags\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)[1].split())
     avx2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "popcnt"} <= flags
     avx512 = avx2 and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
@@ -55,7 +55,7 @@ def test_the_instruction_sets_found_are_those_that_the_kernel_lists():
 
 
 def script(name):
-    """A module of .ci, which is no package."""
+    """Import a module of .ci, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -88,7 +88,7 @@ def test_every_requirement_names_its_lowest_version():
         lowest.lowest("numpy")
 
 
-def test_without_scikit_learn_all_but_the_estimators_is_there():
+def test_everything_but_the_estimators_works_without_scikit_learn():
     code = (
         "import sys\n"
         "sys.modules['sklearn'] = None\n"
@@ -122,14 +122,14 @@ def test_wheels_are_built_for_each_system_and_abi():
     assert kinds == {"ubuntu", "ubuntu-arm", "macos", "macos-intel", "windows"}
 
 
-def test_only_the_job_that_publishes_may_ask_for_an_identity():
+def test_only_the_publishing_job_may_request_an_identity_token():
     jobs = workflow("wheels.yml")["jobs"] | workflow("ci.yml")["jobs"]
     assert {name for name, job in jobs.items() if "id-token" in job["permissions"]} == {"publish"}
     assert jobs["publish"]["needs"] == ["sdist", "wheels"]
     assert jobs["publish"]["if"] == "github.event_name == 'release'"
 
 
-def test_workflows_run_targets_that_there_are():
+def test_targets_run_by_workflows_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "".join(p.read_text() for p in (ROOT / ".github" / "workflows").glob("*.yml"))
     run = set(re.findall(r"\bmake ([a-z]+)", text + (ROOT / ".ci" / "run").read_text()))
@@ -150,7 +150,7 @@ def test_the_tests_have_the_packages_of_every_extra():
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs `make .venv/installed`, in a path with spaces, where pip is made up."""
+    """Return a function that runs `make .venv/installed` with a fake pip, in a path with spaces."""
     if shutil.which("make") is None:
         pytest.skip("make is not on the path")
     root = tmp_path / "a clone"
@@ -172,12 +172,12 @@ def install(tmp_path):
     return run
 
 
-def test_the_demo_installs_what_the_guide_needs_and_shows_how_far_it_is(install):
+def test_the_demo_installs_what_the_tutorial_needs_and_shows_progress(install):
     result, asked, venv = install(0)
     assert result.returncode == 0, result.stderr
     assert "--editable .[sklearn,server,plots]" in asked
     said = result.stdout
-    assert "== Installing what dismec needs" in said
+    assert "== Installing dependencies and compiling dismec" in said
     assert said.index("Collecting numpy") < said.index("[3/39] Building CXX object")
     assert "noise" not in said
     assert "noise" in (venv / "install.log").read_text()
@@ -188,12 +188,12 @@ def test_an_installation_that_fails_stops_the_demo_and_shows_the_output(install)
     result, _, venv = install(1)
     assert result.returncode != 0
     assert "noise" in result.stdout
-    assert "all of the output is in .venv/install.log" in result.stdout
+    assert "the whole output is in .venv/install.log" in result.stdout
     assert not (venv / "installed").exists()
     assert install(0)[0].returncode == 0
 
 
-def test_without_a_cross_compiler_a_line_says_what_to_install(tmp_path):
+def test_a_missing_cross_compiler_is_reported_with_what_to_install(tmp_path):
     (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
     result = subprocess.run(
         [shutil.which("bash"), ROOT / "tools" / "aarch64.sh"],

@@ -20,7 +20,7 @@ from dismec import TrainingParams, open_model, train
 from dismec.cpu import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
-# What runs programs of another architecture, where tests are for one.
+# Runs programs of another architecture, if the tests are for one.
 EMULATOR = os.environ.get("DISMEC_EMULATOR", "").split()
 
 pytestmark = [
@@ -37,7 +37,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The directory of the library and of the example, a program in plain C."""
+    """The directory with the library and the example, a program in plain C."""
     build = tmp_path_factory.mktemp("c")
     quick = ("-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror")
     run("cmake", "-S", ROOT / "native" / "c", "-B", build, "-DCMAKE_C_FLAGS=-Werror", *quick)
@@ -55,7 +55,7 @@ def library(built):
 
 
 class Opened:
-    """A model as a C program has it."""
+    """A model as a C program uses it."""
 
     def __init__(self, library, path):
         self.library = library
@@ -185,7 +185,7 @@ def test_a_row_that_cannot_be_scored_is_refused_with_a_reason(
     with Opened(library, small) as opened:
         with pytest.raises(ValueError, match=reason):
             opened.topk(features, values, k)
-        assert opened.topk([3], [1], 5)[2] == 5  # and the model goes on
+        assert opened.topk([3], [1], 5)[2] == 5  # the model still works
 
 
 def test_a_row_without_features_is_ranked_by_the_bias(library, small):
@@ -239,7 +239,7 @@ def test_a_damaged_model_is_refused_or_scores_but_never_crashes(library, small, 
     assert 100 < refused < 300
 
 
-def test_names_are_given_with_their_length(library, tmp_path):
+def test_names_are_returned_with_their_length(library, tmp_path):
     X, Y = random_problem(rows=60, features=20, labels=3, density=0.2)
     names = ["fruit", "été", "a b"]
     train(X, Y, tmp_path / "model", names=names)
@@ -253,13 +253,13 @@ def test_names_are_given_with_their_length(library, tmp_path):
         assert library.dismec_label_name(opened.handle, 3, ctypes.byref(size)) is None
 
 
-def test_labels_without_names_have_none(library, small):
+def test_unnamed_labels_have_no_name(library, small):
     size = ctypes.c_size_t()
     with Opened(library, small) as opened:
         assert library.dismec_label_name(opened.handle, 0, ctypes.byref(size)) is None
 
 
-def test_the_program_of_the_page_on_c_runs(built, tmp_path):
+def test_the_program_in_the_c_howto_runs(built, tmp_path):
     (program,) = re.findall(
         r"```c\n(.*?)```", (ROOT / "docs" / "howto" / "c.md").read_text(), re.DOTALL
     )

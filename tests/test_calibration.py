@@ -55,7 +55,7 @@ def model_of(shards, transform, counts, calibration=None):
 
 
 def random_model(rng, n_labels, n_features, transform=None, precision="float32", values=None):
-    """One with weights of both signs, some shared by several labels, and a calibration."""
+    """Return a model with weights of both signs, some shared by labels, and a calibration."""
     transform = transform or Transform(n_features)
     W = random_csr(rng, n_labels, n_features + 1, 0.6, values)
     W = W[np.sort(rng.integers(0, n_labels, n_labels))]
@@ -95,12 +95,12 @@ def test_most_probable_labels_equal_brute_force(
     np.testing.assert_allclose(p[:, :filled], own, rtol=1e-5)
     assert (labels[:, filled:] == -1).all()
     assert (p[:, filled:] == 0).all()
-    # Which labels are left out is not a matter of rounding: those of the view are exact.
+    # Which labels are left out must not depend on rounding: those of the view are exact.
     z = model._orders.by_logit.decision_function(X)
     np.testing.assert_array_equal(labels, naive.topk(z, k)[0])
 
 
-def test_skipping_by_sign_is_exact_for_scales_that_are_no_powers_of_two():
+def test_skipping_by_sign_is_exact_for_scales_other_than_powers_of_two():
     rng = np.random.default_rng(1)
     n_labels, n_features = 3000, 40
     W = -abs(random_csr(rng, n_labels, n_features + 1, 0.2))
@@ -150,7 +150,7 @@ def test_assigned_labels_equal_brute_force(seed, n_labels, most, threshold):
     expected = order >= np.float32(least)
     if most is not None:
         top = naive.topk(order, most)[0]
-        if threshold not in ("macro-f1", "score"):  # equal probabilities are in the order of z
+        if threshold not in ("macro-f1", "score"):  # ties are in the order of z
             top = model.predict_proba_topk(X, most)[0]
         allowed = np.zeros_like(expected)
         for row, labels in enumerate(top):
@@ -184,7 +184,7 @@ def test_bend_is_undone_by_its_inverse_and_never_falls():
 
 
 def scoring(counts, columns=None):
-    """A model whose label i has score ``x[columns[i]]``; without training rows it is not there."""
+    """Return a model in which label i has score ``x[columns[i]]``; untrained without rows."""
     counts = np.asarray(counts, np.int64)
     n_labels = len(counts)
     W = sp.eye_array(n_labels, n_labels + 1, dtype=np.float32, format="csr")
@@ -198,7 +198,7 @@ def labels_by_curve(rng, scores, slopes, intercepts):
     return sp.csr_array((rng.random(scores.shape) < logistic(slopes * scores + intercepts)) * 1.0)
 
 
-def test_curves_that_made_the_labels_are_found():
+def test_the_curves_that_generated_the_labels_are_recovered():
     rng = np.random.default_rng(2)
     scores = rng.normal(-0.3, 0.6, (20_000, 6)).astype(np.float32)
     counts = np.array([3, 10, 30, 100, 300, 1000])
@@ -250,12 +250,12 @@ def test_any_rows_give_a_sane_calibration(seed, n_rows, n_labels, share, size):
     scores = (rng.normal(-0.5, 1, (n_rows, n_labels)) * size).astype(np.float32)
     Y = sp.csr_array((rng.random(scores.shape) < share) * 1.0)
     counts = rng.choice([0, 1, 5, 10**6], n_labels)
-    c = fit_calibration(scoring(counts), scores, Y)  # which raises if a value is out of range
+    c = fit_calibration(scoring(counts), scores, Y)  # raises if a value is out of range
     labels = np.broadcast_to(np.arange(n_labels), scores.shape)
     p = c.probabilities(labels, scores)
     assert ((p >= 0) & (p <= 1)).all()
     rising = c.of_logits(np.linspace(-5, 5, 9))
-    most = np.nextafter(np.float32(1), np.float32(0))  # nothing that is learned is certain
+    most = np.nextafter(np.float32(1), np.float32(0))  # learned probabilities are never 1
     assert (np.diff(rising)[rising[1:] < most] > 0).all()
     assert (np.diff(rising) >= 0).all()
 
@@ -277,10 +277,10 @@ def test_thresholds_are_those_of_the_highest_f1():
     assert c.macro_thresholds.min() < c.macro_thresholds.max()
 
 
-def test_thresholds_are_not_so_low_that_rows_get_all_labels_that_were_looked_at():
+def test_thresholds_do_not_assign_every_candidate_label():
     rng = np.random.default_rng(11)
     scores = rng.normal(-0.5, 0.6, (300, 400)).astype(np.float32)
-    Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores tell nothing
+    Y = sp.csr_array((rng.random(scores.shape) < 0.01) * 1.0)  # scores carry no information
     model = scoring(np.full(400, 3))
     c = fit_calibration(model, scores, Y)
     for threshold in ("micro-f1", "macro-f1"):
@@ -288,7 +288,7 @@ def test_thresholds_are_not_so_low_that_rows_get_all_labels_that_were_looked_at(
         assert np.count_nonzero(sizes >= 100) <= 9
 
 
-def test_labels_added_later_have_the_shared_curve_of_their_count():
+def test_labels_added_later_use_the_shared_curve_for_their_count():
     c = random_calibration(np.random.default_rng(6), 3)
     more = c.extended([0, 7])
     assert more.n_labels == 5
@@ -298,7 +298,7 @@ def test_labels_added_later_have_the_shared_curve_of_their_count():
     np.testing.assert_allclose(more.macro_thresholds[3:], 0.25)
 
 
-def test_curves_go_by_the_final_counts():
+def test_curves_depend_on_the_final_counts():
     rng = np.random.default_rng(7)
     scores = rng.normal(-0.3, 0.6, (2000, 4)).astype(np.float32)
     Y = labels_by_curve(rng, scores, np.array([2, 4, 3, 6]), 0.0)
@@ -345,7 +345,7 @@ def split_problem():
     return train(X, Y), fit_calibration(trial, X[300:], Y[300:]), X, Y
 
 
-def test_a_calibrated_model_tells_more_and_nothing_else_changes():
+def test_calibration_adds_probabilities_and_changes_nothing_else():
     model, calibration, X, Y = split_problem()
     plain = model.evaluate(X, Y)
     assert "ECE" not in plain
@@ -369,7 +369,7 @@ def test_a_calibrated_model_tells_more_and_nothing_else_changes():
         assert made.calibration is not None
 
 
-def test_without_a_calibration_there_are_no_probabilities_but_scores():
+def test_an_uncalibrated_model_has_scores_but_no_probabilities():
     model, _, X, _ = split_problem()
     for ask in (lambda: model.predict_proba_topk(X), lambda: model.assign(X, 0.5)):
         with pytest.raises(ModelError, match="no probabilities: train it with calibrate=True"):
@@ -398,7 +398,7 @@ def test_wrong_arguments_are_refused():
         model.calibrated(calibration.extended([1]))
 
 
-def test_weights_too_large_for_a_curve_are_told():
+def test_weights_too_large_for_a_curve_are_reported():
     W = sp.csr_array(np.array([[3e38, 1]], np.float32))
     (shard,) = pack([(np.arange(1), W)], 1, "float16")
     with pytest.raises(ModelError, match="too large or too small"):

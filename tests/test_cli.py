@@ -44,7 +44,7 @@ def ok(*arguments):
 
 
 def refused(*arguments):
-    """The one line that says why."""
+    """Return the one-line reason."""
     result = run(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
@@ -85,12 +85,12 @@ def test_predict_writes_text_json_lines_and_arrays(files, tmp_path):
         np.testing.assert_array_equal(arrays["scores"], scores)
 
 
-def test_more_places_than_labels_are_left_out_of_text(files):
+def test_places_beyond_the_labels_are_left_out_of_text(files):
     first = ok("predict", files / "model", files / "data.txt", "-k", "2000000000").splitlines()[0]
     assert len(first.split()) == 40
 
 
-def test_more_places_than_labels_are_counted_as_misses(files):
+def test_places_beyond_the_labels_count_as_misses(files):
     result = json.loads(
         ok("evaluate", files / "model", files / "data.txt", "-k", "40,80,2000000000", "--json")
     )
@@ -112,7 +112,7 @@ def test_evaluate_prints_percent_as_json_and_as_a_table(files):
     assert "@2" in table
 
 
-def test_inspect_tells_data_and_models(files):
+def test_inspect_distinguishes_data_and_models(files):
     data = json.loads(ok("inspect", files / "data.svm", "--json"))
     assert (data["rows"], data["features"], data["labels"]) == (300, 80, 40)
     model = json.loads(ok("inspect", files / "named", "--json"))
@@ -213,7 +213,7 @@ def test_mistakes_get_one_line_and_exit_code_2(files, monkeypatch, arguments, re
     assert sorted(p.name for p in files.iterdir()) == before
 
 
-def test_header_beyond_this_machine_is_refused_before_memory_is_taken(tmp_path, monkeypatch):
+def test_a_header_too_large_for_this_machine_is_refused_before_allocating(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)  # 4 GiB
     (tmp_path / "huge.txt").write_text("1 2147483000 2147483000\n0 98:1\n")
     assert "this machine has 4" in refused("train", tmp_path / "huge.txt", "-o", tmp_path / "new")
@@ -232,7 +232,7 @@ def test_labels_that_only_the_data_has_count_as_missed(files, tmp_path):
     assert result["P@5"] == 0
 
 
-def test_labels_that_miss_the_tolerance_are_told(files, tmp_path):
+def test_labels_that_miss_the_tolerance_are_reported(files, tmp_path):
     result = run("train", files / "data.txt", "-o", tmp_path / "m", "--tol", "1e-12", "--quiet")
     assert result.exit_code == 0
     assert "labels stopped before the tolerance was reached" in result.stderr
@@ -281,7 +281,7 @@ def test_closed_pipe_ends_quietly(files):
 @pytest.mark.parametrize(
     "arguments", ["--version", "inspect model", "predict model one.txt", "evaluate model one.txt"]
 )
-def test_full_disk_under_the_output_is_told(files, arguments):
+def test_a_full_disk_under_the_output_is_reported(files, arguments):
     (files / "one.txt").write_text("1 80 40\n0 0:1\n")
     with Path("/dev/full").open("w") as full:
         out = dismec(*arguments.split(), cwd=files, stdout=full)
@@ -289,7 +289,7 @@ def test_full_disk_under_the_output_is_told(files, arguments):
     assert out.stderr == "dismec: No space left on device\n"
 
 
-def test_closed_output_is_no_error(files, tmp_path):
+def test_closed_output_is_not_an_error(files, tmp_path):
     for command in ("predict model data.txt >&-", f"train data.txt -o '{tmp_path}/m' 2>&- <&-"):
         line = f'"{sys.executable}" -m dismec {command}'
         assert (
@@ -297,7 +297,7 @@ def test_closed_output_is_no_error(files, tmp_path):
         )
 
 
-def test_letters_that_the_terminal_lacks_are_escaped(tmp_path):
+def test_characters_that_the_terminal_cannot_show_are_escaped(tmp_path):
     X, Y = random_problem(rows=30, labels=2)
     save_data(Dataset(X, Y, ["é", "✓"]), tmp_path / "data.xmc")
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -322,7 +322,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(files, tmp_path):
             while chunk := os.read(ours, 4096):
                 seen += chunk
         except OSError:
-            pass  # how Linux says that the other side is gone
+            pass  # Linux signals a closed terminal this way
         os.close(ours)
     assert process.returncode == 0
     assert "━" in seen.decode()
@@ -366,7 +366,7 @@ def test_penalties_weightings_and_rankings_on_the_command_line(tmp_path):
     assert run(main, [*wrong, "--weighting", "propensity"]).exit_code == 2
 
 
-def test_errors_of_the_library_are_said_in_flags():
+def test_library_errors_are_worded_with_flags():
     for said, expected in [
         ("train it with calibrate=True", "train it with --calibrate"),
         ("or overwrite it (overwrite=True)", "or overwrite it (--overwrite)"),
@@ -379,8 +379,8 @@ def test_errors_of_the_library_are_said_in_flags():
         assert in_flags(said) == expected
 
 
-def test_every_flag_that_an_error_is_said_in_exists():
-    """A phrase that the library does not use any more, or a flag that is gone, is seen here."""
+def test_every_flag_in_an_error_exists():
+    """Finds phrases that the library no longer uses, and flags that no longer exist."""
     options = {
         option
         for command in main.commands.values()

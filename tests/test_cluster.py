@@ -1,4 +1,4 @@
-"""Training on a cluster of real processes comes to the model of one machine."""
+"""Training on a cluster of real processes gives the same model as on one machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A cluster of two workers that see the file system of the tests."""
+    """A cluster of two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         started.worker()
@@ -70,7 +70,7 @@ def shared(tmp_path_factory):
 
 
 def blind(processes, *folders, inside=(), **options):
-    """A worker that does not see some folders, where root allows that."""
+    """Start a worker that cannot see some folders; needs root."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("hiding folders from a worker needs the rights of root")
     hide = "".join(f"mount -t tmpfs none '{folder}' && " for folder in folders)
@@ -136,7 +136,7 @@ def test_estimator_fits_on_a_cluster(shared, penalty):
     np.testing.assert_array_equal(again.classes_, [0, 1])
 
 
-def test_texts_are_learned_and_predicted_on_a_cluster_as_they_are_here(tmp_path, shared):
+def test_texts_are_learned_and_predicted_on_a_cluster_as_locally(tmp_path, shared):
     write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))
     params = TrainingParams(tfidf=True, calibrate=True)
     source, address = tmp_path / "train.jsonl", str(shared.file)
@@ -162,7 +162,7 @@ def test_texts_are_learned_and_predicted_on_a_cluster_as_they_are_here(tmp_path,
     assert here == there
 
 
-def test_delta_is_chosen_on_a_cluster_as_it_is_here(tmp_path, shared):
+def test_delta_is_chosen_on_a_cluster_as_locally(tmp_path, shared):
     X, Y = same_problem()
     params = TrainingParams(delta="auto")
     counts = []
@@ -185,12 +185,12 @@ def test_neither_rows_nor_weights_pass_through_the_client_where_storage_is_share
         train(X, Y, model, TrainingParams(delta=0), client=proxy.address, source=data)
     assert data.stat().st_size > 4_000_000
     assert sum(map(len, weight_files(model).values())) > 600_000
-    # What does pass is the blocks' labels and receipts, and who is there.
+    # Only the labels and receipts of blocks, and the list of workers, pass through.
     assert proxy.sent < 150_000
     assert proxy.received < 150_000
 
 
-def test_rows_are_sent_once_a_machine_and_weights_come_back_where_nothing_is_shared(
+def test_rows_are_sent_once_per_machine_and_weights_come_back_if_nothing_is_shared(
     tmp_path, reference, problem_file, caplog
 ):
     caplog.set_level("INFO", "dismec")
@@ -215,7 +215,7 @@ def test_rows_are_sent_once_a_machine_and_weights_come_back_where_nothing_is_sha
     assert not [*tmp_path.glob("127*/**/*.xmc"), *tmp_path.glob("127*/**/*.part")]
 
 
-def test_a_copy_of_the_rows_that_a_killed_run_has_left_is_used_again(
+def test_a_copy_of_the_rows_left_by_a_killed_run_is_reused(
     tmp_path, reference, problem_file, caplog
 ):
     caplog.set_level("INFO", "dismec")
@@ -241,7 +241,7 @@ def test_a_copy_of_the_rows_that_a_killed_run_has_left_is_used_again(
 
 
 @pytest.mark.slow
-def test_machines_of_their_own_network_train_together(tmp_path, reference, problem_file):
+def test_machines_in_separate_networks_train_together(tmp_path, reference, problem_file):
     """Workers in network namespaces, each with its own address and nothing shared."""
     with Machines(3) as machines, Processes(tmp_path / "dask") as processes:
         model = tmp_path / "model"
@@ -273,7 +273,7 @@ def test_a_killed_worker_is_replaced_by_a_late_one(tmp_path, reference, caplog):
     assert "is gone; others solve its blocks" in caplog.text
 
 
-def test_a_scheduler_that_is_started_again_goes_on(tmp_path, reference, caplog):
+def test_a_run_continues_after_its_scheduler_restarts(tmp_path, reference, caplog):
     with Processes(tmp_path / "dask") as processes:
         scheduler = processes.scheduler()
         processes.worker()
@@ -311,7 +311,7 @@ def test_a_block_that_always_fails_ends_the_run_and_the_others_stay(tmp_path, re
 
 
 def failing(folder, label):
-    """A module that makes blocks with a label fail in the worker that loads it."""
+    """Write a module that makes blocks with a label fail in the worker that loads it."""
     path = folder / "failing.py"
     path.write_text(
         "from dismec.model import weight_files\n"
@@ -369,7 +369,7 @@ def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
             train(*same_problem(), tmp_path / "model", PARAMS, client=client)
 
 
-def test_a_late_worker_of_another_version_or_kind_is_told(tmp_path, caplog):
+def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
     X, Y = same_problem()
     started = []
     with Processes(tmp_path / "dask") as processes:
@@ -389,7 +389,7 @@ def test_a_late_worker_of_another_version_or_kind_is_told(tmp_path, caplog):
     assert open_model(tmp_path / "model").n_labels == 150
 
 
-def test_a_run_goes_on_here_and_there(tmp_path, shared, reference):
+def test_a_run_continues_locally_and_on_a_cluster(tmp_path, shared, reference):
     X, Y = same_problem()
     model = tmp_path / "model"
 
@@ -411,7 +411,7 @@ def test_a_run_goes_on_here_and_there(tmp_path, shared, reference):
     assert weight_files(model) == reference
 
 
-def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
+def test_a_missing_cluster_is_reported_in_one_line(tmp_path, problem_file):
     ran = subprocess.run(
         command(problem_file, "gopher://here"), cwd=tmp_path, capture_output=True, text=True
     )
@@ -420,7 +420,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path, problem_file):
     assert ran.stderr.startswith("dismec: gopher://here: ")
 
 
-def test_waiting_for_a_scheduler_file_is_told_at_once(tmp_path, caplog):
+def test_waiting_for_a_scheduler_file_is_reported_immediately(tmp_path, caplog):
     with pytest.raises(ClusterError, match="no scheduler has answered"):
         Cluster.connect(tmp_path / "mistyped.json", patience=0.5)
     assert "no scheduler yet (there is no such file); waiting" in caplog.text

@@ -1,4 +1,4 @@
-"""A model on a cluster ranks, assigns and explains as it does on one machine, to the last bit."""
+"""A model on a cluster ranks, assigns and explains as on one machine, to the last bit."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from test_server import features
 
 pytestmark = pytest.mark.cluster
 
-N_LABELS, UNSEEN = 64, 3  # labels, and the last of them that no row has
+N_LABELS, UNSEEN = 64, 3  # number of labels, and of the last ones among them that no row has
 
 
 def problem():
-    """Some labels have the same rows as others, and hence share a classifier with them."""
+    """Some labels have the same rows as others, and therefore share their classifiers."""
     X, Y = random_problem(rows=300, features=80, labels=N_LABELS - UNSEEN)
     Y = Y.toarray()
     Y[:, [9, 30, 31]] = Y[:, [50, 8, 8]]
@@ -81,7 +81,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["batches", "served"])
 def there(request, shared, path):
-    """The model on the cluster: for one thread, and for many."""
+    """The model on the cluster, for one thread and for many."""
     if request.param == "served":
         served = serve_on_cluster(str(shared.file), path)
         yield served
@@ -109,7 +109,7 @@ def assert_same_sets(found, expected):
 
 
 def choices(n_rows):
-    """Labels to choose from: few and many, none, unseen ones, and a set for each row."""
+    """Return allowed labels: few and many, none, unseen ones, and one set per row."""
     rng = np.random.default_rng(1)
     each = rng.random((n_rows, N_LABELS)) < 0.2
     each[3] = False
@@ -187,7 +187,7 @@ def test_metrics_are_those_of_one_machine(there, here, X):
         assert {"P@4", "ECE", "macro-F1"} <= found.keys()
 
 
-def test_what_is_wrong_is_refused_as_on_one_machine(there, X):
+def test_invalid_requests_are_refused_as_on_one_machine(there, X):
     for ask, reason in (
         (lambda: there.predict_topk(X, 0), "k is 0"),
         (lambda: there.predict_topk(X, allowed=["nothing"]), "no label 'nothing'"),
@@ -219,7 +219,7 @@ def test_a_model_without_calibration_says_so(tmp_path, shared, X):
             there.reranked()
 
 
-def test_threads_that_want_different_orders_and_labels_get_their_own_answers(shared, path, here, X):
+def test_threads_with_different_rankings_and_labels_get_their_own_answers(shared, path, here, X):
     served = serve_on_cluster(str(shared.file), path)
     wanted = [
         {"rank": rank, "allowed": allowed}
@@ -257,7 +257,7 @@ def test_threads_that_want_different_orders_and_labels_get_their_own_answers(sha
 
 @pytest.fixture
 def near():
-    """A cluster whose only worker runs in this process, and the questions that come to it."""
+    """A cluster whose only worker runs in this process, and the questions it is asked."""
     asked = []
 
     def answer(token, question, rows):
@@ -275,7 +275,7 @@ def near():
         yield cluster, asked
 
 
-def test_orders_and_choices_are_sent_once(near, path, here, X):
+def test_rankings_and_allowed_labels_are_sent_once(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch("dismec.cluster.batches._LEAST_ROWS", 16),
@@ -291,7 +291,7 @@ def test_orders_and_choices_are_sent_once(near, path, here, X):
     assert sum(question.bits is not None for question in asked) == 1
 
 
-def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
+def test_rankings_and_labels_that_a_worker_has_forgotten_are_sent_again(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch.object(prediction_worker, "KEPT", 1),
@@ -308,7 +308,7 @@ def test_what_a_worker_has_forgotten_is_sent_again(near, path, here, X):
     assert sum(question.bits is not None for question in asked) > 2
 
 
-def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
+def test_rankings_of_many_labels_are_sent_in_pieces(near, path, here, X):
     cluster, asked = near
     with (
         mock.patch("dismec.cluster.sent._MOST_BYTES", 1),
@@ -319,7 +319,7 @@ def test_orders_of_many_labels_are_sent_in_pieces(near, path, here, X):
     assert {question.numbers for question in asked} >= {(0,), (0, 1, 2, 3, 4)}
 
 
-def test_rows_with_many_labels_to_choose_from_are_sent_in_smaller_batches(near, path, here, X):
+def test_rows_with_many_allowed_labels_are_sent_in_smaller_batches(near, path, here, X):
     cluster, asked = near
     every = sp.csr_array(np.ones((X.shape[0], N_LABELS), np.bool_))
     with (
@@ -335,7 +335,7 @@ def test_rows_with_many_labels_to_choose_from_are_sent_in_smaller_batches(near, 
 
 
 class Clock:
-    """Pings that are answered when the test says so, and the time that it says."""
+    """Pings that are answered, and time that passes, when the test says so."""
 
     def __init__(self):
         self.now = 100.0
@@ -346,7 +346,7 @@ class Clock:
         return self.asked[-1]
 
 
-def test_a_worker_is_silent_while_questions_stay_open_and_somebody_listens():
+def test_a_worker_counts_as_silent_only_while_questions_are_open_and_pings_are_awaited():
     clock = Clock()
     with mock.patch("dismec.cluster.pulse.time", mock.Mock(monotonic=lambda: clock.now)):
         pulse = Pulse()
@@ -357,7 +357,7 @@ def test_a_worker_is_silent_while_questions_stay_open_and_somebody_listens():
                 pulse.feel(clock.ping)
             return pulse.silent
 
-        assert not passes(30, step=30)  # of which it was asked at the end only
+        assert not passes(30, step=30)  # the worker was only pinged at the end
         assert len(clock.asked) == 1
         assert not passes(SILENT_SECONDS - 1)
         assert not passes(600, step=600)  # nobody listens
@@ -397,7 +397,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         served.close()
 
 
-def test_others_take_over_what_a_worker_that_hangs_was_scoring(tmp_path, path, here, X, impatient):
+def test_others_take_over_the_rows_of_a_hung_worker(tmp_path, path, here, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         workers = [processes.worker() for _ in range(2)]
@@ -419,7 +419,7 @@ def answering(predictor):
     return sum(not member.silent for member in predictor._pool.members.values())
 
 
-def test_a_worker_that_hangs_for_long_is_named(tmp_path, path, X, impatient):
+def test_a_worker_that_hangs_for_long_is_reported(tmp_path, path, X, impatient):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         worker = processes.worker()
@@ -440,7 +440,7 @@ def test_a_worker_that_hangs_for_long_is_named(tmp_path, path, X, impatient):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, path):
-    """Data, labels to choose from, a hierarchy, dense features and models that take these."""
+    """Data, allowed labels, a hierarchy, dense features, and models for them."""
     folder = tmp_path_factory.mktemp("files")
     X, Y = problem()
     save_data(Dataset(X, Y), folder / "data.xmc")

@@ -1,4 +1,4 @@
-"""A pool's loop: who takes part, what prepares them, and what becomes of those that leave."""
+"""The loop of a pool: which workers take part, how they are prepared, and what if they leave."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def prepare():
 
 
 def work():
-    """Stands for a task that is handed out."""
+    """Stands for a task that is assigned to a worker."""
 
 
 class Owner:
-    """Prepares workers by one task, then hands a letter at a time to each; keeps what it hears."""
+    """Prepares each worker with one task, then assigns one letter at a time; keeps the results."""
 
     def __init__(self, cluster, letters=""):
         self.cluster = cluster
@@ -89,7 +89,7 @@ def prepared(cluster, letters="", workers="a"):
     return owner
 
 
-def test_a_worker_is_prepared_and_then_handed_tasks(cluster):
+def test_a_worker_is_prepared_and_then_given_tasks(cluster):
     owner = prepared(cluster, "x")
     assert owner.ready == [("a", "prepared")]
     assert not owner.pool.preparing
@@ -99,7 +99,7 @@ def test_a_worker_is_prepared_and_then_handed_tasks(cluster):
     assert owner.pool.members["a"].tasks == {}
 
 
-def test_what_a_task_raises_is_heard_and_its_worker_stays(cluster):
+def test_an_exception_in_a_task_is_reported_and_its_worker_stays(cluster):
     owner = prepared(cluster, "x")
     error = OSError("disk full")
     cluster.finish(only(cluster.calls), raising(error))
@@ -123,7 +123,7 @@ def test_a_worker_of_another_version_is_left_out(cluster, caplog):
         check_workers(cluster)
 
 
-def test_steps_that_yield_none_are_called_again_and_what_tasks_raise_is_thrown_into_them(cluster):
+def test_steps_that_yield_none_are_resumed_and_task_errors_are_thrown_into_them(cluster):
     owner = Owner(cluster)
     seen = []
 
@@ -202,14 +202,14 @@ def test_tasks_of_a_worker_that_leaves_are_forgotten_and_given_back(cluster):
     assert list(owner.pool.members) == ["b"]
 
 
-def test_a_task_that_is_lost_takes_its_worker_along(cluster):
+def test_a_lost_task_removes_its_worker(cluster):
     owner = prepared(cluster, "x")
     cluster.finish(only(cluster.calls), raising(WorkerLost("restarted")))
     owner.turn()
     assert owner.lost == [("a", "is gone", ["x"])]
     assert owner.heard == []
     owner.ready.clear()
-    owner.turn()  # the address is there still, of a process that knows nothing
+    owner.turn()  # the address still exists, with a new process behind it
     assert only(cluster.calls.values())[0] is prepare
 
 
@@ -255,7 +255,7 @@ def test_an_error_about_the_model_is_raised_and_other_preparations_go_on(cluster
     assert sorted(owner.ready) == [("a", 1), ("c", 1)]
 
 
-def test_what_is_done_is_heard_even_if_the_owner_fails_over_another_task(cluster):
+def test_finished_tasks_are_reported_even_if_the_owner_fails_on_another(cluster):
     owner = prepared(cluster, "xy", workers="ab")
     for task in list(cluster.calls):
         cluster.finish(task, returning(1))
@@ -266,7 +266,7 @@ def test_what_is_done_is_heard_even_if_the_owner_fails_over_another_task(cluster
     assert len(owner.heard) == 1
 
 
-def test_a_bell_is_waited_for_with_the_tasks(cluster):
+def test_a_bell_is_among_the_tasks_waited_for(cluster):
     owner = prepared(cluster, "x")
     bell = Task("", None, Future())
     bell.future.set_result(None)
@@ -275,7 +275,7 @@ def test_a_bell_is_waited_for_with_the_tasks(cluster):
     assert owner.heard == []
 
 
-def test_dropped_tasks_are_not_heard_of(cluster):
+def test_dropped_tasks_are_not_reported(cluster):
     owner = prepared(cluster, "x")
     owner.pool.drop()
     assert len(cluster.forgotten) == 1
@@ -283,7 +283,7 @@ def test_dropped_tasks_are_not_heard_of(cluster):
     assert owner.heard == owner.lost == []
 
 
-def test_closing_asks_every_worker_that_was_not_refused_and_forgets_those_that_stay_silent(cluster):
+def test_closing_asks_every_accepted_worker_and_forgets_silent_ones(cluster):
     owner = prepared(cluster, "x", workers="ab")
     cluster.join("old", version="0.0.1")
     owner.turn()

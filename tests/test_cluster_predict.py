@@ -52,7 +52,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of several shards, with labels that no row has, and a directory of its own."""
+    """A model with several shards, with labels that no row has, in its own directory."""
     path = tmp_path_factory.mktemp("models") / "model"
     X, Y = problem()
     Y = sp.hstack([Y, sp.csr_array((Y.shape[0], 4), dtype=Y.dtype)], format="csr")
@@ -70,7 +70,7 @@ def local(model, X):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A cluster of two workers that see the file system of the tests."""
+    """A cluster of two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as processes:
         processes.scheduler()
         processes.worker()
@@ -111,7 +111,7 @@ def test_shards_are_spread_by_size():
     assert sorted(load.values()) == [7, 8]
 
 
-def test_what_is_held_stays_and_what_is_missing_goes_to_others():
+def test_held_shards_stay_and_missing_ones_go_to_others():
     known = places(("a", (0, 1), np.inf), ("b", (3,), np.inf))
     assert plan([1, 1, 1, 1], known) == [("b", 2)]
     assert plan([1, 1, 1], places(("a", (0, 1, 2), np.inf))) == []
@@ -142,7 +142,7 @@ def test_merged_parts_are_the_best_of_all(k):
     assert len(shards) > 3
     X = sp.csr_array(rng.choice([0, 1, 2], (30, 5)).astype(np.float32))
     expected = Predictor(shards, 45, transform).topk(X, k)
-    if k >= 30:  # scores that overflow, and still rank before an empty place
+    if k >= 30:  # scores that overflow still rank before an empty place
         assert (np.isneginf(expected[1]) & (expected[0] >= 0)).any()
     applied = transform.apply(X)
     rows = Rows(applied.indptr.astype(np.int64), applied.indices, applied.data)
@@ -171,7 +171,7 @@ def test_answers_are_those_of_one_machine(tmp_path, model, local, X, n_workers):
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_workers_that_do_not_see_the_model_are_sent_it_once(tmp_path, model, local, X, n_workers):
+def test_workers_that_cannot_see_the_model_are_sent_it_once(tmp_path, model, local, X, n_workers):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         for _ in range(n_workers):
@@ -195,10 +195,10 @@ def test_fewer_shards_than_workers_keep_all_of_them_busy(tmp_path, shared, X):
         assert_same(predictor.topk(X, 5), expected)
         assert holders(predictor) == [1, 1]
         rows = sum(array.nbytes for array in (X.data, X.indices))
-        assert predictor.traffic.rows < 1.5 * rows  # each goes to one of them
+        assert predictor.traffic.rows < 1.5 * rows  # each row goes to one worker
 
 
-def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model, local, X):
+def test_rows_go_through_the_scheduler_if_workers_cannot_be_reached(shared, model, local, X):
     for reachable in (True, False):
         name = "dismec_call" if reachable else "nothing"
         with (
@@ -210,7 +210,7 @@ def test_rows_go_by_the_scheduler_where_workers_cannot_be_reached(shared, model,
             assert [member.call is not None for member in members] == [reachable] * 2
 
 
-def test_a_model_evaluates_on_the_cluster_as_here(shared, model):
+def test_a_model_evaluates_on_the_cluster_as_locally(shared, model):
     X, Y = problem()
     with predicting(shared, 2, model) as predictor:
         there = ClusterModel(predictor)
@@ -227,7 +227,7 @@ def test_a_model_without_weights_predicts_nothing(tmp_path, shared):
         assert np.isneginf(scores).all()
 
 
-def test_wrong_rows_are_refused_and_good_ones_answered_after(shared, model, local, X):
+def test_valid_rows_are_answered_after_invalid_ones_are_refused(shared, model, local, X):
     with predicting(shared, 2, model) as predictor:
         with pytest.raises(DataError, match="201 features"):
             predictor.topk(np.ones((1, 201)))
@@ -239,7 +239,7 @@ def test_wrong_rows_are_refused_and_good_ones_answered_after(shared, model, loca
 
 
 def long_predict(predictor, X, seconds):
-    """Predict again and again for a while; the answers."""
+    """Predict repeatedly for a while; return the answers."""
     end = time.monotonic() + seconds
     with mock.patch("dismec.cluster.batches._MOST_ROWS", 64):
         while time.monotonic() < end:
@@ -269,7 +269,7 @@ def test_a_worker_that_dies_costs_nothing_but_time(tmp_path, model, local, X):
             wait_until(lambda: predictor.step(0.1) or holders(predictor) == [SHARDS, SHARDS])
 
 
-def test_the_only_worker_is_waited_for(tmp_path, model, local, X):
+def test_prediction_waits_for_the_only_worker(tmp_path, model, local, X):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         worker = processes.worker()
@@ -280,7 +280,7 @@ def test_the_only_worker_is_waited_for(tmp_path, model, local, X):
             assert_same(predictor.topk(X, 5), local(5))
 
 
-def test_no_worker_is_said_after_a_while(tmp_path, model, X):
+def test_missing_workers_are_reported_after_a_while(tmp_path, model, X):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         with Cluster.connect(processes.file, patience=1) as cluster:
@@ -295,7 +295,7 @@ def test_no_worker_is_said_after_a_while(tmp_path, model, X):
                     predictor.topk(X)
 
 
-def test_no_room_is_said_after_a_while(tmp_path, model, X):
+def test_missing_memory_is_reported_after_a_while(tmp_path, model, X):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         processes.worker()
@@ -307,7 +307,7 @@ def test_no_room_is_said_after_a_while(tmp_path, model, X):
             predictor.topk(X)
 
 
-def test_workers_forget_the_model_in_the_end(shared, model, X):
+def test_workers_forget_the_model_at_the_end(shared, model, X):
     with Cluster.connect(shared.file) as cluster:
         worker = next(iter(cluster.wait_for_workers()))
         with ClusterPredictor(cluster, model) as predictor:
@@ -410,7 +410,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
 
 
 def ask_until(server, X, local, status):
-    """Ask until the answer has this status; every answer is right, or a reason. The reasons."""
+    """Ask until an answer has this status; each is correct or a reason. Return the reasons."""
     labels, scores = local(5)
     reasons = set()
     for i in range(1000):
@@ -428,7 +428,7 @@ def ask_until(server, X, local, status):
     raise AssertionError(f"no answer had status {status}")
 
 
-def test_server_goes_on_when_others_hold_the_shards(tmp_path, X):
+def test_server_continues_if_other_workers_hold_the_shards(tmp_path, X):
     train(*problem(), tmp_path / "model")
     expected = open_model(tmp_path / "model").predict_topk(X, 160)
     local = lambda k: tuple(part[:, :k] for part in expected)  # noqa: E731
@@ -445,7 +445,7 @@ def test_server_goes_on_when_others_hold_the_shards(tmp_path, X):
 
 
 @pytest.mark.slow
-def test_server_says_that_the_scheduler_is_gone_and_comes_back(tmp_path, model, local, X):
+def test_server_reports_a_lost_scheduler_and_recovers(tmp_path, model, local, X):
     with Processes(tmp_path / "dask") as processes:
         scheduler = processes.scheduler()
         processes.worker()
@@ -499,7 +499,7 @@ def test_commands_print_the_same_with_a_cluster(tmp_path, shared, model):
         assert there.stdout
 
 
-def test_commands_say_what_is_wrong_in_one_line(tmp_path, shared):
+def test_commands_report_errors_in_one_line(tmp_path, shared):
     found = run("predict", tmp_path / "nothing", tmp_path / "data", "--cluster", shared.file)
     assert found.returncode == 2
     assert "no such directory" in found.stderr

@@ -1,4 +1,4 @@
-"""Files on their way to workers: what arrives is what was sent, or is refused."""
+"""Files sent to workers: they arrive as they were sent, or are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PIECE = 1000
 
 @pytest.fixture(autouse=True)
 def scratch(tmp_path):
-    """Where the pretended workers of this process put files."""
+    """The folder in which the pretended workers of this process put files."""
     folder = tmp_path / "scratch" / "worker"
     folder.mkdir(parents=True)
     with (
@@ -88,7 +88,7 @@ def files(folder):
 
 
 def open_files():
-    """The files that this process has open."""
+    """Return the files that this process has open."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -97,7 +97,7 @@ def open_files():
 
 
 def run(steps):
-    """The value of steps whose tasks are done as soon as they are submitted."""
+    """Return the result of steps whose tasks finish as soon as they are submitted."""
     try:
         task = next(steps)
         while True:
@@ -114,7 +114,7 @@ def cut_off(offset, piece):
     return b"" if offset == PIECE else piece
 
 
-# A hole is zeros in the middle; that the last piece never came is a file too short.
+# A hole is zeros in the middle; if the last piece never arrives, the file is too short.
 def never_sent(offset, piece):
     return piece if offset <= PIECE else b""
 
@@ -148,7 +148,7 @@ def test_pieces_may_come_in_any_order(scratch):
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_a_sender_has_begun_can_be_discarded_and_nothing_else(scratch):
+def test_a_sender_can_discard_only_what_it_has_begun(scratch):
     for parcel in ("mine-1", "mine-2", "other-1"):
         receive(parcel, 0, b"x")
     discard_parcels("mine")
@@ -157,7 +157,7 @@ def test_what_a_sender_has_begun_can_be_discarded_and_nothing_else(scratch):
 
 
 @pytest.mark.parametrize("change", [damage, cut_off, never_sent])
-def test_data_that_are_damaged_or_cut_off_on_their_way_are_refused(tmp_path, data, scratch, change):
+def test_data_damaged_or_truncated_in_transit_is_refused(tmp_path, data, scratch, change):
     cluster = blind_cluster()
     cluster.answers[receive] = altered(change)
     cluster.answers[training_worker.begin] = lambda *_: pytest.fail("damaged data are used")
@@ -167,7 +167,7 @@ def test_data_that_are_damaged_or_cut_off_on_their_way_are_refused(tmp_path, dat
 
 
 @pytest.mark.parametrize("change", [damage, cut_off, never_sent])
-def test_a_shard_that_is_damaged_or_cut_off_on_its_way_is_refused(model, X, scratch, change):
+def test_a_shard_damaged_or_truncated_in_transit_is_refused(model, X, scratch, change):
     cluster = blind_cluster()
     cluster.answers[receive] = altered(change)
     with ClusterPredictor(cluster, model) as predictor:
@@ -177,7 +177,7 @@ def test_a_shard_that_is_damaged_or_cut_off_on_its_way_is_refused(model, X, scra
     assert files(scratch) == []
 
 
-def test_a_shard_that_was_sent_is_answered_from(model, X, scratch):
+def test_a_sent_shard_answers_predictions(model, X, scratch):
     with ClusterPredictor(blind_cluster(), model) as predictor:
         labels, scores = predictor.topk(X)
         assert predictor.traffic.weights == sum(f.stat().st_size for f in model.glob("shard-*"))
@@ -187,7 +187,7 @@ def test_a_shard_that_was_sent_is_answered_from(model, X, scratch):
     assert files(scratch) == []
 
 
-def test_only_a_few_files_are_sent_at_a_time_and_one_that_ends_makes_room(tmp_path):
+def test_few_files_are_sent_at_once_and_a_finished_one_makes_room(tmp_path):
     (tmp_path / "file").write_bytes(b"x" * (3 * PIECE))
     sender = Sender(PretendCluster())
     sending = [sender.send("a", tmp_path / "file", print) for _ in range(shipping._MOST_FILES)]
@@ -205,7 +205,7 @@ def test_only_a_few_files_are_sent_at_a_time_and_one_that_ends_makes_room(tmp_pa
     assert sender._sending == 0
 
 
-def test_a_piece_for_which_there_is_no_room_leaves_nothing_and_is_told_by_its_path(scratch):
+def test_a_piece_without_room_leaves_nothing_and_is_reported_with_its_path(scratch):
     receive("mine-1", 0, b"x")
     (path,) = files(scratch)
     with mock.patch("os.fdopen", return_value=Path("/dev/full").open("wb", buffering=0)) as opened:
@@ -216,7 +216,7 @@ def test_a_piece_for_which_there_is_no_room_leaves_nothing_and_is_told_by_its_pa
     assert files(scratch) == []
 
 
-def test_data_that_do_not_arrive_by_one_worker_of_a_machine_are_sent_by_another(
+def test_data_that_does_not_arrive_at_one_worker_is_sent_to_another_of_its_machine(
     tmp_path, data, scratch
 ):
     cluster = blind_cluster()
@@ -235,7 +235,7 @@ def test_data_that_do_not_arrive_by_one_worker_of_a_machine_are_sent_by_another(
 
 @contextmanager
 def witness():
-    """All steps that are begun: kept, so that nothing is freed just for being unreachable."""
+    """Keep all steps that are started, so that none is freed merely for being unreachable."""
     begun, real = [], Pool.begin
 
     def begin(pool, member, steps):
@@ -251,7 +251,7 @@ def is_closed(steps):
 
 
 @pytest.mark.parametrize("how", ["leaves", "fails"])
-def test_training_frees_file_and_machine_of_a_worker_lost_while_data_are_sent(
+def test_training_frees_file_and_machine_of_a_worker_lost_during_sending(
     tmp_path, data, scratch, how
 ):
     cluster = blind_cluster()
@@ -286,7 +286,7 @@ def test_training_frees_file_and_machine_of_a_worker_lost_while_data_are_sent(
 
 
 @pytest.mark.parametrize("how", ["leaves", "fails"])
-def test_prediction_frees_file_and_place_of_a_worker_lost_while_a_shard_is_sent(model, how):
+def test_prediction_frees_file_and_place_of_a_worker_lost_during_sending(model, how):
     (shard,) = model.glob("shard-*")
     cluster = blind_cluster()
     del cluster.answers[receive]
@@ -306,7 +306,7 @@ def test_prediction_frees_file_and_place_of_a_worker_lost_while_a_shard_is_sent(
 
 
 def lose(cluster, piece, how):
-    """Have a worker go, or its disk fill up, while a piece is on its way to it."""
+    """Make a worker leave, or its disk fill up, while a piece is being sent to it."""
     if how == "leaves":
         del cluster.there[piece.worker]
     else:

@@ -1,4 +1,4 @@
-"""Training on a cluster whose workers hang, come late, have many threads, or a full disk."""
+"""Training on a cluster whose workers hang, join late, have many threads, or a full disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stop(process):
     wait_until(lambda: is_stopped(process))
 
 
-def test_blocks_of_a_worker_that_hangs_are_solved_by_another_and_the_log_says_so(
+def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
     tmp_path, reference, caplog, monkeypatch
 ):
     caplog.set_level("INFO", "dismec")
@@ -66,7 +66,7 @@ def test_blocks_of_a_worker_that_hangs_are_solved_by_another_and_the_log_says_so
                 for limit in ("_LATE_SECONDS", "_LATE_TIMES"):
                     monkeypatch.setattr(schedule, limit, 0.0)
             if done == total:
-                os.kill(first.pid, signal.SIGCONT)  # the end would wait for it
+                os.kill(first.pid, signal.SIGCONT)  # or the run would wait for it at the end
 
         train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
@@ -75,9 +75,7 @@ def test_blocks_of_a_worker_that_hangs_are_solved_by_another_and_the_log_says_so
     assert reports[-1].repeated > 0
 
 
-def test_a_worker_that_goes_on_after_others_have_solved_its_blocks_changes_nothing(
-    tmp_path, reference
-):
+def test_a_worker_that_resumes_after_others_solved_its_blocks_changes_nothing(tmp_path, reference):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         first = processes.worker()
@@ -89,7 +87,7 @@ def test_a_worker_that_goes_on_after_others_have_solved_its_blocks_changes_nothi
                 processes.worker()
                 seen.append(done)
             elif seen and len(seen) == 1 and done > seen[0]:
-                # The second worker has finished something: now both are at it.
+                # The second worker has finished a block: now both are working.
                 os.kill(first.pid, signal.SIGCONT)
                 seen.append(done)
 
@@ -101,8 +99,8 @@ def test_a_worker_that_goes_on_after_others_have_solved_its_blocks_changes_nothi
     }  # fmt: skip
 
 
-def test_blocks_that_every_worker_is_given_come_to_the_same_model(tmp_path, reference, caplog):
-    """All workers are late all the time: most blocks are solved more than once."""
+def test_blocks_solved_by_every_worker_give_the_same_model(tmp_path, reference, caplog):
+    """All workers count as late all the time: most blocks are solved more than once."""
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         for _ in range(2):
@@ -118,7 +116,7 @@ def test_blocks_that_every_worker_is_given_come_to_the_same_model(tmp_path, refe
 
 
 def waiting_for(folder, n_workers):
-    """A module with which no worker writes a block before so many workers have one to write."""
+    """Write a module that lets no worker write a block before this many have one to write."""
     marks = folder / "marks"
     marks.mkdir()
     path = folder / "waiting.py"
@@ -138,7 +136,7 @@ def waiting_for(folder, n_workers):
 
 
 @pytest.mark.slow
-def test_seven_workers_that_come_when_one_has_begun_all_solve_blocks(tmp_path, reference):
+def test_seven_workers_that_join_late_all_solve_blocks(tmp_path, reference):
     preload, marks = waiting_for(tmp_path, 8)
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
@@ -158,7 +156,7 @@ def test_seven_workers_that_come_when_one_has_begun_all_solve_blocks(tmp_path, r
 
 
 @pytest.mark.parametrize("threads", [2, 100])
-def test_threads_of_a_worker_are_bounded_whatever_it_has_in_hand(tmp_path, reference, threads):
+def test_threads_of_a_worker_are_bounded_however_many_blocks_it_has(tmp_path, reference, threads):
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()
         worker = processes.worker(threads=threads)
@@ -178,13 +176,13 @@ def test_threads_of_a_worker_are_bounded_whatever_it_has_in_hand(tmp_path, refer
             )
     assert weight_files(tmp_path / "model") == reference
     assert len(during) > 100
-    # Those that solve and those that take Dask's calls; to write, to collect, and calls that wait.
+    # Threads that solve, and that handle Dask's calls; those that write or collect; waiting calls.
     assert max(during) <= before + 2 * threads + 8
 
 
 @contextmanager
 def small_disk(folder, size):
-    """What to put before a command to have a disk of so many bytes at `folder`."""
+    """Return a command prefix that mounts a disk of this many bytes at `folder`."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("a disk of its own needs the rights of root")
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +198,7 @@ def small_disk(folder, size):
 
 
 def wide_problem():
-    """Rows with so many features that the weights of a label take hundreds of kilobytes."""
+    """Return rows with so many features that the weights of a label take hundreds of kilobytes."""
     rng = np.random.default_rng(0)
     X = sp.random(300, 30_000, 0.02, format="csr", dtype=np.float32, random_state=rng)
     return X, sp.csr_array((rng.random((300, 4)) < 0.4).astype(np.uint8))
@@ -224,9 +222,7 @@ def run_train(data, processes, folder, prefix=()):
     )  # fmt: skip
 
 
-def test_a_full_disk_of_the_model_that_a_worker_writes_to_is_one_line_with_worker_and_path(
-    tmp_path, wide
-):
+def test_a_full_model_disk_is_reported_in_one_line_with_worker_and_path(tmp_path, wide):
     with small_disk(tmp_path / "model", 100_000) as prefix, Processes(tmp_path / "dask") as started:
         started.scheduler()
         started.worker(prefix=prefix)
@@ -238,10 +234,10 @@ def test_a_full_disk_of_the_model_that_a_worker_writes_to_is_one_line_with_worke
     assert "No space left on device; finished blocks are kept" in line
 
 
-def test_a_full_disk_of_the_client_is_one_line_with_the_path(tmp_path, wide):
+def test_a_full_disk_of_the_client_is_reported_in_one_line_with_the_path(tmp_path, wide):
     with small_disk(tmp_path / "model", 100_000) as prefix, Processes(tmp_path / "dask") as started:
         started.scheduler()
-        started.worker()  # its blocks travel to the client
+        started.worker()  # its blocks are sent to the client
         ran = run_train(wide, started, tmp_path, prefix)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
@@ -251,8 +247,8 @@ def test_a_full_disk_of_the_client_is_one_line_with_the_path(tmp_path, wide):
 
 
 @pytest.mark.parametrize("hidden", ["data", "model"])
-def test_a_worker_whose_own_disk_is_full_is_named_and_others_go_on(tmp_path, wide, hidden):
-    """Hidden from it are the rows, which are sent then, or where blocks go."""
+def test_a_worker_with_a_full_disk_is_reported_and_others_continue(tmp_path, wide, hidden):
+    """Hidden from it are the rows, which are then sent, or the place where blocks go."""
     X, Y = wide_problem()
     model = tmp_path / "model"
     model.mkdir()

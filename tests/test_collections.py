@@ -1,4 +1,4 @@
-"""Data that the workers of a cluster have: trained on there, and never in the client's hands."""
+"""Training on data that the workers of a cluster have, without passing it through the client."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def expected(tmp_path_factory, problem):
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """Two workers, each on a machine of its own."""
+    """Two workers, each pretending to be on its own machine."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         for host in ("127.0.0.1", "127.0.0.2"):
@@ -83,7 +83,7 @@ def connect(processes, n_workers=2):
 
 
 def collections(path, *, dense=False, rows=ROWS, block=BLOCK):
-    """X and Y of a file as Dask arrays whose blocks workers read; functions are sent by value."""
+    """Return X and Y as Dask arrays whose blocks workers read; functions are sent by value."""
 
     def part(matrix):
         def read(number):
@@ -120,7 +120,7 @@ def test_dask_arrays_give_the_model_of_one_machine(
     )  # fmt: skip
     assert weight_files(tmp_path / "model") == expected[1]
     assert model.manifest.data == expected[0].manifest.data
-    # At most one copy per machine while it trains, and none afterwards.
+    # At most one copy per machine during the training, and none afterwards.
     assert 1 <= len(seen) <= 2
     assert len({path.relative_to(processes.folder).parts[0] for path in seen}) == len(seen)
     assert copies(processes) == []
@@ -135,7 +135,7 @@ def test_arrays_that_were_persisted_are_trained_on(tmp_path, client, file, expec
 
 
 @pytest.mark.cluster
-def test_arrays_that_another_client_has_persisted_are_trained_on(
+def test_arrays_persisted_by_another_client_are_trained_on(
     tmp_path, processes, client, file, expected
 ):
     X, Y = client.persist(collections(file))
@@ -192,17 +192,17 @@ def test_rows_do_not_pass_through_the_client(tmp_path, client):
         train(X, Y, model, cluster=counted)
     train(*load_data(path)[:2], tmp_path / "here")
     assert weight_files(model) == weight_files(tmp_path / "here")
-    # What does pass is graphs, the labels of blocks, receipts, and every second who is there.
+    # Only graphs, labels of blocks, receipts, and every second the list of workers pass through.
     assert proxy.sent + proxy.received < path.stat().st_size / 2
     assert path.stat().st_size > 4_000_000
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["data.xmc", "data.txt"])
-def test_a_file_that_only_workers_see_is_trained_on(
+def test_a_file_that_only_workers_can_see_is_trained_on(
     tmp_path, tmp_path_factory, processes, client, problem, expected, name
 ):
-    """The command line runs where another file system hides the folder."""
+    """The command line runs where the folder is hidden by another file system."""
     hide = ["unshare", "-m", "true"]
     if os.geteuid() or subprocess.run(hide, check=False).returncode:
         pytest.skip("hiding a folder from a process needs the rights of root")
@@ -231,7 +231,7 @@ def test_a_file_that_only_workers_see_is_trained_on(
 
 
 @pytest.mark.cluster
-def test_a_file_that_nobody_sees_is_refused(tmp_path, client):
+def test_a_file_that_no_worker_can_see_is_refused(tmp_path, client):
     with pytest.raises(DataError, match=r"none\.xmc: no worker of the cluster sees such a file"):
         train(tmp_path / "none.xmc", None, tmp_path / "model", cluster=client)
 
@@ -259,7 +259,7 @@ def spoiled(number):
 
 
 @pytest.mark.cluster
-def test_a_worker_that_dies_while_data_are_gathered_is_replaced(tmp_path, file, expected):
+def test_a_worker_that_dies_while_data_is_gathered_is_replaced(tmp_path, file, expected):
     X, Y = collections(file)
     once = str(tmp_path / "died")
 
@@ -290,7 +290,7 @@ def test_a_worker_that_dies_while_data_are_gathered_is_replaced(tmp_path, file, 
         ({}, {"weights": np.ones(3)}, "weights is not supported"),
     ],
 )
-def test_what_needs_rows_here_is_refused_before_anything_is_done(tmp_path, params, more, reason):
+def test_options_that_need_local_rows_are_refused_before_any_work(tmp_path, params, more, reason):
     X = Y = da.zeros((4, 4), chunks=(2, 4))
     how = {"cluster": NOWHERE, **more}
     with pytest.raises(DataError, match=reason):
@@ -298,7 +298,7 @@ def test_what_needs_rows_here_is_refused_before_anything_is_done(tmp_path, param
     assert not (tmp_path / "model").exists()
 
 
-def test_c_is_not_chosen_by_rows_that_are_not_here(tmp_path):
+def test_choosing_c_needs_local_rows(tmp_path):
     X = Y = da.zeros((4, 4), chunks=(2, 4))
     with pytest.raises(DataError, match="to choose C is not supported"):
         tune(X, Y, tmp_path / "model", [1.0, 2.0], cluster=NOWHERE)
@@ -309,7 +309,7 @@ def test_a_path_needs_a_cluster(tmp_path):
         train("data.xmc", None, tmp_path / "model")
 
 
-def test_a_dask_array_without_a_cluster_is_an_array_as_any_other(tmp_path, problem, expected):
+def test_a_dask_array_without_a_cluster_is_treated_as_an_array(tmp_path, problem, expected):
     X, Y = problem
     train(da.from_array(X.toarray(), chunks=100), Y, tmp_path / "model", PARAMS)
     assert weight_files(tmp_path / "model") == expected[1]
@@ -338,7 +338,7 @@ def test_collections_that_do_not_fit_are_refused_in_one_line(X, Y, reason):
         _blocks_of(X, Y)
 
 
-def test_what_is_a_collection_is_known_without_dask():
+def test_collections_are_recognized_without_dask():
     X = blocks(4, 4, chunks=(2, 4))
     assert placed.is_placed(X)
     assert placed.is_placed([X, X])
@@ -350,7 +350,7 @@ def test_what_is_a_collection_is_known_without_dask():
 
 @pytest.fixture
 def handing(tmp_path, problem):
-    """A run whose data worker a has, and the steps that bring them to worker b."""
+    """A run whose data is on worker a, and the steps that bring it to worker b."""
     X, Y = problem
     (tmp_path / "model").mkdir()
     costs = np.ones(Y.shape[1], np.int64)
@@ -367,11 +367,11 @@ def handing(tmp_path, problem):
     return cluster, run, run._hand_over(_BlockWorker("b", cluster.there["b"]))
 
 
-def test_data_come_from_another_worker_if_the_one_that_has_them_goes(handing):
+def test_data_comes_from_another_worker_if_its_holder_leaves(handing):
     cluster, run, steps = handing
     assert next(steps).needs == ("a",)
     del cluster.there["a"]
-    assert steps.throw(WorkerLost("a is gone")) is None  # until somebody has them
+    assert steps.throw(WorkerLost("a is gone")) is None  # until a worker has them
     assert next(steps) is None
     run._holders["c"] = "/also/there.xmc"
     task = next(steps)
@@ -379,14 +379,14 @@ def test_data_come_from_another_worker_if_the_one_that_has_them_goes(handing):
     assert cluster.calls[steps.send(None)][0] is training_worker.adopt_data
 
 
-def test_a_worker_that_goes_while_it_gets_data_is_lost_by_itself(handing):
+def test_losing_the_receiving_worker_ends_only_its_own_steps(handing):
     _, _, steps = handing
     next(steps)
     with pytest.raises(WorkerLost, match="b is gone"):
         steps.throw(WorkerLost("b is gone"))
 
 
-def test_data_that_nobody_has_any_more_end_the_run_with_what_to_do(handing, monkeypatch):
+def test_losing_all_data_ends_the_run_with_advice(handing, monkeypatch):
     cluster, _, steps = handing
     next(steps)
     del cluster.there["a"]
@@ -397,7 +397,7 @@ def test_data_that_nobody_has_any_more_end_the_run_with_what_to_do(handing, monk
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Functions for workers run in this process."""
+    """Run functions for workers in this process."""
     monkeypatch.setattr("dismec.cluster.shipping.private_directory", lambda: tmp_path)
     return tmp_path
 
@@ -405,7 +405,7 @@ def here(tmp_path, monkeypatch):
 OPTIONS = {"tfidf": False, "normalize": True, "bias": 1.0, "dense_scale": 1.0}
 
 
-def test_facts_of_blocks_are_those_of_the_whole(here, problem):
+def test_facts_of_blocks_equal_those_of_the_whole(here, problem):
     X, Y = problem
     for number, begin in enumerate(range(0, ROWS, 250)):
         rows = slice(begin, begin + 250)

@@ -1,4 +1,4 @@
-"""`dismec compare`: systems in processes of their own, what is kept of them, and the page."""
+"""`dismec compare`: systems in separate processes, their kept results, and the page."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def rows(pair, tmp_path):
 
 
 def compared(*arguments):
-    """Exit code and what was printed."""
+    """Return the exit code and the output."""
     result = CliRunner().invoke(main, ["compare", *map(str, arguments)])
     return result.exit_code, result.stdout, result.stderr
 
 
 def fake_system(tmp_path, monkeypatch, body):
-    """A script in place of the worker: it is told the same, and `send` sends a report."""
+    """Replace the worker by a script that gets the same arguments; `send` sends a report."""
     script = tmp_path / "system.py"
     script.write_text(
         "import json, os, sys, time\n"
@@ -75,7 +75,7 @@ def fake_system(tmp_path, monkeypatch, body):
 
 
 def has_ended(pid, seconds=10):
-    """Whether a process is gone, or is before long."""
+    """Whether a process is gone, or ends within some seconds."""
     state = Path(f"/proc/{pid}/stat")
     for _ in range(10 * seconds):
         try:
@@ -96,7 +96,7 @@ class TestIntervals:
         for name, (one, other) in shares_of_rows(test.Y, top, p).items():
             assert 100 * one.sum() / other.sum() == pytest.approx(expected[name])
 
-    def test_the_interval_of_a_mean_is_that_of_its_standard_error(self):
+    def test_the_interval_of_a_mean_follows_from_its_standard_error(self):
         rng = np.random.default_rng(1)
         Y = sp.csr_array(rng.random((4000, 2)) < [0.3, 0.5])
         drawn = intervals.drawn(Y, np.zeros((4000, 1), int), np.ones(2), (1,))
@@ -133,7 +133,7 @@ class TestProcess:
         model = dismec.train(train.X, train.Y, tmp_path / "model")
         assert report["top"] == model.predict_topk(test.X, 5)[0].tolist() == again["top"]
         size = sum(p.stat().st_size for p in (tmp_path / "model").rglob("*"))
-        assert report["size"] == pytest.approx(size, abs=50)  # the manifest has a time in it
+        assert report["size"] == pytest.approx(size, abs=50)  # the manifest contains a time
         assert 0 < report["train"] < 60
         assert 0 < report["predict"] <= report["single"]
         assert 20e6 < report["peak"] < 2e9
@@ -174,13 +174,13 @@ class TestProcess:
             ("os.write(reports, b'{\"tr')", "ended with code 0"),
         ],
     )
-    def test_a_system_that_ends_says_how(self, rows, tmp_path, monkeypatch, body, why):
+    def test_the_exit_of_a_system_is_explained(self, rows, tmp_path, monkeypatch, body, why):
         fake_system(tmp_path, monkeypatch, body + "\n")
         with closing(SystemProcess("plt", rows, threads=1)) as running:
             assert running.report() == {"error": why}
 
-    def test_a_system_ends_with_whoever_has_started_it(self, tmp_path):
-        """Killed in the middle of a training, a comparison leaves nothing behind."""
+    def test_a_system_ends_with_its_parent(self, tmp_path):
+        """A comparison that is killed during a training leaves no process behind."""
         write_rows(tmp_path, *aligned(Pair(*dismec.generate(20_000, 20_000, 3000, test_rows=10))))
         code = (
             "import sys, time\nfrom pathlib import Path\n"
@@ -200,7 +200,7 @@ class TestProcess:
             assert running.report()["error"].startswith("failed: ")
 
     def test_the_worker_needs_no_dismec(self, rows):
-        """An environment of peers has none: nothing but numpy and scipy is imported."""
+        """The environment of the peers has no dismec: only numpy and scipy are imported."""
         code = (
             "import sys, runpy; sys.modules['dismec'] = None\n"
             f"runpy.run_path({process.worker.__file__!r}, run_name='worker')\n"
@@ -211,7 +211,7 @@ class TestProcess:
 
 
 class TestComparison:
-    def test_all_that_was_promised_is_there(self, files, tmp_path):
+    def test_a_comparison_has_everything_documented(self, files, tmp_path):
         target = tmp_path / "page.html"
         code, out, err = compared(
             files[0], "--test", files[1], "--systems", "leml,dismec,xr-linear",
@@ -237,7 +237,7 @@ class TestComparison:
         assert "not installed: pip install libpecos" in page
         assert "Content-Security-Policy" in page
 
-    def test_a_second_start_goes_on(self, files, tmp_path):
+    def test_a_second_run_continues(self, files, tmp_path):
         args = files[0], "--test", files[1], "-o", tmp_path / "kept", "--json"
         code, out, err = compared(*args, "--systems", "dismec")
         assert code == 0
@@ -248,7 +248,7 @@ class TestComparison:
         assert "leml: trained" in err
         assert json.loads(out)["systems"]["dismec"] == first
 
-    def test_other_data_are_another_comparison(self, pair, files, tmp_path):
+    def test_other_data_starts_a_new_comparison(self, pair, files, tmp_path):
         other = Pair(pair.train, pair.test._replace(X=pair.test.X[:100], Y=pair.test.Y[:100]))
         kept = Comparison(tmp_path)
         for data in (pair, other):
@@ -256,7 +256,7 @@ class TestComparison:
             kept.run(data, ["dismec"], news.append)
             assert len(news) == 1
 
-    def test_a_report_that_was_cut_off_is_made_again(self, pair, tmp_path):
+    def test_a_truncated_report_is_measured_again(self, pair, tmp_path):
         kept = Comparison(tmp_path)
         kept.run(pair, ["dismec"])
         [report] = tmp_path.rglob("dismec-0.json")
@@ -266,7 +266,7 @@ class TestComparison:
         assert len(news) == 1
         assert found["systems"]["dismec"]["P@1"] > 0
 
-    def test_what_other_code_has_found_is_found_again(self, pair, tmp_path, monkeypatch):
+    def test_results_of_other_code_are_measured_again(self, pair, tmp_path, monkeypatch):
         kept = Comparison(tmp_path)
         kept.run(pair, ["dismec"])
         news = []
@@ -297,7 +297,7 @@ class TestComparison:
             ("[[1, 2]] * 200", "its predictions are not those of the test rows"),
         ],
     )
-    def test_odd_predictions_are_an_error_of_their_system(
+    def test_invalid_predictions_are_an_error_of_their_system(
         self, pair, tmp_path, monkeypatch, top, why
     ):
         fake_system(
@@ -334,7 +334,7 @@ class TestComparison:
         assert entry["P@1"] == pytest.approx(50 * (Y[:, 0].mean() + Y[:, 1].mean()))
         assert entry["seed_deviation"]["P@1"] > 0
 
-    def test_labels_that_nobody_has_are_misses(self, pair, tmp_path, monkeypatch):
+    def test_unknown_labels_count_as_misses(self, pair, tmp_path, monkeypatch):
         fake_system(
             tmp_path,
             monkeypatch,
@@ -355,7 +355,7 @@ class TestComparison:
         assert abs(found["dismec"]["P@1"] - found["sklearn"]["P@1"]) < 8
         assert set(found["fasttext"]) == {"error"} or found["fasttext"]["P@1"] >= 0
 
-    def test_a_table_for_a_person(self, files, tmp_path):
+    def test_a_comparison_prints_a_readable_table(self, files, tmp_path):
         code, out, _ = compared(
             files[0], "--test", files[1], "--systems", "dismec,leml", "-o", tmp_path / "kept"
         )
@@ -366,7 +366,7 @@ class TestComparison:
 
 
 class TestMistakes:
-    def test_an_unknown_system_is_named_with_those_there_are(self, files):
+    def test_an_unknown_system_is_reported_with_the_known_ones(self, files):
         code, _, err = compared(files[0], "--test", files[1], "--systems", "dismec,magic")
         assert code == 2
         assert err.startswith("dismec: there is no system 'magic'; there are dismec, ")
@@ -376,7 +376,7 @@ class TestMistakes:
         assert code == 2
         assert "holds texts" in err
 
-    def test_a_page_that_cannot_be_written_is_refused_before_the_work(self, files, tmp_path):
+    def test_an_unwritable_page_is_refused_before_any_work(self, files, tmp_path):
         code, _, err = compared(
             files[0], "--test", files[1], "--html", tmp_path / "no" / "page.html"
         )
@@ -401,12 +401,12 @@ class TestMistakes:
             (["-o", __file__], "is a file"),
         ],
     )
-    def test_mistakes_are_told_before_the_work(self, files, options, why):
+    def test_mistakes_are_reported_before_any_work(self, files, options, why):
         code, _, err = compared(files[0], "--test", files[1], *options)
         assert code == 2
         assert why in err
 
-    def test_a_folder_that_is_no_environment_is_not_filled(self, files, tmp_path):
+    def test_a_folder_that_is_not_an_environment_is_refused_and_left_alone(self, files, tmp_path):
         (tmp_path / "diary.txt").write_text("dear")
         code, _, err = compared(files[0], "--test", files[1], "--peers", tmp_path)
         assert code == 2
@@ -430,14 +430,14 @@ def test_every_system_can_be_run():
     assert {*SYSTEMS, *comparison.TUNED.values()} == {*OURS, *PEERS}
 
 
-def test_features_that_only_test_rows_have_are_kept_out_of_nobodys_way(pair, tmp_path):
+def test_features_only_in_test_data_do_no_harm(pair, tmp_path):
     wide = pair.test._replace(X=sp.hstack([pair.test.X, sp.csr_array((200, 7))]).tocsr())
     found = Comparison(tmp_path).run(Pair(pair.train, wide), ["dismec"])
     assert found["data"]["features"] == pair.test.X.shape[1] + 7
     assert found["systems"]["dismec"]["P@1"] > 0
 
 
-def test_labels_without_training_rows_are_told(pair, tmp_path):
+def test_labels_without_training_rows_are_reported(pair, tmp_path):
     more = sp.hstack([pair.test.Y, np.ones((200, 1), np.uint8)]).tocsr()
     news = []
     Comparison(tmp_path).run(Pair(pair.train, pair.test._replace(Y=more)), ["leml"], news.append)
@@ -445,7 +445,7 @@ def test_labels_without_training_rows_are_told(pair, tmp_path):
     assert any(line.startswith(f"{share:.1%} of the true labels") for line in news)
 
 
-def test_words_that_look_like_labels_do_not_become_some(tmp_path):
+def test_words_that_look_like_labels_are_not_labels(tmp_path):
     texts = [("a __label__7 b", ["x"]), ("c\nd", ["y"])]
     source = Texts.of_lists([t for t, _ in texts], [labels for _, labels in texts])
     pair = pair_of_texts(source, source)

@@ -1,4 +1,4 @@
-"""Silent, slow and greedy clients: whoever sends a whole request is answered."""
+"""Silent, slow and greedy clients: every complete request is still answered."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_large_header_is_refused(server):
     assert server.predict({"features": []})[0] == 200
 
 
-def test_an_upgrade_is_refused_and_what_follows_is_no_request(server):
+def test_an_upgrade_is_refused_and_what_follows_is_not_a_request(server):
     inner = b"GET /model HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     found = said(server, head + b"Content-Length: %d\r\n\r\n" % len(inner) + inner)
@@ -107,7 +107,7 @@ def test_silent_connections_make_room_for_others_without_a_flood_of_log_lines(fi
 
 
 @pytest.mark.unhurried
-def test_a_header_that_does_not_arrive_is_given_up(server):
+def test_an_incomplete_header_times_out(server):
     begin = time.monotonic()
     with closing(connected(server)) as silent, closing(connected(server)) as slow:
         slow.sendall(HEAD)

@@ -61,7 +61,7 @@ def refused(path, content: bytes) -> str:
     ),
     st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
 )
-def test_what_is_written_is_what_is_opened(tmp_path_factory, arrays, metadata):
+def test_written_arrays_open_unchanged(tmp_path_factory, arrays, metadata):
     path = tmp_path_factory.mktemp("container") / "x.bin"
     write_arrays(path, arrays, metadata)
     found, found_metadata = open_arrays(path)
@@ -73,7 +73,7 @@ def test_what_is_written_is_what_is_opened(tmp_path_factory, arrays, metadata):
         assert found[name].tobytes() == array.tobytes()
 
 
-def test_other_safetensors_readers_can_read_it_and_we_theirs(sound, tmp_path):
+def test_files_are_interchangeable_with_the_safetensors_library(sound, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     arrays, _ = open_arrays(sound)
@@ -246,7 +246,7 @@ def test_garbage_is_refused(tmp_path_factory, garbage):
             assert json.loads(content[8:]) in ({}, {"__metadata__": {}})
 
 
-def test_a_digest_is_that_of_the_file(tmp_path):
+def test_a_digest_equals_that_of_the_file(tmp_path):
     digest = hashlib.sha256()
     with (tmp_path / "spooled").open("w+b") as spooled:
         spooled.write(b"abcd" * 700_000)
@@ -258,7 +258,7 @@ def test_a_digest_is_that_of_the_file(tmp_path):
 
 
 def resident(path) -> int:
-    """Kilobytes of a mapped file that this process has in memory."""
+    """Return the kilobytes of a mapped file that this process has in memory."""
     found = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -278,4 +278,4 @@ def test_a_file_that_is_forgotten_takes_no_memory_and_can_be_read_again(tmp_path
     forget(array)
     assert resident(path) < 200
     assert array.sum() == 1 << 20
-    forget(np.ones(3))  # nothing happens
+    forget(np.ones(3))  # has no effect

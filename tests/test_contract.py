@@ -1,4 +1,4 @@
-"""The OpenAPI document and the check of requests say the same, and answers keep to it."""
+"""The OpenAPI document and the checks of requests agree, and answers conform to it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TYPES = {
     "array": list,
     "object": dict,
 }
-ABOUT = {"description", "title", "format", "example", "default"}  # words that refuse nothing
+ABOUT = {"description", "title", "format", "example", "default"}  # keywords that reject nothing
 
 
 class Described:
-    """A model, and the document on it."""
+    """A model and its OpenAPI document."""
 
     def __init__(self, model):
         self.model = model
@@ -51,7 +51,7 @@ class Described:
         return self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
 
     def satisfies(self, schema, value):
-        """Whether JSON is as the schema says; a word that is not known here is an error."""
+        """Whether a value satisfies a schema; keywords that are unknown here are an error."""
         if "$ref" in schema:
             return self.satisfies(self.resolved(schema), value)
         if "oneOf" in schema:
@@ -84,7 +84,7 @@ class Described:
         return all(tests[word](schema[word]) for word in schema.keys() - ABOUT)
 
     def is_as_said_in_words(self, request):
-        """What descriptions say and schemas cannot: of ids, lengths, labels and probabilities."""
+        """Check what only descriptions say: ids, lengths, labels and probabilities."""
         rows = request.get("rows", [request])
         for row in rows:
             ids = [pair[0] for pair in row.get("features", [])]
@@ -110,7 +110,7 @@ class Described:
         return bool(re.fullmatch(r"\d{1,20}", label)) and int(label) < self.model.n_labels
 
     def accepts(self, path, request):
-        """Whether the server takes it."""
+        """Whether the server accepts the request."""
         try:
             _, checked = parse(path, json.dumps(request).encode(), self.model, CONTRACT)
             if path == "/explain":
@@ -122,7 +122,7 @@ class Described:
         return True
 
     def instances(self, schema):
-        """JSON that satisfies a schema, and what is said in words of pairs."""
+        """Generate JSON that satisfies a schema, and what descriptions say about pairs."""
         if "$ref" in schema:
             return self.instances(self.resolved(schema))
         if "oneOf" in schema:
@@ -158,7 +158,7 @@ class Described:
 
 @pytest.fixture(scope="module")
 def described(text_files):
-    """The kinds of models, all that they can do included."""
+    """All kinds of models, with all of their abilities."""
     X, Y = random_problem()
     E = np.random.default_rng(0).standard_normal((60, 2)).astype(np.float32)
     calibrated = TrainingParams(calibrate=True)
@@ -212,7 +212,7 @@ MISSING = object()
 
 
 def places(value):
-    """Where a request can be changed: in every list and object, by an index or a key."""
+    """Yield where a request can be changed: every list and object, with an index or key."""
     keys = KEYS | value.keys() if isinstance(value, dict) else range(len(value))
     for key in sorted(keys):
         yield value, key
@@ -222,7 +222,7 @@ def places(value):
 
 
 @pytest.mark.parametrize(("kind", "path", "complete"), COMPLETE)
-def test_request_with_one_change_is_accepted_just_if_the_document_allows_it(
+def test_a_request_with_one_change_is_accepted_only_if_the_document_allows_it(
     described, kind, path, complete
 ):
     one = described[kind]
@@ -260,7 +260,7 @@ def test_check_has_the_bounds_and_defaults_of_the_document(described, path, kind
         for key, stated in schema["properties"].items():
             request = dict(row)
             if key == "threshold":
-                request["rank"] = "score"  # of which any number can be one
+                request["rank"] = "score"  # any number can be a score
             if key in request:
                 del request[key]
                 assert not one.accepts(path, request)
@@ -343,7 +343,7 @@ def test_examples_fit_small_models_and_tight_limits(features):
 
 
 @pytest.mark.parametrize("hierarchy", [True, False])
-def test_answers_are_as_the_document_says(text_files, tmp_path, hierarchy):
+def test_answers_conform_to_the_document(text_files, tmp_path, hierarchy):
     (tmp_path / "tree.tsv").write_text("fruit\tfood\n")
     options = ["--hierarchy", str(tmp_path / "tree.tsv")] if hierarchy else []
     body = json.dumps({"text": "One apple", "label": 0})

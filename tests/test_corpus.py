@@ -90,7 +90,7 @@ def refused(path, line, reason, *args, **options):
     assert len(message) < len(str(path)) + 300
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -112,7 +112,7 @@ def test_fasttext_lines_give_the_rows_that_were_written(write, packed):
 
 @pytest.mark.parametrize("name", [*FILES, "rows.txt"])
 def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine(write, name):
-    rows = ONE_LINE  # a line break within quotes stays as it is written
+    rows = ONE_LINE  # line breaks within quotes are kept
     content = {
         "rows.csv": as_csv(rows),
         "rows.TSV": as_csv(rows, "\t"),
@@ -144,14 +144,14 @@ def test_a_byte_order_mark_crlf_blank_lines_and_a_last_line_without_end_are_fine
         (b"", "XMC text"),
     ],
 )
-def test_a_kind_is_told_by_how_a_file_begins(write, start, kind):
+def test_a_format_is_detected_by_how_a_file_begins(write, start, kind):
     assert kind_of(write(start, "data")) == kind
-    whole = ("npz", "xmc", "Parquet", "Arrow")  # of these nothing is gunzipped
+    whole = ("npz", "xmc", "Parquet", "Arrow")  # these are not gunzipped
     packed = "XMC text" if kind in whole else kind
     assert kind_of(write(gzip.compress(start), "data.gz")) == packed
 
 
-def test_texts_are_told_by_their_ending_alone_where_they_have_one(tmp_path, write):
+def test_text_files_are_detected_by_their_ending_if_they_have_one(tmp_path, write):
     assert kind_of(write(b"2 3 3\n", "data.csv")) == "CSV"
     assert kind_of(write(b"__label__a", "data.Jsonl.GZ")) == "JSON"
     assert kind_of(write(b"\x1f\x8bdamaged", "data.gz")) == "XMC text"
@@ -163,7 +163,7 @@ def test_texts_are_told_by_their_ending_alone_where_they_have_one(tmp_path, writ
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("content", [FILES["rows.jsonl"], b"2 3 3\n0 1:1\n1 2:1\n"])
-def test_a_pipe_is_looked_into_and_loses_no_bytes(tmp_path, content, packed):
+def test_detecting_the_format_of_a_pipe_loses_no_bytes(tmp_path, content, packed):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -186,7 +186,7 @@ def test_a_pipe_is_looked_into_and_loses_no_bytes(tmp_path, content, packed):
     writer.join()
 
 
-def test_a_file_is_opened_once_to_be_looked_into_and_read(write):
+def test_a_file_is_opened_once_to_detect_its_format_and_read_it(write):
     path = write(FILES["rows.jsonl"])
     with mock.patch.object(unpacking, "_File", wraps=unpacking._File) as opened:
         with detect(path) as data:
@@ -249,11 +249,11 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
     else:
         path.write_bytes(as_csv(rows, "," if ending == ".csv" else "\t"))
     rows = [(text, [name.strip() for name in names]) for text, names in rows]
-    fmt = TextFormat(label_separator=",")  # which is what these names have between them
+    fmt = TextFormat(label_separator=",")  # the separator that these names contain
     assert all_rows(path, fmt, batch_chars=batch_chars) == rows
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_file_without_rows_is_refused(write, name, content):
     refused(write(content, name), None, "no rows")
 
 
-def test_entries_of_the_format_that_mean_nothing_are_refused(write):
+def test_meaningless_format_options_are_refused(write):
     path = write(as_fasttext(ONE_LINE), "rows.txt")
     for entry in ("text_column", "label_column", "label_separator", "id_column"):
         refused(path, None, entry, TextFormat(**{entry: "x"}))
@@ -336,7 +336,7 @@ def test_entries_of_the_format_that_mean_nothing_are_refused(write):
         TextFormat("a,,b")
 
 
-def test_what_is_no_text_file_is_refused(tmp_path, write):
+def test_files_that_are_not_text_are_refused(tmp_path, write):
     refused(write(b"2 3 3\n0 1:1\n", "a.txt"), None, "not texts; a CSV or TSV file needs")
     refused(tmp_path / "missing.jsonl", None, "No such file")
     refused(tmp_path, None, "directory")
@@ -424,10 +424,10 @@ def test_garbage_gives_batches_or_one_line_of_error(
             assert len(set(names)) == len(names)
 
 
-# One batch in memory
+# Memory
 
 
-def test_a_batch_is_all_that_is_in_memory(write):
+def test_only_one_batch_is_in_memory(write):
     rows = [(" ".join(map(str, range(i, i + 400))), ["a", "b"]) for i in range(10_000)]
     path = write(gzip.compress(as_json(rows), 1))
     tracemalloc.start()
@@ -449,7 +449,7 @@ def test_batches_of_short_rows_are_bounded_too(write):
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["cooking-text/test.jsonl", "eurlex57k-text/test.jsonl.gz"])
-def test_real_texts_are_read_as_json_has_them(real_data, name):
+def test_real_texts_are_read_as_json_parses_them(real_data, name):
     path = real_data / name
     assert kind_of(path) == "JSON"
     content = path.read_bytes()

@@ -68,7 +68,7 @@ def test_equal_calls_are_made_twice(cluster):
     assert times[0] < times[1]
 
 
-def test_what_a_task_raises_is_raised_here(cluster):
+def test_an_exception_in_a_task_is_raised_locally(cluster):
     task = cluster.submit(only(cluster.workers()), truediv, 1, 0)
     with pytest.raises(ZeroDivisionError) as caught:
         finish(cluster, task)
@@ -78,7 +78,7 @@ def test_what_a_task_raises_is_raised_here(cluster):
 def test_waiting_ends_with_the_timeout_and_the_task_goes_on(cluster, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    task = cluster.submit(only(cluster.workers()), Path.read_bytes, pipe)  # until it is written to
+    task = cluster.submit(only(cluster.workers()), Path.read_bytes, pipe)  # blocks until written to
     rescue = threading.Timer(60, pipe.write_bytes, [b"too late"])
     rescue.start()
     begin = time.monotonic()
@@ -100,19 +100,19 @@ def test_a_client_of_the_caller_stays_open(processes):
 
 
 def sum_on(client):
-    """1 + 1, computed on a worker of a client's scheduler; whether the client itself is used."""
+    """Compute 1 + 1 on a worker; return the sum and whether the client itself was used."""
     with Cluster.connect(client) as cluster:
         worker = only(cluster.wait_for_workers())
         return finish(cluster, cluster.submit(worker, add, 1, 1)), cluster._client is client
 
 
-def test_an_asynchronous_client_is_taken_in_its_coroutine_and_in_a_thread(processes):
+def test_an_asynchronous_client_works_in_its_coroutine_and_in_a_thread(processes):
     async def main():
         file = str(processes.file)
         async with Client(scheduler_file=file, asynchronous=True, set_as_default=False) as client:
             assert sum_on(client) == (2, False)
             assert await asyncio.to_thread(sum_on, client) == (2, True)
-            assert await client.submit(add, 2, 2, pure=False) == 4  # it stays open
+            assert await client.submit(add, 2, 2, pure=False) == 4  # the client stays open
 
     asyncio.run(main())
 
@@ -130,7 +130,7 @@ def test_an_asynchronous_client_that_is_not_connected_is_refused(processes):
     asyncio.run(main())
 
 
-# In a process of its own: what an in-process scheduler leaves behind is none of our business.
+# In a separate process, because an in-process scheduler leaves threads behind.
 BLOCKED = """
 import asyncio
 from operator import add
@@ -199,12 +199,12 @@ def test_tasks_of_a_killed_worker_are_lost_and_a_late_worker_is_seen(processes, 
         finish(cluster, cluster.submit(new, add, 1, 1))
 
 
-def test_an_answer_that_its_worker_has_taken_along_is_lost(processes, cluster):
+def test_a_result_is_lost_with_its_worker(processes, cluster):
     before = set(cluster.workers())
     late = processes.worker()
     wait_until(lambda: len(cluster.workers()) == 2)
     (new,) = cluster.workers().keys() - before
-    # The scheduler knows that the result is there, and has not fetched it.
+    # The scheduler knows that the result exists, but has not fetched it.
     with mock.patch.object(cluster._client, "_gather", side_effect=_after(late)):
         task = cluster.submit(new, add, 1, 1)
         with pytest.raises(WorkerLost):
@@ -220,7 +220,7 @@ def _after(process):
 
 
 @pytest.mark.parametrize("there", ["", "0.0.1"])
-def test_a_worker_with_another_dismec_or_none_is_known_by_it(processes, cluster, tmp_path, there):
+def test_workers_report_another_version_of_dismec_or_none(processes, cluster, tmp_path, there):
     odd = processes.worker(env=with_version(tmp_path, there))
     wait_until(lambda: len(cluster.workers()) == 2)
     assert sorted(info.version for info in cluster.workers().values())[0] == there
@@ -237,7 +237,7 @@ def test_the_scheduler_needs_no_dismec(tmp_path):
             assert finish(cluster, cluster.submit(worker, describe_worker)) == describe_worker()
 
 
-def test_no_scheduler_is_said_after_a_while():
+def test_a_missing_scheduler_is_reported_after_a_while():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{unused.getsockname()[1]}"
@@ -246,19 +246,19 @@ def test_no_scheduler_is_said_after_a_while():
 
 
 @pytest.mark.parametrize("where", ["nowhere", "gopher://here:70", "missing.json"])
-def test_what_is_no_address_is_refused(where):
+def test_invalid_addresses_are_refused(where):
     with pytest.raises(ClusterError, match=where):
         Cluster.connect(where, patience=0.5)
 
 
-def test_a_file_that_is_no_scheduler_file_is_refused(tmp_path):
+def test_a_file_that_is_not_a_scheduler_file_is_refused(tmp_path):
     path = tmp_path / "other.json"
     path.write_text("{}")
     with pytest.raises(ClusterError, match="not a scheduler file"):
         Cluster.connect(path, patience=0.5)
 
 
-def test_a_cluster_without_workers_is_said(tmp_path):
+def test_a_cluster_without_workers_is_reported(tmp_path):
     with Processes(tmp_path) as processes:
         processes.scheduler()
         with Cluster.connect(processes.file, patience=1) as cluster:
@@ -268,7 +268,7 @@ def test_a_cluster_without_workers_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("same_port", [True, False])
-def test_a_scheduler_that_comes_back_is_waited_for(tmp_path, same_port):
+def test_the_client_waits_for_a_scheduler_to_come_back(tmp_path, same_port):
     with Processes(tmp_path) as processes:
         first = processes.scheduler()
         processes.worker()
@@ -300,7 +300,7 @@ def test_a_worker_that_stays_paused_counts_as_gone():
         assert cluster.workers().keys() == there.keys()
         with mock.patch("dismec.cluster.connection._PAUSED_SECONDS", 0.0):
             assert cluster.workers() == {}
-        assert cluster.workers() == {}  # it is asked what it is once more
+        assert cluster.workers() == {}  # it is inspected once more
         assert cluster.workers().keys() == there.keys()
 
 
@@ -322,7 +322,7 @@ def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
     ("where", "reason"),
     [("tls://127.0.0.1:8786", "TLS is not configured"), ("nowhere/x.json", "not the path of a")],
 )
-def test_what_can_never_be_reached_is_refused_at_once(where, reason, tmp_path, monkeypatch):
+def test_unreachable_addresses_are_refused_immediately(where, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in (where, str(tmp_path)):
         with pytest.raises(ClusterError, match=reason if place == where else "not the path of a"):

@@ -1,4 +1,4 @@
-"""What `dismec inspect` finds in the labels and rows of data, and what a guess would reach."""
+"""What `dismec inspect` finds in the labels and rows of data, and what guessing would achieve."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def truth_of(rows, counts):
     return Truth.align(indicator(rows, len(counts)), np.array(counts), 10)
 
 
-def test_random_labels_reach_what_all_draws_reach_on_average():
+def test_guessing_at_random_is_the_average_over_all_draws():
     truth = truth_of([{0, 1}, {2}, set(), {0, 3, 4}], [9, 4, 4, 1, 0])
     found = precision_of_guesses(truth, (1, 3, 5))["random labels"]
     for k in (1, 3, 5):
@@ -57,7 +57,7 @@ def test_random_labels_reach_what_all_draws_reach_on_average():
         assert found[f"P@{k}"] == pytest.approx(np.mean(reached))
 
 
-def test_the_most_frequent_labels_reach_what_predicting_them_does():
+def test_guessing_frequent_labels_equals_predicting_them():
     truth = truth_of([{0, 1}, {2}, {1}, {0, 3}], [3, 9, 9, 1])
     found = precision_of_guesses(truth, (1, 3, 5))["most frequent labels"]
     always = truth.metrics(np.tile([1, 2, 0, 3, -1], (4, 1)), (1, 3, 5))
@@ -65,7 +65,7 @@ def test_the_most_frequent_labels_reach_what_predicting_them_does():
     assert found["P@1"] == 50
 
 
-def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
+def test_the_headline_states_quality_data_and_guesses(tmp_path):
     X, Y = random_problem()
     test = describe_test(train(X, Y, tmp_path / "model"), Dataset(X, Y))
     first = tell_test(test)[0]
@@ -75,11 +75,11 @@ def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
     assert percent(test["guesses"]["random labels"]["P@1"]) in first
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--test", tmp_path / "data.txt")
-    said = "".join(result.stdout.split())  # wherever the lines are broken
+    said = "".join(result.stdout.split())  # regardless of line breaks
     assert said.startswith(f"Of300testrowsof{tmp_path}/data.txt,".replace(" ", ""))
 
 
-def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_path):
+def test_rows_without_labels_and_unknown_labels_are_reported_with_the_headline(tmp_path):
     X, Y = random_problem(rows=60, labels=4)
     model = train(X, Y, tmp_path / "model")
     unknown = sp.csr_array(np.eye(60, 1, dtype=np.uint8))
@@ -92,7 +92,7 @@ def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_p
     assert "unknown to the model" in " ".join(tell_test(test))
 
 
-def test_what_was_not_measured_of_a_label_is_none_and_not_zero(tmp_path):
+def test_label_metrics_that_were_not_measured_are_none(tmp_path):
     X, Y = random_problem(rows=60, labels=8)
     model = train(X, Y, tmp_path / "model")
     kept = np.flatnonzero(np.asarray(Y[:, [0]].todense()).ravel() == 0)
@@ -128,7 +128,7 @@ def test_names_that_differ_in_case_spaces_signs_or_plural_are_alike(one, other):
     ("one", "other"),
     [("C", "C++"), ("C#", "C"), ("1.5", "15"), ("10-12", "1012"), ("glass", "glas"), ("!", "?")],
 )
-def test_names_that_differ_in_more_are_not_alike(one, other):
+def test_names_that_differ_in_other_ways_are_not_alike(one, other):
     assert same_words([words_of(one), words_of(other)]) == []
 
 
@@ -160,7 +160,7 @@ def test_names_that_only_seem_one_edit_apart_are_not_paired(one, other):
 
 
 def is_pair(one, other):
-    """Whether words of letters are one edit apart after the first letter, tried edit by edit."""
+    """Whether words are one edit apart after the first letter, by trying every edit."""
     if len(one) > len(other):
         one, other = other, one
     if len(other) < 6 or one == other:
@@ -203,7 +203,7 @@ def test_labels_are_named_by_frequency_and_rarity():
     assert "similar names" not in describe_labels(Y)
 
 
-def test_similar_names_come_with_their_rows_the_surest_first():
+def test_similar_names_are_listed_with_their_rows_most_certain_first():
     names = ["machine learning", "Machine-Learning", "cooking", "machine lerning"]
     facts = describe_labels(indicator([{0}, {0, 1}, {2}, {3}], 4), names)["similar names"]
     assert (facts["same words"], facts["one edit"]) == (1, 1)
@@ -229,10 +229,10 @@ def test_labels_with_the_same_rows_are_those_with_equal_columns(rows):
     assert found["labels"] == sum(map(len, groups))
 
 
-def test_labels_that_come_together_are_counted_exactly(monkeypatch):
+def test_co_occurring_labels_are_counted_exactly(monkeypatch):
     rng = np.random.default_rng(0)
     Y = (rng.random((200, 12)) < np.linspace(0.5, 0.05, 12)).astype(np.uint8)
-    Y[:, 11] = Y[:, 0] & Y[:, 1]  # never without either of them
+    Y[:, 11] = Y[:, 0] & Y[:, 1]  # never without both of them
     facts = describe_labels(sp.csr_array(Y))["labels that come together"]
     assert facts["of labels"] == 12
     for entry in facts["pairs"]:
@@ -246,7 +246,7 @@ def test_labels_that_come_together_are_counted_exactly(monkeypatch):
     rows = int(Y[:, 11].sum())
     assert {"name": "11", "with": "0", "rows": rows} in facts["always"]
     assert {"name": "11", "with": "1", "rows": rows} in facts["always"]
-    # Where rows have very many labels, fewer labels are looked at; their counts stay exact.
+    # If rows have very many labels, fewer labels are examined; their counts stay exact.
     monkeypatch.setattr(label_facts, "_MOST_MEETINGS", 2000)
     fewer = describe_labels(sp.csr_array(Y))["labels that come together"]
     assert 2 <= fewer["of labels"] < 12
@@ -257,7 +257,7 @@ def test_labels_that_come_together_are_counted_exactly(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (2, 1), (1, 3)])
-def test_next_to_no_labels_have_facts(shape):
+def test_data_with_few_or_no_labels_has_facts(shape):
     facts = describe_labels(sp.csr_array(shape, dtype=np.uint8))
     assert facts["most frequent labels"] == []
     assert facts["labels that come together"]["pairs"] == []
@@ -293,7 +293,7 @@ def test_duplicate_rows_have_the_same_features_and_values():
 
 @pytest.fixture
 def odd(tmp_path):
-    """Texts with all that is worth a look."""
+    """Texts with every oddity that is reported."""
     rows = [
         ("apple pie", ["fruit", "Baking"]),
         ("apple  pie", ["fruit"]),
@@ -308,7 +308,7 @@ def odd(tmp_path):
     return tmp_path / "odd.jsonl"
 
 
-def test_everything_odd_is_told_in_the_terminal(odd):
+def test_every_oddity_is_reported_in_the_terminal(odd):
     facts = describe_texts(odd)
     lines = tell_oddities(facts)
     for words in (
@@ -326,7 +326,7 @@ def test_everything_odd_is_told_in_the_terminal(odd):
         assert name in said
 
 
-def test_data_without_oddities_have_none_to_tell(tmp_path):
+def test_data_without_oddities_reports_none(tmp_path):
     text = '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": ["x"]}\n'
     (tmp_path / "a.jsonl").write_text(text)
     assert tell_oddities(describe_texts(tmp_path / "a.jsonl")) == []
@@ -376,7 +376,7 @@ def test_csv_of_a_model_needs_test_data(tmp_path):
         ["convert", "nothing.txt", "x.npz", "--labels-to", "out"],
     ],
 )
-def test_an_existing_output_is_refused_before_data_are_read(tmp_path, monkeypatch, command):
+def test_an_existing_output_is_refused_before_data_is_read(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").write_text("precious")
     result = invoke(*command)
@@ -387,7 +387,7 @@ def test_an_existing_output_is_refused_before_data_are_read(tmp_path, monkeypatc
     assert (tmp_path / "out").read_text() == "precious"
 
 
-def test_outputs_that_cannot_be_written_are_refused_before_data_are_read(tmp_path):
+def test_unwritable_outputs_are_refused_before_data_is_read(tmp_path):
     for target in (tmp_path, tmp_path / "no" / "x.html"):
         result = invoke("inspect", "nothing.txt", "--html", target)
         assert result.exit_code == 2

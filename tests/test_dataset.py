@@ -51,7 +51,7 @@ def write(tmp_path):
 
 
 def refused(path: Path, where: str, reason: str, **options: object) -> None:
-    """Loading fails with one line that starts with the file and the place and gives the reason."""
+    """Check that loading fails with one line that starts with the file and the place."""
     for threads in (1, 3):
         with pytest.raises(DataError) as caught:
             load_data(path, threads=threads, **options)
@@ -122,7 +122,7 @@ def test_spellings_that_mean_the_same_load_the_same(write, variant):
     assert same(load_data(write(variant)), load_data(write(TEXT, "plain.txt")))
 
 
-def test_gzip_is_told_by_content_and_may_have_several_members(write):
+def test_gzip_is_detected_by_content_and_may_have_several_members(write):
     packed = gzip.compress(TEXT[:20]) + gzip.compress(TEXT[20:]) + b"\0" * 10
     assert same(load_data(write(packed, "no-ending")), load_data(write(TEXT, "plain.txt")))
 
@@ -145,7 +145,7 @@ def test_explicit_zeros_stay_entries(write, tmp_path):
 
 
 def nearest_float(word: str) -> np.float32:
-    """By exact arithmetic: numpy itself rounds twice, to a double first."""
+    """Round by exact arithmetic: numpy itself rounds twice, to a double first."""
     exact = Fraction(word)
     guess = np.float32(word)
     with np.errstate(over="ignore", under="ignore"):
@@ -311,7 +311,7 @@ def test_a_line_without_end_is_refused(write, monkeypatch):
     refused(write(b"0 1:1\n" + b"1" * 20_000), ":2", "longer than any row")
 
 
-def test_what_is_no_file_is_refused(tmp_path, write):
+def test_paths_that_are_not_files_are_refused(tmp_path, write):
     refused(tmp_path / "missing", "", "No such file")
     refused(tmp_path, "", "directory")
     path = write(TEXT)
@@ -324,7 +324,7 @@ def test_every_cut_that_loses_a_row_or_part_of_a_word_is_refused(write):
     whole = load_data(write(text))
     for cut in range(len(text)):
         path = write(text[:cut], "cut.txt")
-        # Without its newline, a last line that stops after a value cannot be told from a whole one.
+        # Without its newline, a last line that is cut after a value looks complete.
         if text[:cut].rstrip(b".0123456789").endswith((b"\n2,4 3:", b"\n2,4 3:1.5 5:")) and (
             text[cut - 1] != ord(":")
         ):
@@ -419,7 +419,7 @@ def test_unsound_arrays_in_xmc_are_refused(xmc, name, values, reason):
         ({"n_labels": "4"}, "5 names for 4 labels"),
     ],
 )
-def test_lying_metadata_in_xmc_are_refused(xmc, changes, reason):
+def test_false_metadata_in_xmc_is_refused(xmc, changes, reason):
     arrays, metadata = open_arrays(xmc)
     write_arrays(xmc, arrays, metadata | changes)
     refused(xmc, "", reason)
@@ -523,7 +523,7 @@ def test_a_writer_keeps_neither_X_nor_Y_in_memory(tmp_path):
         ([[1, 1]], [[5]], "4 labels, but a row has label 5"),
     ],
 )
-def test_bad_pieces_are_refused_and_leave_what_was_there(tmp_path, row, labels, reason):
+def test_bad_pieces_are_refused_and_the_old_file_stays(tmp_path, row, labels, reason):
     path = tmp_path / "a.xmc"
     path.write_bytes(b"before")
 
@@ -540,7 +540,7 @@ def test_bad_pieces_are_refused_and_leave_what_was_there(tmp_path, row, labels, 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_names_that_do_not_fit_the_pieces_are_refused(tmp_path):
+def test_names_that_do_not_match_the_pieces_are_refused(tmp_path):
     with (
         pytest.raises(DataError, match="1 label name for 2 labels"),
         XmcWriter(tmp_path / "a.xmc", 2) as writer,
@@ -562,7 +562,7 @@ def test_a_writer_that_does_not_finish_leaves_nothing(tmp_path):
 # Matrices
 
 
-def test_npz_needs_both_matrices_and_sound_ones(tmp_path, write):
+def test_npz_needs_two_valid_matrices(tmp_path, write):
     path, labels = tmp_path / "X.npz", tmp_path / "Y.npz"
     dataset = load_data(write(TEXT))
     with pytest.raises(DataError, match="labels="):
@@ -634,7 +634,7 @@ def test_unsound_datasets_are_not_saved(tmp_path, write):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.txt", "out.xmc"]
 
 
-def test_matrices_of_other_kinds_are_saved_in_the_promised_types(tmp_path, write):
+def test_matrices_of_other_kinds_are_saved_in_the_documented_types(tmp_path, write):
     dataset = load_data(write(TEXT))
     Y = csr_array(dataset.Y.toarray().astype(np.int64))
     Y.data[0] = 0

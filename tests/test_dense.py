@@ -1,4 +1,4 @@
-"""Dense features beside sparse ones: solved and scored exactly, refused where they do not fit."""
+"""Dense features alone or with sparse ones: solved and scored exactly, checked on input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from test_solver import liblinear_objective, signs
 
 
 def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
-    """Embeddings that labels are directions of, and sparse features that help a little."""
+    """Generate embeddings with labels as directions, and sparse features that help a little."""
     rng = np.random.default_rng(seed)
     E = rng.standard_normal((rows, width)).astype(np.float32) * rng.uniform(0.5, 3, (rows, 1))
     E = E.astype(np.float32)
@@ -81,7 +81,7 @@ def test_rows_that_are_too_long_to_copy_are_read_in_place_beside_dense_ones():
         assert naive.objective(Xt, s, w, 1.0) <= 1.001 * liblinear_objective(Xt, s, 1.0)
 
 
-def test_weights_of_rows_count_with_dense_features_as_repeated_rows_do():
+def test_row_weights_with_dense_features_equal_repeated_rows():
     E, Y = dense_problem()
     twice = np.random.default_rng(1).integers(1, 3, len(E))
     weighted, _ = solved([E], Y, SolverParams(delta=0, tol=1e-4), twice.astype(np.float32))
@@ -90,7 +90,7 @@ def test_weights_of_rows_count_with_dense_features_as_repeated_rows_do():
     np.testing.assert_allclose(weighted.weights.toarray(), plain.weights.toarray(), atol=2e-3)
 
 
-def test_dense_weights_are_those_of_the_same_numbers_as_sparse_features():
+def test_dense_features_get_the_same_weights_as_the_same_sparse_features():
     E, Y = dense_problem(rows=800)
     params = SolverParams(delta=0.0, tol=1e-4)
     dense, _ = solved([E], Y, params)
@@ -161,14 +161,14 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="it has memory of its own")
-def test_training_takes_the_matrix_and_little_more():
+def test_training_needs_little_memory_beyond_the_matrix():
     found = subprocess.run([sys.executable, "-c", MEASURED], check=True, stdout=subprocess.PIPE)
     assert int(found.stdout) * 1024 <= 1.3 * 4 * 100_000 * 200 + 300e6
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """A model of both kinds of features, its rows and labels."""
+    """A model with both kinds of features, its rows and labels."""
     X, E, Y = dense_problem(rows=400, features=50)
     path = tmp_path_factory.mktemp("both") / "model"
     return dismec.train([X, E], Y, path), X, E, Y
@@ -180,7 +180,7 @@ def alone(tmp_path_factory):
     return dismec.train([E], Y, tmp_path_factory.mktemp("alone") / "model"), E, Y
 
 
-def test_answers_are_those_of_brute_force_on_the_stored_weights(both):
+def test_predictions_equal_brute_force_on_the_stored_weights(both):
     model, X, E, _ = both
     scores = naive.brute_force_scores(model.transform.apply([X, E]), model.weights)
     labels, values = model.predict_topk([X, E], 4)
@@ -222,9 +222,7 @@ def test_a_row_of_zeros_stays_zero():
         (lambda X, E: [sp.hstack([X, X]), E], "X has 100 features, the model has 50"),
     ],
 )
-def test_rows_that_lack_a_kind_or_have_another_width_are_refused_with_both_numbers(
-    both, given, reason
-):
+def test_rows_without_a_kind_or_of_another_width_are_refused_with_both_numbers(both, given, reason):
     model, X, E, _ = both
     with pytest.raises(DataError, match=reason) as caught:
         model.predict_topk(given(X, E))
@@ -278,13 +276,13 @@ def test_unusable_dense_features_are_refused(E, reason):
         ({"refine": True}, "refine is not supported with dense features"),
     ],
 )
-def test_what_is_not_possible_with_dense_features_is_refused_in_one_line(params, reason):
+def test_options_not_supported_with_dense_features_are_refused_in_one_line(params, reason):
     E, Y = dense_problem()
     with pytest.raises(DataError, match=reason):
         fit([E], Y, TrainingParams(**params))
 
 
-def test_a_model_says_which_kinds_of_features_it_takes(both, alone):
+def test_a_model_reports_which_kinds_of_features_it_takes(both, alone):
     model = both[0]
     assert (model.n_features, model.n_dense) == (50, 20)
     assert "50 features, 20 dense features" in repr(model)
@@ -294,7 +292,7 @@ def test_a_model_says_which_kinds_of_features_it_takes(both, alone):
     assert repr(alone[0]).startswith("Model(12 labels, 20 dense features,")
 
 
-def test_models_without_dense_features_say_nothing_of_them(problem_data):
+def test_models_without_dense_features_do_not_mention_them(problem_data):
     manifest = json.loads(fit(*problem_data).manifest.to_json())
     assert manifest["version"] == 3
     assert "dense" not in manifest["transform"]
@@ -402,7 +400,7 @@ def test_labels_are_added_with_the_weights_that_training_them_together_gives(tmp
     np.testing.assert_array_equal(removed.weights.toarray()[4:], whole.weights.toarray()[4:])
 
 
-def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path):
+def test_an_interrupted_dense_training_resumes_to_the_same_bytes(tmp_path):
     X, E, Y = dense_problem(rows=400, features=50)
 
     def stop(done, total):
@@ -417,7 +415,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bytes(tmp_path):
     np.testing.assert_array_equal(model.weights.toarray(), whole.weights.toarray())
 
 
-def test_other_dense_features_are_another_training(tmp_path):
+def test_other_dense_features_start_a_new_training(tmp_path):
     X, E, Y = dense_problem(rows=200, features=30)
     dismec.train([X, E], Y, tmp_path / "model")
     other = E.copy()

@@ -1,4 +1,4 @@
-"""The command line with dense features beside DATA, or alone."""
+"""The command line with dense features, alone or with DATA."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files(tmp_path_factory):
     return folder
 
 
-def test_the_models_are_those_that_python_trains(files, tmp_path):
+def test_the_models_equal_those_trained_in_python(files, tmp_path):
     X, E, Y = dense_problem(rows=300, features=40)
     wanted = dismec.train([X, E], Y, tmp_path / "model").weights.toarray()
     np.testing.assert_array_equal(open_model(files / "both").weights.toarray(), wanted)
@@ -50,7 +50,7 @@ def test_the_models_are_those_that_python_trains(files, tmp_path):
     ("model", "data", "dense"),
     [("both", "data.txt", "E.npy"), ("texts", "texts.jsonl", "T.npy"), ("alone", "", "T.npy")],
 )
-def test_predictions_are_those_of_python(files, model, data, dense):
+def test_predictions_equal_those_of_python(files, model, data, dense):
     given = [files / data] if data else []
     lines = ok("predict", files / model, *given, "--dense", files / dense, "-k", 1).splitlines()
     opened, E = open_model(files / model), np.load(files / dense)
@@ -85,7 +85,7 @@ def test_an_explanation_shows_the_embedding_as_one_line(files):
     assert alone["terms"] == []
 
 
-def test_texts_of_the_command_line_go_with_as_many_dense_rows(files, tmp_path):
+def test_command_line_texts_take_as_many_dense_rows(files, tmp_path):
     np.save(tmp_path / "two.npy", embeddings_of(2))
     texts = ("--text", "fry the egg", "--text", "bake the bread")
     given = ("--dense", tmp_path / "two.npy")
@@ -114,7 +114,7 @@ def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
     assert f"E.npy has {n + 1 if more else n - 1} rows, and {name} has {n}" in done.stderr
 
 
-def test_dense_features_go_with_rows_of_a_pipe(files):
+def test_dense_features_can_accompany_piped_rows(files):
     arguments = ["predict", files / "texts", "-", "--dense", files / "T.npy", "-k", 1]
     command = [sys.executable, "-m", "dismec", *map(str, arguments)]
     with (files / "texts.jsonl").open() as file:
@@ -135,7 +135,7 @@ def test_labels_are_added_with_dense_features(files, tmp_path):
     )
 
 
-def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
+def test_validation_data_has_its_own_dense_features(files, tmp_path):
     data = files / "data.txt"
     given = ("--dense", files / "E.npy", "--calibrate", "--validation", data)
     judge = ("--validation-dense", files / "E.npy")
@@ -186,7 +186,9 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(files, arguments, reason, monkeypatch):
+def test_dense_features_that_do_not_match_are_refused_in_one_line(
+    files, arguments, reason, monkeypatch
+):
     monkeypatch.chdir(files)
     assert reason in refused(*arguments)
     assert not (files / "x").exists() or not (files / "x" / "manifest.json").exists()
@@ -205,7 +207,7 @@ def test_a_sweep_takes_dense_features_of_both_files(files):
         assert table[0]["weights"] > table[-1]["weights"] > 20 * 12 - 1
 
 
-def test_rows_of_another_number_are_refused(files, tmp_path):
+def test_a_different_number_of_rows_is_refused(files, tmp_path):
     np.save(tmp_path / "few.npy", np.load(files / "E.npy")[:7])
     few = ("--dense", tmp_path / "few.npy")
     assert "few.npy has 7 rows" in refused("predict", files / "both", files / "data.txt", *few)

@@ -35,7 +35,7 @@ SMALL = TrainingParams(block_size=3)
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """Two workers that see the file system of the tests."""
+    """Two workers that share the tests' file system."""
     with Processes(tmp_path_factory.mktemp("dask")) as started:
         started.scheduler()
         started.worker()
@@ -50,7 +50,7 @@ def problem():
     return dense_problem(features=50)
 
 
-def test_the_file_of_a_training_holds_its_dense_features_and_maps_them(tmp_path, problem):
+def test_the_training_file_holds_its_dense_features_and_maps_them(tmp_path, problem):
     X, E, Y = problem
     rows = mixed_rows(X, E)
     TrainingData(rows, Y).save(tmp_path / "data.xmc")
@@ -78,7 +78,7 @@ def test_a_file_of_damaged_dense_features_is_refused(tmp_path, problem):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["both", "alone", "weighted"])
-def test_a_model_with_dense_features_is_that_of_one_machine(tmp_path, processes, problem, kind):
+def test_a_model_with_dense_features_equals_that_of_one_machine(tmp_path, processes, problem, kind):
     X, E, Y = problem
     weights = np.arange(300) % 4 / 2 if kind == "weighted" else None
     rows = [E] if kind == "alone" else [X, E]
@@ -118,7 +118,7 @@ def test_a_large_full_array_is_taken_as_dense_features_on_a_cluster_too(tmp_path
 
 
 @pytest.mark.cluster
-def test_c_and_probabilities_of_dense_models_are_found_on_a_cluster(tmp_path, processes, problem):
+def test_c_and_probabilities_of_dense_models_are_chosen_on_a_cluster(tmp_path, processes, problem):
     X, E, Y = problem
     params = TrainingParams(block_size=3, calibrate=True, delta="auto")
     for place, cluster in (("here", None), ("there", processes.file)):
@@ -167,9 +167,9 @@ def test_the_command_line_trains_dense_features_on_a_cluster(tmp_path, processes
 
 
 def looker():
-    """A function for a worker: bytes of mapped data files, of those written to, and of its own.
+    """Return a function that measures a worker: bytes of mapped data files, dirty ones, its own.
 
-    It is made here, so that it is sent by value: workers do not see this module.
+    It is created here so that it is sent by value: workers cannot import this module.
     """
 
     def look():
@@ -195,7 +195,7 @@ def test_threads_of_a_worker_share_one_map_of_the_dense_features(tmp_path):
         processes.worker(threads=4)
         with Client(scheduler_file=str(processes.file), set_as_default=False) as client:
             client.wait_for_workers(1, timeout=300)
-            # What the first training brings along is not the data's: modules, for one.
+            # The first training also loads modules, which do not count as data.
             train([E[:300]], Y[:300], tmp_path / "first", cluster=processes.file)
             ((_, _, before),) = client.run(looker()).values()
 
@@ -213,7 +213,7 @@ def test_threads_of_a_worker_share_one_map_of_the_dense_features(tmp_path):
 
 
 @pytest.mark.cluster
-def test_dense_features_are_sent_once_where_nothing_is_shared(tmp_path, problem, caplog):
+def test_dense_features_are_sent_once_if_nothing_is_shared(tmp_path, problem, caplog):
     caplog.set_level("INFO", "dismec")
     X, E, Y = problem
     here, there = tmp_path / "here", tmp_path / "there"

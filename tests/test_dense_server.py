@@ -1,4 +1,4 @@
-"""A real server of models that take dense features."""
+"""A real server with models that use dense features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def alone(folder):
         yield running
 
 
-def test_answers_are_those_of_the_library(folder, both, texts, alone):
+def test_answers_equal_those_of_the_library(folder, both, texts, alone):
     X, E, _ = dense_problem(rows=200, features=30)
     T = embeddings_of()
     for server, name, parts, rows in (
@@ -117,7 +117,7 @@ def test_a_model_without_dense_features_refuses_them(folder, tmp_path, problem_d
     assert 'the row: 2 dense features ("dense"); the model has 0' in answer["error"]
 
 
-def test_a_server_says_which_features_it_takes(both, alone, texts):
+def test_a_server_reports_which_features_it_takes(both, alone, texts):
     for server, expected, kinds in (
         (both, (30, 20), "features dense"),
         (alone, (0, 20), "dense"),

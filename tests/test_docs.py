@@ -1,4 +1,4 @@
-"""What the documentation says to type works."""
+"""Commands and code in the documentation work."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_pruning_commands_and_python_run(tmp_path):
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
-def test_python_of_the_page_on_python_runs(tmp_path):
+def test_code_in_the_python_howto_runs(tmp_path):
     script = "\n".join(examples("docs/howto/python.md", "python"))
     run = [sys.executable, "-c", script]
     found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
@@ -141,7 +141,7 @@ def test_cluster_prediction_commands_run(tmp_path):
     batch, serve = examples("docs/howto/cluster-prediction.md", "sh")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
-        # Without job control a shell has no numbers for what it has put into the background.
+        # Without job control a shell has no numbers for background jobs.
         ["bash", "-emc", batch],
         cwd=tmp_path,
         check=True,
@@ -153,7 +153,7 @@ def test_cluster_prediction_commands_run(tmp_path):
     assert "--cluster tcp://" in serve
 
 
-def test_links_in_the_documentation_lead_somewhere():
+def test_links_in_the_documentation_resolve():
     for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
@@ -189,10 +189,10 @@ def test_every_benchmark_is_described():
     }
 
 
-def test_messages_that_troubleshooting_explains_are_those_of_the_code():
+def test_messages_explained_in_troubleshooting_exist_in_the_code():
     page = (ROOT / "docs/howto/troubleshooting.md").read_text()
     code = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    code = re.sub(r'"\s*f?"', "", code)  # literals in several lines
+    code = re.sub(r'"\s*f?"', "", code)  # joins literals on several lines
     quoted = re.findall(r"^\*\*(`.*`.*)\*\*$", page, re.MULTILINE)
     pieces = [
         piece.strip()

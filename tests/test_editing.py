@@ -1,4 +1,4 @@
-"""Labels added to, trained anew in and removed from a finished model."""
+"""Adding, retraining and removing labels of a finished model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dismec.training.editing import add_labels, remove_labels, update_labels
 
 PARAMS = TrainingParams(block_size=7, tfidf=True, precision="float32")
 NAMES = [f"label {i}" for i in range(40)]
-OLD = 25  # labels that the model has before others are added
+OLD = 25  # labels that the model has at first
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def model(tmp_path):
-    """The model of the first labels, in shards of a few."""
+    """The model of the first labels, in small shards."""
     X, Y = random_problem()
     with mock.patch("dismec.model.shards.MOST_WEIGHTS", 300):
         train(X, Y[:, :OLD], tmp_path / "model", PARAMS, names=NAMES[:OLD])
@@ -49,7 +49,7 @@ def same(model, other, labels=slice(None)):
     return (model.weights[labels] != other.weights[labels]).nnz == 0
 
 
-def test_labels_added_later_are_those_trained_at_once(model, problem, whole):
+def test_labels_added_later_equal_those_trained_at_once(model, problem, whole):
     before = weight_files(model)
     assert len(before) > 3
     found = add_labels(model, *problem, NAMES)
@@ -65,7 +65,7 @@ def test_labels_added_later_are_those_trained_at_once(model, problem, whole):
     assert open_model(model, check=True).n_labels == 40
 
 
-def test_names_and_not_columns_say_which_label_is_new(model, problem, whole):
+def test_names_and_not_columns_determine_which_labels_are_new(model, problem, whole):
     X, Y = problem
     order = np.random.default_rng(0).permutation(40)
     found = add_labels(model, X, Y[:, order], [NAMES[i] for i in order])
@@ -85,7 +85,7 @@ def test_without_names_columns_are_labels(tmp_path, problem, whole):
     assert found.names is None
 
 
-def test_labels_trained_anew_take_the_place_of_the_old(model, problem, whole):
+def test_retrained_labels_replace_the_old_ones(model, problem, whole):
     X, Y = problem
     half = np.arange(0, X.shape[0], 2)
     wanted = [3, 17]
@@ -104,7 +104,7 @@ def test_labels_trained_anew_take_the_place_of_the_old(model, problem, whole):
     ]
     assert untouched
     assert all(after[file] == files[file] for file in untouched)
-    # On the rows that they were trained on before, they become what they were.
+    # Retrained on their original rows, they become what they were.
     again = update_labels(model, X, Y[:, :OLD], ["label 3", "label 17"], NAMES[:OLD])
     assert same(again, before)
 
@@ -134,7 +134,7 @@ def test_all_labels_can_be_removed(model, problem):
     assert (found.predict_topk(problem[0])[0] == -1).all()
 
 
-def test_pruning_brings_together_what_many_changes_have_scattered(model, problem, tmp_path):
+def test_pruning_consolidates_the_shards_of_many_changes(model, problem, tmp_path):
     X, Y = problem
     for last in range(OLD + 1, 41, 3):
         add_labels(model, X, Y[:, :last], NAMES[:last])
@@ -147,12 +147,12 @@ def test_pruning_brings_together_what_many_changes_have_scattered(model, problem
     assert tidied.manifest.history == scattered.manifest.history
 
 
-def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
+def test_a_model_that_changes_while_opening_is_opened(model, problem):
     read = read_manifest
     before = read(model)
     add_labels(model, *problem, NAMES)
     remove_labels(model, ["label 3"])
-    answers = [before, before]  # what the reader has seen until just now
+    answers = [before, before]  # what the reader saw last
     with mock.patch(
         "dismec.model.opening.read_manifest",
         lambda path: answers.pop() if answers else read(path),
@@ -161,7 +161,7 @@ def test_a_model_that_changes_while_it_is_opened_is_opened(model, problem):
     assert found.n_labels == 40
 
 
-def test_history_says_what_was_done(model, problem):
+def test_history_records_every_change(model, problem):
     X, Y = problem
     add_labels(model, X, Y, NAMES)
     remove_labels(model, ["label 1", "label 2", "label 30"])
@@ -173,7 +173,7 @@ def test_history_says_what_was_done(model, problem):
     assert history[0]["time"].startswith("20")
 
 
-def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
+def test_a_killed_edit_leaves_the_model_and_resumes(model, problem, whole):
     before, files = open_model(model), weight_files(model)
     written = []
 
@@ -203,7 +203,7 @@ def test_what_is_killed_leaves_the_model_and_goes_on(model, problem, whole):
 
 
 @pytest.mark.parametrize("step", ["model.weight_files.write_shard", "training.edit.commit"])
-def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
+def test_an_edit_killed_at_the_end_resumes_too(model, problem, whole, step):
     before = open_model(model)
     with (
         mock.patch(f"dismec.{step}", side_effect=KeyboardInterrupt),
@@ -214,7 +214,7 @@ def test_what_is_killed_at_the_end_goes_on_too(model, problem, whole, step):
     assert same(add_labels(model, *problem, NAMES), whole)
 
 
-def test_other_data_after_a_kill_begin_anew(model, problem, whole):
+def test_other_data_after_a_kill_starts_over(model, problem, whole):
     X, Y = problem
     with (
         mock.patch("dismec.training.edit.write_parts", side_effect=KeyboardInterrupt),
@@ -231,7 +231,7 @@ def test_more_rows_than_before_are_fine(model, problem):
     assert found.evaluate(X, Y)["rows"] == X.shape[0]
 
 
-def test_what_does_not_fit_is_refused(model, problem, tmp_path):
+def test_edits_that_do_not_match_the_model_are_refused(model, problem, tmp_path):
     X, Y = problem
     files = weight_files(model)
     with pytest.raises(DataError, match="has all labels of these rows already"):
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused(model, problem, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["shard-000001.safetensors", "labels.safetensors"])
-def test_a_damaged_model_is_not_made_to_look_sound(model, problem, name):
+def test_editing_does_not_hide_damage_of_a_model(model, problem, name):
     content = bytearray((model / name).read_bytes())
     content[len(content) * 4 // 5] ^= 0x40
     (model / name).write_bytes(content)
@@ -297,7 +297,7 @@ def test_commands(model, problem, whole, tmp_path):
 
 
 @pytest.mark.parametrize("label", [1.0, np.float32(2), True, None, b"3", (1,), -1, 2**70, "x"])
-def test_what_is_no_label_is_refused_in_one_line(tmp_path, problem_data, label):
+def test_invalid_labels_are_refused_in_one_line(tmp_path, problem_data, label):
     train(*problem_data, tmp_path / "model")
     before = weight_files(tmp_path / "model")
     with pytest.raises(DataError, match="label"):
@@ -310,7 +310,7 @@ def test_numbers_of_numpy_are_labels(tmp_path, problem_data):
     assert remove_labels(tmp_path / "model", [np.int64(3)]).label_counts[3] == 0
 
 
-def test_labels_of_a_model_of_texts_are_added_by_texts(tmp_path):
+def test_labels_of_a_text_model_are_added_from_texts(tmp_path):
     texts = ["boil the egg", "fry the egg", "bake the bread", "slice the bread"] * 5
     DiSMECTextClassifier().fit(texts, ["egg", "egg", "bread", "bread"] * 5).save(tmp_path / "model")
     Y = pd.DataFrame({"pan": [0, 1, 0, 0] * 5})

@@ -25,7 +25,7 @@ def problem():
 
 
 def own_threads():
-    """Threads of this package, those too that other tests may have left behind."""
+    """Return the threads of this package, including any that other tests left behind."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("dismec")}
 
 
@@ -38,7 +38,7 @@ def run(problem, block_size, threads, progress=None):
 
 
 def rows_of(blocks):
-    """Each label's features and weights as bytes."""
+    """Return each label's features and weights as bytes."""
     rows = {
         label: (block.weights[[row]].indices.tobytes(), block.weights[[row]].data.tobytes())
         for block in blocks
@@ -100,7 +100,7 @@ def test_labels_are_equal_to_the_first_with_the_same_rows(rows, n_rows, at_once)
     assert equal.groups.tolist() == [far.index(of_label) for of_label in far]
 
 
-def test_what_is_known_of_all_labels_is_not_found_out_again():
+def test_groups_of_all_labels_are_reused():
     equal = EqualLabels(np.arange(4), np.array([0, 1, 0, 3]))
     assert equal.among(np.arange(4)) is equal
     assert equal.among(np.array([3, 2, 1, 0])).distinct.tolist() == [2, 1, 3]
@@ -144,7 +144,7 @@ def test_labels_of_one_group_are_in_one_block():
     assert sum(len(np.unique(groups[block])) for block in blocks) == 100
 
 
-def test_what_is_left_is_cut_anew_but_not_into_crumbs():
+def test_remaining_labels_are_cut_again_but_not_too_small():
     labels, work = np.arange(10_000), np.full(10_000, 31)
     cutter = BlockCutter(labels, labels, work, 10_000)
     cutter.aim(10)
@@ -158,7 +158,7 @@ def test_what_is_left_is_cut_anew_but_not_into_crumbs():
     assert len(cutter.cut()[0]) == 14  # an eighth of 10,000 / 90
 
 
-def test_blocks_that_are_added_later_come_to_the_same_weights(problem):
+def test_blocks_added_later_get_the_same_weights(problem):
     before = own_threads()
     expected = rows_of(run(problem, 10, 1))
     parts = cut(problem.equal_labels.groups, 10)
@@ -192,7 +192,7 @@ def test_labels_with_the_same_rows_are_solved_once():
     blocks = run(problem, 25, 2, lambda n, _: counted.append(n))
     assert sum(counted) == 3 * n
     assert sum(block.stats.solved for block in blocks) <= n + len(blocks)
-    # Labels with the same rows share one in their block.
+    # Labels with the same rows share one classifier per block.
     assert sum(block.weights.shape[0] for block in blocks) <= n + len(blocks)
     rows = rows_of(blocks)
     assert rows[:n] == rows[2 * n :] == rows[n : 2 * n][::-1]
@@ -253,7 +253,7 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
     taken = []
 
     class Held(LabelSolver):
-        """Takes nothing in between its first solutions and the end of the run."""
+        """Takes no labels between its first solutions and the end of the run."""
 
         def solve(self, labels, *, drain=False):
             if some_solved.is_set():
@@ -278,5 +278,5 @@ def test_closing_the_run_stops_its_threads_before_they_take_more_labels():
         run = solve_blocks(problem, SolverParams(), blocks, lambda b: b, threads=2)
         next(run)
         run.close()
-    assert len(taken) <= 2  # what each thread held in its hands
+    assert len(taken) <= 2  # what each thread was working on
     assert own_threads() <= before

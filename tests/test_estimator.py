@@ -24,9 +24,9 @@ from dismec.model import scoring as predictor
 
 
 def few_digits(_):
-    """Scores of repeated rows are those of weights to single precision, not to ten digits.
+    """Compare scores of repeated rows in single precision, not to ten digits.
 
-    `test_weights` has these checks to the digits that there are.
+    `test_weights` makes these checks to the digits that are meaningful.
     """
     name = "check_sample_weight_equivalence_on"
     return dict.fromkeys((f"{name}_dense_data", f"{name}_sparse_data"), "single precision")
@@ -129,7 +129,7 @@ def test_loading_a_model_without_its_parameters_is_refused(problem_data, tmp_pat
         DiSMECClassifier.load(tmp_path / "model")
 
 
-def test_model_of_the_command_line_loads_as_an_estimator(problem_data, tmp_path):
+def test_a_model_trained_by_the_command_line_loads_as_an_estimator(problem_data, tmp_path):
     X, Y = problem_data
     DiSMECClassifier(C=2).fit(X, Y).model_.save(tmp_path / "model")
     clf = DiSMECClassifier.load(tmp_path / "model")
@@ -184,7 +184,7 @@ def test_a_library_training_takes_names_from_a_frame(tmp_path):
     assert plain.names is None
 
 
-def test_validation_in_a_frame_is_put_in_the_order_of_the_labels():
+def test_validation_columns_of_a_frame_are_reordered_like_the_labels():
     X, Y = random_problem(rows=200, labels=4)
     frame = pd.DataFrame(Y.toarray(), columns=list("abcd"))
     models = [
@@ -208,7 +208,7 @@ def test_validation_in_a_frame_is_put_in_the_order_of_the_labels():
         (np.ma.array([0, 1, 2] * 10, mask=[0, 0, 1] * 10), r"y is masked at \[2\]"),
     ],
 )
-def test_classes_that_cannot_be_used_get_one_line(y, reason):
+def test_unusable_classes_are_refused_in_one_line(y, reason):
     X, _ = random_problem(rows=30)
     with pytest.raises(DataError, match=reason) as caught:
         DiSMECClassifier().fit(X, y)

@@ -1,4 +1,4 @@
-"""The real thing: Eurlex-4K from file to metrics, by the command line."""
+"""Eurlex-4K from file to metrics, on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_eurlex_reaches_the_accuracy_of_dismec(real_data, tmp_path):
     for key, least in {"P@1": 83.5, "P@3": 70.5, "P@5": 58.9, "PSP@5": 50.4}.items():
         assert result[key] >= least, key
     assert result["ECE"] < 3
-    # What ProXML reports, and what this ranking costs.
+    # What ProXML reports, and the cost of this ranking.
     printed = dismec(
         "evaluate", tmp_path / "model", data / "test.txt.gz", "--json", "--rerank", "1"
     )

@@ -1,4 +1,4 @@
-"""Training texts that a model keeps to be tried on."""
+"""Training texts that a model keeps as examples."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def batch(*rows):
     return TextBatch(list(texts), [list(row) for row in labels], 0)
 
 
-def test_examples_are_the_first_texts_no_two_of_which_share_a_label():
+def test_examples_are_the_first_texts_without_shared_labels():
     texts = [f"a text with number {i} in it" for i in range(9)]
     labels = ["a", "ab", "c", "bc", "", "d", "e", "f", "g"]
     given = batch(*zip(texts, labels, strict=True))
     assert example_texts([given]) == tuple(texts[i] for i in (0, 2, 5, 6, 7))
 
 
-def test_texts_that_are_too_short_or_long_are_no_examples_and_others_are_cut_after_a_word():
+def test_too_short_or_long_texts_are_not_examples_and_others_are_cut_after_a_word():
     words = "word " * 100
     given = batch(("short", "a"), ("x" * 2001, "b"), (words, "c"), ("y" * 400, "d"))
     cut = example_texts([given])
@@ -55,7 +55,7 @@ def trained(texts, path, *options):
     return open_model(path)
 
 
-def test_command_line_keeps_examples_unless_told_not_to(texts, tmp_path):
+def test_the_command_line_keeps_examples_by_default(texts, tmp_path):
     model = trained(texts, tmp_path / "with")
     given = [json.loads(line)["text"] for line in texts.read_text().splitlines()]
     assert len(model.manifest.examples) > 1
@@ -65,7 +65,7 @@ def test_command_line_keeps_examples_unless_told_not_to(texts, tmp_path):
     assert "examples" not in json.loads((tmp_path / "without" / "manifest.json").read_text())
 
 
-def test_python_keeps_examples_only_if_asked_and_a_copy_has_them_too(texts, tmp_path):
+def test_python_keeps_examples_on_request_and_copies_have_them(texts, tmp_path):
     assert train_text(texts, tmp_path / "without").manifest.examples == ()
     model = train_text(texts, tmp_path / "with", examples=True)
     model.pruned(0.1).save(tmp_path / "copy")

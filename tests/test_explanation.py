@@ -51,9 +51,9 @@ def some_model(rng, n_labels, n_features, precision, split, bias=1.0, density=0.
     precision=st.sampled_from(list(PRECISIONS)),
     split=st.booleans(),
     bias=st.sampled_from([1.0, 0.0, -0.5]),
-    density=st.sampled_from([0.03, 0.2, 1.0]),  # lists, and bits
+    density=st.sampled_from([0.03, 0.2, 1.0]),  # lists and bits
 )
-def test_explanations_add_up_to_the_score_that_is_predicted(
+def test_explanations_add_up_to_the_predicted_score(
     seed, n_labels, n_features, precision, split, bias, density
 ):
     rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def test_an_explanation_has_names_and_terms_and_fits_json():
     X, Y = random_problem(rows=60, labels=3)
     model = train(X, Y, names=["a", "b", "c"])
     terms = [f"word {i}" for i in range(X.shape[1])]
-    told = model.explain(X[[5]], np.int32(1), terms=terms)  # as predictions hold it
+    told = model.explain(X[[5]], np.int32(1), terms=terms)  # in the type that predictions have
     assert told.name == "b"
     assert told.probability is None
     assert all(term.term == f"word {term.feature}" for term in told.terms)
@@ -98,7 +98,7 @@ def test_an_explanation_has_names_and_terms_and_fits_json():
     assert "term" not in model.explain(X[[5]], 1).to_dict()["terms"][0]
 
 
-def test_what_cannot_be_explained_is_refused():
+def test_invalid_explanation_requests_are_refused():
     X, Y = random_problem(rows=60, labels=3)
     Y = sp.csr_array(Y.multiply([[1, 0, 1]]))
     Y.eliminate_zeros()
@@ -117,7 +117,7 @@ def test_what_cannot_be_explained_is_refused():
 
 
 def look_up_guarded(split_rows):
-    """Explain a label, then rank all, where no page without a weight of the label can be read."""
+    """Explain a label, then rank all, with pages without weights of the label unreadable."""
     n, own = 60_000, 30_000
     W = np.random.default_rng(1).normal(size=(n, 9)).astype(np.float32)
     W[own, :8] = [7, -7] * 4
@@ -142,7 +142,7 @@ def test_one_label_is_looked_up_without_reading_the_weights_of_others(split_rows
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert found.stdout == str([7.0, -7.0] * 4), found.stderr
-    assert found.returncode != 0  # as ranking reads them all
+    assert found.returncode != 0  # ranking reads all weights
     assert "Traceback" not in found.stderr
 
 
@@ -175,8 +175,8 @@ def explained(contributions):
     return Explanation(0, None, 0.0, None, 0.0, terms)
 
 
-def test_words_share_what_their_features_add():
-    # "new york, new deal": 0 new, 1 york, 2 "new york", 3 "new deal"; "deal" is no feature itself.
+def test_words_share_the_contributions_of_their_features():
+    # "new york, new deal": 0 new, 1 york, 2 "new york", 3 "new deal"; "deal" is not a feature.
     spans = [(0, 0, 3), (1, 4, 8), (2, 0, 8), (0, 10, 13), (3, 10, 18)]
     found = highlights(explained({0: 2.0, 1: -1.0, 2: 4.0, 3: 6.0, 9: 5.0}), spans)
     assert found == [(0, 3, 3.0), (4, 8, 1.0), (10, 13, 4.0), (13, 18, 3.0)]
@@ -206,7 +206,7 @@ def test_words_sum_to_the_features_that_occur(contributions, spans):
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
-def test_place_of_a_label_is_that_of_the_ranking(calibrate):
+def test_the_place_of_a_label_matches_the_ranking(calibrate):
     X, Y = random_problem()
     Y = Y.tolil()
     Y[:, 7] = 0  # never trained
@@ -216,7 +216,7 @@ def test_place_of_a_label_is_that_of_the_ranking(calibrate):
         ranked = labels[0][labels[0] >= 0].tolist()
         assert 7 not in ranked
         assert [model.place(X[[row]], label) for label in ranked] == [*range(1, 1 + len(ranked))]
-    empty = np.zeros((1, X.shape[1]))  # where labels have equal scores
+    empty = np.zeros((1, X.shape[1]))  # labels with equal scores
     labels, _ = model.predict_topk(empty, Y.shape[1])
     ranked = labels[0][labels[0] >= 0].tolist()
     assert [model.place(empty, label) for label in ranked] == [*range(1, 1 + len(ranked))]

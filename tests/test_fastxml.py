@@ -1,4 +1,4 @@
-"""FastXML against slow computations node by node, and on bibtex against the published figures."""
+"""FastXML against slow node-by-node computations, and against published figures on bibtex."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def problem(rows=300, seed=0):
 
 
 def level(data, parts=((0, 0), (0, 1), (1, 0), (1, 1)), seed=1):
-    """The rows of a matrix in up to four nodes, by two splits; and the rows of each node."""
+    """Split the rows of a matrix twice into up to four nodes; also return the rows of each."""
     rng = np.random.default_rng(seed)
     first, second = rng.integers(0, 2, (2, data.shape[0]))
     once = np.argsort(first, kind="stable")
     blocks = Blocks.whole(data).split(once, first[once], first[once])
-    # Of the second level, nodes are in the order of (second, first).
+    # Nodes of the second level are ordered by (second, first).
     again = np.flatnonzero(np.isin(2 * first[once] + second[once], [2 * a + b for a, b in parts]))
     again = again[np.argsort(second[once][again], kind="stable")]
     rows = once[again]
@@ -52,7 +52,7 @@ def test_split_blocks_have_the_rows_of_their_nodes():
 
 
 def ndcg_by_side(Y, side):
-    """Of every row with either side's ranking (rows × 2), as the paper defines it; Y is dense."""
+    """Return nDCG of every row under either side's ranking (rows × 2); Y is dense."""
     discount = 1 / np.log2(2 + np.arange(Y.shape[1]))
     ideal = np.array([discount[: int(y.sum())].sum() if y.any() else 1 for y in Y])
     gains = np.empty((len(Y), 2))
@@ -76,7 +76,7 @@ def slow_partition(Y, side):
         side = after
 
 
-def test_partition_of_a_level_is_that_of_its_nodes_one_by_one():
+def test_partitioning_a_level_equals_partitioning_its_nodes_one_by_one():
     _, Y = problem()
     blocks, rows, node = level(Y)
     start = np.random.default_rng(3).random(len(rows)) < 0.5
@@ -85,7 +85,7 @@ def test_partition_of_a_level_is_that_of_its_nodes_one_by_one():
         mine = Y[rows[node == each]].toarray()
         mine = mine[:, mine.any(axis=0)]
         expected, objective = slow_partition(mine, start[node == each])
-        assert len(objective) > 2  # it had something to do
+        assert len(objective) > 2  # it did make steps
         assert np.all(np.diff(objective) >= -1e-9)  # nDCG never falls
         assert np.array_equal(found[node == each], expected)
 
@@ -101,7 +101,7 @@ def objective_of(A, sign, cost, w):
 
 
 def least_objective(A, sign, cost):
-    """The minimum of ‖w‖₁ + Σ cost · log loss, w being a difference of two positive vectors."""
+    """Minimize ‖w‖₁ + Σ cost · log loss, with w as a difference of two positive vectors."""
 
     def value_and_slope(halves):
         w = halves[: A.shape[1]] - halves[A.shape[1] :]
@@ -154,7 +154,7 @@ def test_leaves_hold_the_mean_labels_of_the_rows_that_reach_them():
             assert forest.weights[[leaf]].nnz == 0
 
 
-def test_nodes_split_down_to_the_largest_leaf_that_is_allowed():
+def test_nodes_are_split_down_to_the_allowed_leaf_size():
     X, Y = problem()
     for most in (10, 40):
         forest = FastXML(n_trees=2, max_leaf=most, C=100.0).fit(X, Y)
@@ -203,7 +203,7 @@ def test_arrays_are_small_types():
     assert {array.dtype for array in arrays} == {np.dtype(np.float32), np.dtype(np.int32)}
 
 
-def test_learns_what_can_be_learned():
+def test_fastxml_learns_a_learnable_problem():
     X, Y = problem(rows=900)
     forest = FastXML(n_trees=10).fit(X[:600], Y[:600])
     labels, _ = forest.predict_topk(X[600:], 3)
@@ -213,7 +213,7 @@ def test_learns_what_can_be_learned():
     assert evaluate(truth, labels, (1,))["P@1"] > evaluate(truth, always, (1,))["P@1"] + 10
 
 
-def test_empty_rows_and_labels_are_no_trouble():
+def test_empty_rows_and_labels_do_no_harm():
     X, Y = problem()
     X, Y = X.tolil(), Y.tolil()
     X[::5], Y[::3], Y[:, 4] = 0, 0, 0
@@ -255,7 +255,7 @@ def test_rows_without_features_are_one_leaf():
 
 @pytest.mark.data
 def test_bibtex_is_as_published(bibtex_precision):
-    """With 25 of the 50 trees, for time."""
+    """With 25 of the 50 trees, to save time."""
     reached = bibtex_precision(FastXML(n_trees=25))
     for k, published in {1: 63.42, 3: 39.23, 5: 28.86}.items():
         assert reached[f"P@{k}"] > published - 1.5

@@ -224,12 +224,12 @@ def test_every_kind_of_matrix_becomes_the_same_rows(form, dtype):
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_half_precision_is_taken():
+def test_half_precision_is_accepted():
     np.testing.assert_array_equal(check_X(X.toarray().astype(np.float16)).toarray(), X.toarray())
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int8, np.bool_])
-def test_unsorted_and_repeated_columns_are_put_right_in_a_copy(dtype):
+def test_unsorted_and_repeated_columns_are_fixed_in_a_copy(dtype):
     data = np.array([1, 100, 100, 1]).astype(dtype)
     indices = np.array([2, 1, 1, 0], dtype=np.int64)
     rows = sp.csr_array((data, indices, np.array([0, 3, 4])), shape=(2, 3))
@@ -242,7 +242,7 @@ def test_unsorted_and_repeated_columns_are_put_right_in_a_copy(dtype):
         np.testing.assert_array_equal(array, old)
 
 
-def test_a_stale_canonical_flag_of_the_caller_is_not_believed():
+def test_a_stale_canonical_flag_is_not_trusted():
     rows = sp.csr_array((np.ones(2, np.float32), np.array([1, 0]), np.array([0, 2])), shape=(1, 2))
     rows.has_canonical_format = True
     np.testing.assert_array_equal(check_X(rows).indices, [0, 1])
@@ -286,7 +286,7 @@ def test_repeated_columns_whose_sum_overflows_are_refused():
         ("indptr", [0, 2, 2, 4], "X: indptr names 4 entries, 3 are there"),
     ],
 )
-def test_arrays_that_form_no_matrix_are_refused(part, value, message):
+def test_arrays_that_do_not_form_a_matrix_are_refused(part, value, message):
     rows = X.copy()
     setattr(rows, part, np.array(value, dtype=np.int32))
     with pytest.raises(DataError) as error:
@@ -303,7 +303,7 @@ def test_arrays_that_form_no_matrix_are_refused(part, value, message):
         (np.array([[None]]), "X holds object; expected numbers"),
     ],
 )
-def test_what_is_no_matrix_of_numbers_is_refused(rows, message):
+def test_values_other_than_numeric_matrices_are_refused(rows, message):
     with pytest.raises(DataError) as error:
         check_X(rows)
     assert str(error.value) == message
@@ -313,7 +313,7 @@ def test_what_is_no_matrix_of_numbers_is_refused(rows, message):
 
 
 @pytest.mark.parametrize("name", ["train.txt", "train.xmc"])
-def test_loading_and_training_looks_at_the_entries_of_X_once(tmp_path, name):
+def test_loading_and_training_check_the_entries_of_X_once(tmp_path, name):
     save_data(Dataset(*random_problem(rows=120)), tmp_path / name)
     with (
         mock.patch.object(kernels, "check_rows", wraps=kernels.check_rows) as ids,
@@ -327,7 +327,7 @@ def test_loading_and_training_looks_at_the_entries_of_X_once(tmp_path, name):
     assert [len(call.args[0]) for call in values.call_args_list].count(X.nnz) == 1
 
 
-def test_a_matrix_of_the_caller_is_looked_at_once_by_everything_that_training_makes_of_it():
+def test_a_matrix_of_the_caller_is_checked_once_in_a_whole_training():
     rows, Y = random_problem(rows=120)
     with mock.patch.object(matrices, "first_fault", wraps=matrices.first_fault) as looked:
         checked = check_X(rows)
@@ -356,7 +356,7 @@ def test_a_checked_matrix_cannot_be_written_to():
     ],
 )
 @pytest.mark.parametrize("how", ["exchanged", "made writeable"])
-def test_a_checked_matrix_that_was_altered_all_the_same_is_checked_again(part, value, message, how):
+def test_a_checked_matrix_that_was_modified_anyway_is_checked_again(part, value, message, how):
     rows = check_X(X.copy())
     value = np.array(value, getattr(rows, part).dtype)
     if how == "exchanged":
@@ -370,7 +370,7 @@ def test_a_checked_matrix_that_was_altered_all_the_same_is_checked_again(part, v
         assert str(error.value) == message
 
 
-def test_what_is_made_from_a_checked_matrix_is_checked_again():
+def test_matrices_derived_from_a_checked_one_are_checked_again():
     checked = check_X(X)
     others = [checked.copy(), checked[:2], checked * 2, checked.T.tocsr(), copy.deepcopy(checked)]
     assert not any(map(is_checked, [*others, pickle.loads(pickle.dumps(checked))]))
@@ -382,11 +382,11 @@ def test_what_is_made_from_a_checked_matrix_is_checked_again():
 # --- check_Y
 
 
-def test_labels_become_an_indicator_without_zeros_in_memory_of_the_caller_if_it_can_be():
+def test_labels_become_an_indicator_without_zeros_and_without_a_copy_if_possible():
     Y = sp.csr_array(np.array([[1, 0, 1], [0, 0, 0]], np.uint8))
     assert np.shares_memory(check_Y(Y, 2).indices, Y.indices)
     twice = sp.csr_array((np.ones(256, np.uint8), np.full(256, 2), np.array([0, 256])), (1, 3))
-    twice.has_canonical_format = True  # it is not believed
+    twice.has_canonical_format = True  # the flag is not trusted
     zero = sp.csr_array((np.array([1.0, 0.0]), np.array([2, 1]), np.array([0, 2])), (1, 3))
     for given_Y in (twice, zero, [[False, False, True]]):
         result = check_Y(given_Y)
@@ -403,7 +403,7 @@ def test_labels_become_an_indicator_without_zeros_in_memory_of_the_caller_if_it_
         ([1], "Y is 1-d; expected rows × labels"),
     ],
 )
-def test_what_is_no_indicator_is_refused(Y, message):
+def test_matrices_that_are_not_indicators_are_refused(Y, message):
     with pytest.raises(DataError) as error:
         check_Y(Y, 1)
     assert str(error.value) == message

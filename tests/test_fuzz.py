@@ -1,6 +1,6 @@
-"""A short run of what ``make fuzz`` does for as long as one likes, always with the same inputs.
+"""A short run of ``make fuzz``, always with the same inputs.
 
-Also that the harness notices what it is there for, and each thing that it has found.
+Also checks that the harness detects faults, and tests every fault that it has found.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_the_same_number_is_the_same_input(tmp_path):
     assert document == {"a": [1, 2, {"b": "c"}]}
 
 
-def test_mutated_models_get_through_to_what_is_behind_the_checksums(tmp_path):
+def test_mutated_models_reach_the_code_behind_the_checksums(tmp_path):
     """Most are refused, some are not, and not all for the same reason."""
     shop = Workshop(tmp_path)
     (models,) = (target for target in shop.targets if target.name == "models")
@@ -109,10 +109,10 @@ def test_mutated_models_get_through_to_what_is_behind_the_checksums(tmp_path):
     assert set(mutate_model(Random(1), shop.models["plain"])) <= set(shop.models["plain"])
 
 
-# What was found, each for itself.
+# Faults found so far.
 
 
-def test_blank_rows_beyond_a_million_are_refused_if_there_is_next_to_nothing_else(tmp_path):
+def test_more_than_a_million_blank_rows_with_hardly_any_others_are_refused(tmp_path):
     path = tmp_path / "rows.txt"
     path.write_bytes(b"0 0:1\n" + b"\n" * (1 << 20))
     assert load_data(path).X.shape == (1 + (1 << 20), 1)
@@ -127,14 +127,14 @@ def test_a_file_that_unpacks_to_more_than_a_hundred_times_its_size_is_refused(tm
     path = tmp_path / "a.jsonl.gz"
     line = b'{"text": "%s", "labels": ["b"]}\n' % (b"a" * (1 << 20))
     path.write_bytes(gzip_of(line, 30))
-    assert 30 * len(line) > 100 * path.stat().st_size  # of a small file it is fine
+    assert 30 * len(line) > 100 * path.stat().st_size  # small files may do so
     assert sum(len(batch.texts) for batch in read_texts(path)) == 30
     path.write_bytes(gzip_of(line, 40))
     with pytest.raises(DataError, match=r"more than 100 times its size.*unpack it first"):
         list(read_texts(path))
 
 
-def test_a_million_blank_lines_in_a_row_are_no_text(tmp_path):
+def test_more_than_a_million_consecutive_blank_lines_are_refused(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a", "labels": []}\n' + b"\n" * (1 << 20))
     assert [batch.texts for batch in read_texts(path)] == [["a"]]
@@ -144,7 +144,7 @@ def test_a_million_blank_lines_in_a_row_are_no_text(tmp_path):
 
 
 @pytest.mark.parametrize("sizes", ["5 2147483647", "2147483646 5"])
-def test_sizes_that_only_a_header_speaks_for_take_no_memory(sizes, tmp_path):
+def test_sizes_claimed_only_by_a_header_take_no_memory(sizes, tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(f"3 {sizes}\n0,3 0:1\n3 1:1 2:0.5\n 4:1\n")
     facts = describe_data(path, threads=1)
@@ -155,7 +155,7 @@ def test_sizes_that_only_a_header_speaks_for_take_no_memory(sizes, tmp_path):
         train(X, Y, tmp_path / "model")
 
 
-def test_what_no_row_has_is_no_reason_to_refuse_a_training(tmp_path):
+def test_unused_labels_and_features_do_not_prevent_training(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("3 100000 70000\n0,3 0:1\n3 1:1 2:0.5\n 4:1\n")
     X, Y, _ = load_data(path)
@@ -175,7 +175,7 @@ def test_an_array_with_a_damaged_header_is_refused_in_one_line(shape, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_an_arrow_file_with_places_beyond_its_values_is_refused(tmp_path):
+def test_an_arrow_file_with_offsets_beyond_its_values_is_refused(tmp_path):
     pa = pytest.importorskip("pyarrow")
     path = tmp_path / "a.arrow"
     table = pa.table({"text": ["first", "second", "third"], "labels": [["a"], ["b"], []]})
@@ -189,11 +189,11 @@ def test_an_arrow_file_with_places_beyond_its_values_is_refused(tmp_path):
         list(read_texts(path))
 
 
-def test_files_that_say_they_are_encrypted_are_one_line(tmp_path):
+def test_encrypted_archives_are_refused_in_one_line(tmp_path):
     sp.save_npz(tmp_path / "a.npz", sp.csr_array(np.eye(3, dtype=np.float32)))
     content = bytearray((tmp_path / "a.npz").read_bytes())
     place = content.index(b"PK\x01\x02")
-    while place >= 0:  # a flag of each entry of the directory
+    while place >= 0:  # a flag of each directory entry
         content[place + 8] |= 1
         place = content.find(b"PK\x01\x02", place + 1)
     (tmp_path / "a.npz").write_bytes(content)
@@ -201,7 +201,7 @@ def test_files_that_say_they_are_encrypted_are_one_line(tmp_path):
         load_data(tmp_path / "a.npz", labels=tmp_path / "a.npz")
 
 
-def test_columns_of_a_table_that_are_not_utf_8_are_one_line(tmp_path):
+def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table({"text": ["one"], "labels": [["a"]]})
     pq.write_table(table, tmp_path / "a.parquet")

@@ -21,11 +21,11 @@ GOLDEN = Path(__file__).parent / "golden"
     reason="golden on x86-64 and 64-bit ARM",
 )
 @pytest.mark.parametrize("isa", kernels.cpu_isas())
-def test_weights_and_answers_are_those_that_were_written_before(tmp_path, isa):
-    """Those of the portable kernels, and of all others, which round a product and a sum at once.
+def test_weights_and_answers_equal_the_recorded_ones(tmp_path, isa):
+    """Compare the portable kernels, and all others, which fuse multiplication and addition.
 
-    ``golden/trained.json`` holds what the script printed before, as ``bytes`` and ``fused``; it is
-    renewed only with a change that is meant to alter weights or the format.
+    ``golden/trained.json`` holds the expected output of the script, as ``bytes`` and ``fused``; it
+    is renewed only with a change that is meant to alter weights or the format.
     """
     command = [sys.executable, GOLDEN / "train_and_hash.py", tmp_path]
     environment = os.environ | {"DISMEC_ISA": isa}

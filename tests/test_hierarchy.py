@@ -1,4 +1,4 @@
-"""A hierarchy of labels: its file, closing upwards, leaves, and metrics by level."""
+"""Label hierarchies: files, closing upwards, leaves, and metrics by level."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_pairs_of_python_are_refused_with_their_number():
         Hierarchy([("a", "b"), ("b", "b")])
 
 
-def test_a_long_cycle_is_told_in_one_short_line():
+def test_a_long_cycle_is_reported_in_one_short_line():
     pairs = [(f"n{i}", f"n{(i + 1) % 5000}") for i in range(5000)]
     with pytest.raises(DataError, match="pair index 4999: a cycle") as caught:
         Hierarchy(pairs)
@@ -131,7 +131,7 @@ def test_levels_count_from_roots_and_a_child_is_below_all_its_parents():
     assert pickle.loads(pickle.dumps(found)).names == found.names
 
 
-def test_labels_stand_alone_in_a_hierarchy_without_pairs():
+def test_a_hierarchy_without_pairs_has_isolated_labels():
     tree = Hierarchy([]).over(NAMES)
     assert tree.leaves.all()
     assert tree.levels.tolist() == [1] * 6
@@ -149,7 +149,7 @@ def test_groups_are_nodes_after_the_labels():
 
 
 def random_tree(rng, n_labels, n_groups):
-    """Labels and groups with up to two parents each among those before them in some order."""
+    """Generate labels and groups with up to two parents each among those before them."""
     names = [f"n{i}" for i in range(n_labels + n_groups)]
     order = rng.permutation(len(names))
     pairs = [
@@ -157,7 +157,7 @@ def random_tree(rng, n_labels, n_groups):
         for i in range(1, len(names))
         for j in set(rng.integers(0, i, rng.integers(0, 3)).tolist())
     ]
-    # Every group has a label below it, or it would be an unknown name.
+    # Every group has a label below it: otherwise it would be an unknown name.
     pairs += [(f"below {i}", names[i]) for i in range(n_labels, len(names))]
     labels = names[:n_labels] + [f"below {i}" for i in range(n_labels, len(names))]
     hierarchy = Hierarchy(pairs)
@@ -170,7 +170,7 @@ def with_ancestors(hierarchy, names):
 
 @given(st.integers(0, 10**6))
 @settings(deadline=None, max_examples=40)
-def test_metrics_by_level_are_those_of_sets_with_ancestors(seed):
+def test_metrics_by_level_equal_those_of_sets_with_ancestors(seed):
     rng = np.random.default_rng(seed)
     hierarchy, found = random_tree(rng, 12, 4)
     labels = found.names[: found.n_labels]
@@ -201,7 +201,7 @@ def test_metrics_by_level_are_those_of_sets_with_ancestors(seed):
 
 @given(st.integers(0, 10**6))
 @settings(deadline=None, max_examples=20)
-def test_a_row_of_weight_2_is_the_row_twice_at_every_level(seed):
+def test_weight_2_equals_repeating_the_row_at_every_level(seed):
     rng = np.random.default_rng(seed)
     _, found = random_tree(rng, 12, 4)
     Y = sp.csr_array((rng.random((9, found.n_labels)) < 0.2).astype(np.uint8))
@@ -255,7 +255,7 @@ def test_closing_a_ranking_gives_ancestors_the_highest_score_below_them(seed):
         assert (values[row][~filled] == -np.inf).all()
 
 
-def test_nothing_to_close_is_left_empty():
+def test_closing_an_empty_ranking_leaves_it_empty():
     none = np.full((2, 3), -1, np.int32), np.full((2, 3), -np.inf, np.float32)
     closed, values = tree().close_ranking(*none)
     assert closed.shape == values.shape == (2, 0)
@@ -263,7 +263,7 @@ def test_nothing_to_close_is_left_empty():
 
 @pytest.mark.parametrize("rank", ["score", "probability"])
 @pytest.mark.parametrize("refine", [False, True])
-def test_leaves_alone_are_ranked_with_the_same_bits(rank, refine):
+def test_ranking_only_leaves_gives_the_same_bits(rank, refine):
     X, Y = related()
     model = fit(X, Y, TrainingParams(calibrate=True, refine=refine))
     assert bool(model.manifest.refined) is refine
@@ -403,7 +403,7 @@ def test_the_tree_of_a_page_shows_a_shared_child_once_in_full():
     assert "<b>" not in text
 
 
-def test_commands_refuse_what_does_not_go_together(files, tmp_path):
+def test_commands_refuse_incompatible_options(files, tmp_path):
     def line(*arguments):
         result = run(*arguments)
         assert result.exit_code == 2, result.output

@@ -35,7 +35,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A run that was killed after its last block: all receipts are in its journal."""
+    """A run killed after its last block: all receipts are in its journal."""
     path = tmp_path_factory.mktemp("killed") / "model"
     with (
         mock.patch("dismec.training.running.commit", side_effect=KeyboardInterrupt),
@@ -56,7 +56,7 @@ def journal_of(path):
 
 
 def refused(path):
-    """The reason, which must be one line."""
+    """Return the reason, which must be one line."""
     with pytest.raises(ModelError) as caught:
         read_manifest(path)
     assert "\n" not in str(caught.value)
@@ -84,7 +84,7 @@ def test_a_training_replaces_its_manifest_three_times_however_many_blocks_it_has
         assert (len(commits), append.call_count) == (3, 40 // size)
 
 
-def test_a_finished_model_knows_nothing_of_a_journal(tmp_path, unfinished, reference):
+def test_a_finished_model_has_no_journal(tmp_path, unfinished, reference):
     for path in (unfinished, tmp_path / "new"):
         train(*random_problem(), path, PARAMS)
         assert weight_files(path) == reference
@@ -93,7 +93,7 @@ def test_a_finished_model_knows_nothing_of_a_journal(tmp_path, unfinished, refer
     assert {p.name for p in unfinished.iterdir()} == {p.name for p in (tmp_path / "new").iterdir()}
 
 
-def test_a_line_cut_off_anywhere_is_as_if_it_had_not_been_begun(unfinished):
+def test_a_line_truncated_anywhere_is_ignored(unfinished):
     path = journal_of(unfinished)
     whole = path.read_bytes()
     receipts = read_journal(path)
@@ -101,7 +101,7 @@ def test_a_line_cut_off_anywhere_is_as_if_it_had_not_been_begun(unfinished):
     for end in range(last, len(whole)):
         path.write_bytes(whole[:end])
         assert read_journal(path) == receipts[:-1]
-    # After a power cut the file may have its length already, and a page of zeros.
+    # After a power cut, the file may already have its final length, with a page of zeros.
     for zeros in (slice(last, len(whole)), slice(last, len(whole) - 1), slice(last, last + 99)):
         torn = bytearray(whole)
         torn[zeros] = bytes(len(torn[zeros]))
@@ -109,7 +109,7 @@ def test_a_line_cut_off_anywhere_is_as_if_it_had_not_been_begun(unfinished):
         assert read_journal(path) == receipts[:-1]
 
 
-def test_of_receipts_that_came_together_those_on_a_page_that_is_missing_are_ignored(unfinished):
+def test_receipts_on_a_missing_page_are_ignored(unfinished):
     path = journal_of(unfinished)
     whole = path.read_bytes()
     receipts = read_journal(path)
@@ -120,7 +120,7 @@ def test_of_receipts_that_came_together_those_on_a_page_that_is_missing_are_igno
     assert read_journal(path) == receipts[:2] + receipts[5:]
 
 
-def test_receipts_that_come_together_are_flushed_together(unfinished):
+def test_simultaneous_receipts_are_flushed_together(unfinished):
     path = journal_of(unfinished)
     receipts = read_journal(path)
     alone = unfinished / "alone.journal"
@@ -130,7 +130,7 @@ def test_receipts_that_come_together_are_flushed_together(unfinished):
     assert alone.read_bytes() == path.read_bytes()
 
 
-def test_a_full_disk_is_told_by_the_path_of_the_journal(unfinished):
+def test_a_full_disk_is_reported_with_the_path_of_the_journal(unfinished):
     with (
         Journal(Path("/dev/full")) as journal,
         pytest.raises(OSError, match="No space left on device: '/dev/full'"),
@@ -138,7 +138,7 @@ def test_a_full_disk_is_told_by_the_path_of_the_journal(unfinished):
         journal.append(*read_manifest(unfinished).blocks)
 
 
-def test_a_flipped_bit_is_told_in_one_line_that_says_where(unfinished):
+def test_a_flipped_bit_is_reported_in_one_line_with_its_place(unfinished):
     path = journal_of(unfinished)
     whole = path.read_bytes()
     receipts = read_journal(path)
@@ -148,7 +148,7 @@ def test_a_flipped_bit_is_told_in_one_line_that_says_where(unfinished):
         flipped[place] ^= 1 << (place % 8)
         path.write_bytes(flipped)
         torn = place == len(whole) - 1 or (place >= last and 0 in flipped)
-        if torn:  # looks like a line that was cut off
+        if torn:  # looks like a truncated line
             assert read_journal(path) == receipts[:-1]
         else:
             line = whole.count(b"\n", 0, place) + 1
@@ -162,7 +162,7 @@ def test_a_damaged_line_can_be_deleted_and_its_block_is_solved_again(unfinished,
     path.write_bytes(b"".join(damaged))
     with pytest.raises(ModelError, match=r"journal:3: damaged .* is deleted, its block is solved"):
         train(*random_problem(), unfinished, PARAMS)
-    assert path.read_bytes() == b"".join(damaged)  # nothing was touched
+    assert path.read_bytes() == b"".join(damaged)  # nothing was changed
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
     done = []
     train(*random_problem(), unfinished, PARAMS, progress=lambda n, _: done.append(n))
@@ -204,13 +204,13 @@ train(X, Y, sys.argv[2], TrainingParams(block_size=5), threads=1)
 
 
 @pytest.mark.parametrize("moment", ["commit", "tidy"])
-def test_a_run_killed_while_it_takes_over_loses_nothing(unfinished, reference, moment):
+def test_a_run_killed_while_resuming_loses_nothing(unfinished, reference, moment):
     with (
         mock.patch(f"dismec.training.resume.{moment}", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         train(*random_problem(), unfinished, PARAMS)
-    assert len(list(unfinished.glob("*.journal"))) == 2  # one of them is not named
+    assert len(list(unfinished.glob("*.journal"))) == 2  # one of them is not named by the manifest
     assert len(read_manifest(unfinished).blocks) == 8
     done = []
     train(*random_problem(), unfinished, PARAMS, progress=lambda n, _: done.append(n))
@@ -218,7 +218,7 @@ def test_a_run_killed_while_it_takes_over_loses_nothing(unfinished, reference, m
     assert weight_files(unfinished) == reference
 
 
-def test_a_run_of_the_layout_without_a_journal_goes_on(unfinished, reference):
+def test_a_run_from_before_journals_resumes(unfinished, reference):
     whole = read_manifest(unfinished)
     commit(unfinished, whole.with_blocks(whole.blocks[:3]))
     journal_of(unfinished).unlink()
@@ -229,7 +229,7 @@ def test_a_run_of_the_layout_without_a_journal_goes_on(unfinished, reference):
     assert weight_files(unfinished) == reference
 
 
-def test_a_journal_that_the_manifest_does_not_name_is_not_read_and_goes(unfinished, reference):
+def test_a_journal_not_named_by_the_manifest_is_ignored_and_removed(unfinished, reference):
     whole = read_manifest(unfinished)
     commit(unfinished, whole.with_blocks(whole.blocks[:3]))
     assert len(read_manifest(unfinished).blocks) == 3
@@ -238,14 +238,14 @@ def test_a_journal_that_the_manifest_does_not_name_is_not_read_and_goes(unfinish
     assert weight_files(unfinished) == reference
 
 
-def test_a_missing_journal_is_told_in_one_line(unfinished):
+def test_a_missing_journal_is_reported_in_one_line(unfinished):
     path = journal_of(unfinished)
     path.unlink()
     assert refused(unfinished) == f"{path}: missing, though the manifest names it"
 
 
 def test_a_reader_is_not_disturbed_by_the_end_of_the_run(unfinished):
-    """The journal that it is about to read goes, and there is a new manifest."""
+    """Its journal is removed while it reads, and there is a new manifest."""
     manifest = read_manifest(unfinished)
     counts = read_parts(unfinished, manifest).labels.counts
 
@@ -301,5 +301,5 @@ def test_all_blocks_are_in_the_manifest_before_they_are_packed(tmp_path):
     assert "journal" not in content
 
 
-def test_what_a_model_in_memory_says_of_itself_has_no_journal():
+def test_the_description_of_a_model_in_memory_has_no_journal():
     assert "journal" not in json.loads(fit(*random_problem(), PARAMS).manifest.to_json())

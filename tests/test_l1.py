@@ -31,7 +31,7 @@ def signs(Y, label):
 
 
 def liblinear_objective(Xt, s, C, eps):
-    """What LIBLINEAR -s 5 reaches on rows that hold the bias as their last feature."""
+    """Return the objective of LIBLINEAR -s 5 on rows with the bias as their last feature."""
     problem = liblinearutil.problem(s, sp.csr_matrix(Xt))
     model = liblinearutil.train(problem, liblinearutil.parameter(f"-s 5 -c {C} -e {eps} -q"))
     w = np.array(model.w[: Xt.shape[1]]) * model.get_labels()[0]
@@ -39,7 +39,7 @@ def liblinear_objective(Xt, s, C, eps):
 
 
 def check(solution, Xt, Y, C, labels=None):
-    """Every label is as good as its certificate says, and no worse than LIBLINEAR run tightly."""
+    """Check that labels meet their certificates, and are no worse than a tight LIBLINEAR run."""
     for i, label in enumerate(range(Y.shape[1]) if labels is None else labels):
         s = signs(Y, label)
         if (s < 0).all():
@@ -61,8 +61,8 @@ def test_objective_is_no_worse_than_liblinears(problem_data, C, bias):
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_problem_is_solved_as_liblinear_solves_it(data):
-    """With rows that are empty or twice there, labels of all rows or none, signs of both kinds."""
+def test_any_problem_is_solved_as_well_as_by_liblinear(data):
+    """Includes empty and duplicate rows, labels of all or no rows, and values of both signs."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     n_rows, n_features = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 15))
     dense = rng.standard_normal((n_rows, n_features)) * rng.gamma(1, 1, (n_rows, n_features))
@@ -86,7 +86,7 @@ def test_any_problem_is_solved_as_liblinear_solves_it(data):
 
 
 def test_a_violator_that_rounded_scores_hide_is_found():
-    """Every rounded score was below the margin, and the label gave up after a thousand passes."""
+    """All rounded scores were below the margin, and the label gave up after 1,000 passes."""
     rng = np.random.default_rng(1328)
     dense = rng.standard_normal((6, 11)) * rng.gamma(1, 1, (6, 11))
     dense *= rng.random(dense.shape) < 0.4
@@ -99,7 +99,7 @@ def test_a_violator_that_rounded_scores_hide_is_found():
 
 
 @pytest.mark.parametrize("tol", [0.1, 0.01, 1e-3])
-def test_gap_is_what_the_tolerance_allows(problem_data, tol):
+def test_the_gap_is_within_the_tolerance(problem_data, tol):
     X, Y = problem_data
     solution, Xt = solve(X, Y, tol=tol)
     tight, _ = solve(X, Y, tol=1e-4)
@@ -122,7 +122,7 @@ def test_optimality_conditions_hold_in_double_precision(problem_data):
         assert breach.max() <= 0.02
 
 
-def test_breach_of_the_reference_vanishes_where_no_step_gains(problem_data):
+def test_violation_of_the_reference_vanishes_where_no_step_helps(problem_data):
     X, Y = problem_data
     solution, Xt = solve(X, Y, tol=1e-4)
     s = signs(Y, 30)
@@ -147,7 +147,7 @@ def test_working_sets_too_large_to_copy_are_solved_in_place():
     for transform in ({"tfidf": True, "bias": 0.0}, {"C": 0.01}):
         C = transform.get("C", 1.0)
         solution, Xt = solve(X, Y, labels=[5], **transform)
-        assert Xt[: solution.set_size[0]].nnz > 1 << 19  # else the sets were copied after all
+        assert Xt[: solution.set_size[0]].nnz > 1 << 19  # otherwise the sets were copied after all
         w = solution.weights.toarray().ravel().astype(np.float64)
         s = signs(Y, 5)
         assert solution.objective[0] == pytest.approx(naive.l1_objective(Xt, s, w, C), rel=2e-5)
@@ -180,7 +180,7 @@ def test_threads_and_block_size_do_not_change_a_weight():
             assert block.weights.data.tobytes() == expected.data.tobytes()
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, problem_data):
+def test_an_interrupted_l1_run_resumes_to_the_same_bytes(tmp_path, problem_data):
     params = TrainingParams(penalty="l1", block_size=10)
     model = train(*problem_data, tmp_path / "whole", params, threads=1)
     assert model.params["penalty"] == "l1"

@@ -1,4 +1,4 @@
-"""Labels found by part of their names."""
+"""Searching labels by parts of their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def packed(given):
 
 
 def by_hand(given, part):
-    """Equal names first, then those that begin with it, then others; each in order."""
+    """Return equal names first, then those that begin with it, then others; each in order."""
     folded, wanted = [name.casefold() for name in given], part.strip().casefold()
     equal = [i for i, name in enumerate(folded) if name == wanted]
     begin = [i for i, name in enumerate(folded) if name.startswith(wanted)]
@@ -29,7 +29,7 @@ def by_hand(given, part):
 
 
 @given(names, parts, st.integers(1, 20))
-def test_search_finds_what_a_look_at_every_name_does(given, part, limit):
+def test_search_equals_a_scan_of_all_names(given, part, limit):
     search = LabelSearch(packed(given), len(given))
     assert search.find(part, limit) == by_hand(given, part)[:limit]
 
@@ -54,7 +54,7 @@ def test_labels_without_names_are_found_by_their_numbers(n_labels, number, limit
 
 
 @pytest.mark.parametrize("part", ["x", "-1", "01", "9" * 5000, "١"])
-def test_what_is_no_number_finds_no_label_without_a_name(part):
+def test_only_numbers_find_unnamed_labels(part):
     assert LabelSearch(None, 100).find(part, 5) == []
 
 

@@ -21,7 +21,7 @@ def small():
 
 @pytest.fixture(params=["dense XᵀX", "sparse X"])
 def either(request, monkeypatch):
-    """Both ways to multiply by XᵀX."""
+    """Run with both ways to multiply by XᵀX."""
     few = 0 if request.param == "sparse X" else 10_000
     monkeypatch.setattr("dismec.baselines.leml._MOST_DENSE", few)
     return few > 0
@@ -52,7 +52,7 @@ def test_ridge_solves_the_equations_of_each_column(small, either):
     target = rng.standard_normal((60, 5)).astype(np.float32)
     start = rng.standard_normal((60, 5)).astype(np.float32)
     d = np.array([0, 0.1, 1, 2, 30], np.float32)
-    # A tenth of the gradient's norm at each call: start again from what was found.
+    # Each call reduces the gradient to a tenth, so continue from its result.
     found = start
     for _ in range(12):
         found = equations.ridge(d, 0.5, target, found, 100)
@@ -70,7 +70,7 @@ def test_one_iteration_is_that_of_dense_algebra(small, either, besides):
     found = alternate(equations, start, 2.0, 500, V)
     X, Y = (M.toarray().astype(np.float64) for M in small)
     target = Y - X @ V.toarray() if besides else Y
-    # The gradient by W at the first H has, in each rotated dimension, a tenth of its first norm.
+    # At the first H, the gradient in W is a tenth of its initial norm in each rotated dimension.
     H = start.H @ np.linalg.eigh(start.H.T.astype(np.float64) @ start.H)[1]
     first = X.T @ target @ H
     left = np.linalg.norm(first - X.T @ X @ found.W @ H.T @ H - 2.0 * found.W, axis=0)
@@ -82,7 +82,7 @@ def test_one_iteration_is_that_of_dense_algebra(small, either, besides):
 
 
 def test_minimum_is_that_of_the_nuclear_norm(small):
-    """With enough dimensions, λ/2·(‖W‖² + ‖H‖²) is at its least λ times the nuclear norm."""
+    """With enough dimensions, the minimum of λ/2·(‖W‖² + ‖H‖²) is λ times the nuclear norm."""
     X, Y = small
     fitted = LEML(rank=25, lambda_=3.0, iterations=200).fit(X, Y)
     Z = (fitted.low_rank.W @ fitted.low_rank.H.T).astype(np.float64)
@@ -147,7 +147,7 @@ def test_rank_is_limited_by_the_labels(small):
 
 @pytest.mark.data
 def test_bibtex_is_within_reach_of_the_published_figures(bibtex_precision):
-    """With the defaults, but for fewer iterations, which take less time."""
+    """With the defaults, except for fewer iterations, to save time."""
     measured = bibtex_precision(LEML(iterations=4))
     for name, published in {"P@1": 62.54, "P@3": 38.41, "P@5": 28.21}.items():
         assert measured[name] >= published - 1.5, name

@@ -40,7 +40,7 @@ def test_naive_bayes_is_that_of_its_formula(smoothing, scale):
         own = y[:, label] > 0
         odds = np.log((own.sum() + smoothing) / ((~own).sum() + smoothing))
         expected[:, label] = odds + likelihood(own) - likelihood(~own)
-    # A term of the row alone does not change the order of labels.
+    # A term that depends only on the row does not change the order of labels.
     difference = expected - found
     np.testing.assert_allclose(difference, difference[:, :1].repeat(15, axis=1), atol=1e-3)
 
@@ -78,8 +78,8 @@ def test_the_gradient_of_the_assignment_is_that_of_differences():
         assert gradient[label] == pytest.approx((more - less) / 2e-6, abs=1e-4)
 
 
-def test_a_label_that_only_gets_in_the_way_is_not_kept():
-    """Label 2 is of one row, and stands above label 0, of many, with k = 1."""
+def test_a_label_that_only_displaces_others_is_not_kept():
+    """Label 2 has one row and outranks label 0, which has many, with k = 1."""
     above = np.zeros((21, 3))
     above[:20, 2] = 1
     pairs = Pairs(np.array([0] * 20 + [2]), np.ones(21), sp.csr_matrix(above))
@@ -121,7 +121,7 @@ def test_leaves_are_small_and_rows_go_to_the_nearer_center():
         assert row in leaves[-1 - node]
 
 
-def test_two_far_groups_are_told_apart():
+def test_two_distant_groups_are_separated():
     rng = np.random.default_rng(0)
     x = np.zeros((40, 10), np.float32)
     x[:20, :5] = rng.random((20, 5)) + 0.5
@@ -155,7 +155,7 @@ def test_predictions_are_the_best_of_the_labels_of_a_leaf(base):
         assert np.isneginf(scores[row, n_found:]).all()
 
 
-def test_with_one_leaf_and_all_labels_it_is_its_base():
+def test_one_leaf_with_all_labels_equals_the_base():
     X, Y = small_problem(300)
     fitted = LPSR(leaf_rows=300, smoothing=0.1, scale=2.0, k=10**6).fit(X, Y)
     labels, _ = fitted.predict_topk(X, 1)

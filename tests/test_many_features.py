@@ -1,4 +1,4 @@
-"""Solving where there are far more features than a row has: passes then read lists of rows."""
+"""Solving with far more features than non-zeros per row, where passes read lists of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def data():
 
 
 def gradient_over_allowed(rows, s, w, C=1.0, a=1.0, b=1.0, tol=0.01):
-    """‖∇f(w)‖ over all rows, as a share of what LIBLINEAR's rule and the certain gap allow."""
+    """Return ‖∇f(w)‖ over all rows, relative to what LIBLINEAR's rule and the gap allow."""
     cost = np.where(s > 0, a, b)
 
     def gradient(w):
@@ -47,14 +47,14 @@ def check_gradients(X, Y, labels, *, C=1.0, a=1.0, b=1.0, **transform):
         s[of_label.indices[of_label.indptr[label] : of_label.indptr[label + 1]]] = 1
         w = solution.weights[[place]].toarray().ravel().astype(np.float64)
         share = gradient_over_allowed(rows, s, w, C, a, b)
-        # Single precision leaves more of a gap where rows are long.
+        # Single precision leaves a larger gap if rows are long.
         assert share <= solution.gradient[place] * (1.01 if normalized else 1.1) + 1e-3
         assert solution.gradient[place] <= 1
     return solution
 
 
 def some_labels(Y, n):
-    """Labels of all frequencies, the most frequent first."""
+    """Return labels of all frequencies, the most frequent first."""
     counts = np.bincount(Y.indices, minlength=Y.shape[1])
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     return order[np.linspace(0, len(order) - 1, n).astype(int)]
@@ -67,12 +67,12 @@ def test_the_true_gradient_over_all_rows_is_small_enough(data, transform):
 
 
 @pytest.mark.parametrize(("C", "a", "b"), [(0.1, 1, 1), (10, 1, 1), (1, 25, 1), (1, 1, 0.05)])
-def test_so_it_is_for_any_c_and_costs(data, C, a, b):
+def test_the_true_gradient_is_small_for_any_c_and_costs(data, C, a, b):
     X, Y = data
     check_gradients(X, Y, some_labels(Y, 20), C=C, a=float(a), b=float(b))
 
 
-def test_so_it_is_where_values_are_negative(data):
+def test_the_true_gradient_is_small_with_negative_values(data):
     X, Y = data
     signs = np.random.default_rng(0).choice([-1, 1], X.nnz).astype(np.float32)
     signed = sp.csr_array((X.data * signs, X.indices, X.indptr), X.shape)
@@ -80,7 +80,7 @@ def test_so_it_is_where_values_are_negative(data):
 
 
 @pytest.mark.parametrize("factor", [30.0, 1e4])
-def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
+def test_the_true_gradient_is_small_with_one_very_long_row(data, factor):
     X, Y = data
     values = X.data.copy()
     values[: X.indptr[1]] *= factor
@@ -88,9 +88,9 @@ def test_so_it_is_where_a_row_is_far_longer_than_the_others(data, factor):
     check_gradients(longer, Y, some_labels(Y, 20), normalize=False)
 
 
-def test_so_it_is_where_a_label_s_features_are_all_in_rows_of_one_kind():
-    # Passes look at rows in the order of how many frequent features they have, and make room for
-    # what a label adds by how much all labels add. Here nearly all of it is for one row in four.
+def test_the_true_gradient_is_small_if_a_label_s_features_are_in_similar_rows():
+    # Passes visit rows ordered by their number of frequent features, and reserve room for a label's
+    # contributions by the share of all lists. Here nearly all contributions are to one row in four.
     random = np.random.default_rng(2)
     n_rows, n_frequent, n_features = 4096, 40, 6000
     columns = []
@@ -108,7 +108,7 @@ def test_so_it_is_where_a_label_s_features_are_all_in_rows_of_one_kind():
     check_gradients(X, Y.astype(np.uint8), np.arange(12))
 
 
-def test_so_it_is_for_a_label_that_most_rows_have(data):
+def test_the_true_gradient_is_small_for_a_label_of_most_rows(data):
     X, _ = data
     random = np.random.default_rng(1)
     Y = sp.csr_array(random.random((X.shape[0], 3)) < [0.9, 0.5, 0.1], dtype=np.uint8)
@@ -162,7 +162,7 @@ def test_rare_labels_of_medium_data_begin_near_their_positives_and_end_exact():
 @pytest.mark.slow
 def test_labels_of_large_data_begin_near_their_positives_and_end_exact():
     train, _ = generate(220_000, 220_000, 22_000, features_per_row=42, seed=5, test_rows=0)
-    assert train.X.nnz > 256 << 15  # from here on a label begins without a pass
+    assert train.X.nnz > 256 << 15  # from here on labels start without a pass
     labels = some_labels(train.Y, 48)
     solution = check_gradients(train.X, train.Y, labels)
     problem = Problem(train.X, train.Y, Transform.fit(train.X))

@@ -1,6 +1,6 @@
-"""Files that are cut off or written to while they are mapped.
+"""Files that are truncated or written to while they are mapped.
 
-What could end the process is tried in another one.
+Whatever could end the process is tried in another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ N = 1 << 20
 
 
 def run(code, *arguments):
-    """How a process that runs the code ends, and what it prints."""
+    """Run code in a new process; return its exit status and output."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
@@ -37,13 +37,13 @@ def open_files():
 
 
 def ended_by_bus_error(code, err):
-    """Whether a process was ended by SIGBUS, or by AddressSanitizer in its place."""
+    """Whether SIGBUS ended a process, or AddressSanitizer in its place."""
     return code == -signal.SIGBUS or (code == 1 and "AddressSanitizer: BUS" in err)
 
 
 @pytest.fixture
 def arrays(tmp_path):
-    """A file of four megabytes, each number its own place."""
+    """A file of four megabytes in which each number is its own index."""
     path = tmp_path / "file.safetensors"
     write_arrays(path, {"x": np.arange(N, dtype=np.float32)}, {})
     return path
@@ -61,7 +61,7 @@ def model(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "model")
 
 
-def test_a_watched_file_that_is_cut_off_reads_as_zeros_and_says_so(arrays):
+def test_a_truncated_watched_file_reads_as_zeros_and_is_marked(arrays):
     code = """
         import os, sys
         from dismec.data.container import open_arrays
@@ -80,7 +80,7 @@ def test_a_watched_file_that_is_cut_off_reads_as_zeros_and_says_so(arrays):
     )
 
 
-def test_threads_that_read_while_a_file_is_cut_off_all_go_on(arrays):
+def test_threads_that_read_a_file_while_it_is_truncated_continue(arrays):
     code = """
         import os, sys
         from concurrent.futures import ThreadPoolExecutor
@@ -108,8 +108,8 @@ def test_threads_that_read_while_a_file_is_cut_off_all_go_on(arrays):
     assert out.splitlines() == [f"0.0 {damage}"] * 4
 
 
-def test_a_file_that_nobody_watches_ends_the_process_as_ever(arrays, tmp_path):
-    """What reads it could not tell zeros from what was there."""
+def test_an_unwatched_truncated_file_still_ends_the_process(arrays, tmp_path):
+    """Its readers could not distinguish zeros from the real contents."""
     shutil.copy(arrays, tmp_path / "other")
     code = """
         import os, sys
@@ -126,7 +126,7 @@ def test_a_file_that_nobody_watches_ends_the_process_as_ever(arrays, tmp_path):
     assert out == ""
 
 
-def test_a_handler_that_was_there_before_gets_what_is_not_ours(arrays, tmp_path):
+def test_an_earlier_handler_gets_signals_of_unwatched_memory(arrays, tmp_path):
     shutil.copy(arrays, tmp_path / "other")
     code = """
         import faulthandler, os, sys
@@ -147,7 +147,7 @@ def test_a_handler_that_was_there_before_gets_what_is_not_ours(arrays, tmp_path)
     assert "Fatal Python error: Bus error" in err
 
 
-def test_a_signal_that_somebody_sends_still_ends_the_process(arrays):
+def test_a_signal_sent_by_a_process_still_ends_the_process(arrays):
     code = """
         import os, signal, sys
         from dismec.data.container import open_arrays
@@ -162,8 +162,8 @@ def test_a_signal_that_somebody_sends_still_ends_the_process(arrays):
     assert out == ""
 
 
-def test_memory_that_was_watched_is_not_when_others_have_it(arrays, tmp_path):
-    """Files come and go: of those that are gone nothing is left, neither a mark nor a handle."""
+def test_memory_is_no_longer_watched_after_it_is_reused(arrays, tmp_path):
+    """Of files that are gone nothing is left, neither a mark nor a handle."""
     shutil.copy(arrays, tmp_path / "other")
     for path in (arrays, tmp_path / "other"):
         for _ in range(20):
@@ -178,7 +178,7 @@ def test_memory_that_was_watched_is_not_when_others_have_it(arrays, tmp_path):
 
 @pytest.mark.parametrize("change", ["last byte", "same size", "longer"])
 def test_any_write_to_a_watched_file_is_noticed(arrays, change):
-    """Even where memory shows it as zeros, or as other numbers, and nothing can fail."""
+    """Even if memory shows zeros, or other numbers, and nothing can fail."""
     with watching() as files:
         x = open_arrays(arrays)[0]["x"]
     assert files.damage is None
@@ -198,8 +198,8 @@ def test_any_write_to_a_watched_file_is_noticed(arrays, change):
 
 
 @pytest.mark.parametrize("pattern", ["shard-*", "labels*"])
-def test_a_file_cut_off_during_a_request_is_no_crash(model, pattern):
-    """Without the look before a request: all that a request does runs on zeros."""
+def test_a_file_truncated_during_a_request_does_not_crash(model, pattern):
+    """Without the check before a request, all of its work runs on zeros."""
     code = """
         import json, os, sys
         from pathlib import Path
@@ -227,9 +227,7 @@ def test_a_file_cut_off_during_a_request_is_no_crash(model, pattern):
     assert lines.count("False") == 3
 
 
-def test_a_server_survives_a_shard_that_is_cut_off_and_takes_the_model_that_is_there_then(
-    model, tmp_path
-):
+def test_a_server_survives_a_truncated_shard_and_reopens_the_model(model, tmp_path):
     X, _ = random_problem(rows=400, features=3000, labels=60, density=0.02)
     row = X[[0]].tocoo()
     body = {"features": [[int(f), float(v)] for f, v in zip(row.col, row.data, strict=True)]}

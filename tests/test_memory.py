@@ -10,7 +10,7 @@ GB = 1 << 30
 
 
 def groups(root, lines, **limits):
-    """A root directory whose control groups have these limits."""
+    """Create a root directory whose control groups have these limits."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("".join(f"{line}\n" for line in lines))
     for path, limit in limits.items():
@@ -20,7 +20,7 @@ def groups(root, lines, **limits):
     return root
 
 
-def test_without_control_groups_it_is_that_of_the_machine(tmp_path):
+def test_without_control_groups_the_memory_of_the_machine_counts(tmp_path):
     assert physical_memory(tmp_path) > 0
 
 
@@ -47,7 +47,7 @@ def test_a_limit_of_a_control_group_counts(tmp_path, lines, limits):
 
 
 @pytest.mark.parametrize("limit", ["max", str(1 << 62), "", "nonsense", "-1"])
-def test_a_limit_that_is_none_leaves_that_of_the_machine(tmp_path, limit):
+def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path, limit):
     machine = physical_memory(tmp_path / "nothing")
     found = physical_memory(groups(tmp_path, ["0::/job"], **{"job/memory.max": limit}))
     assert found == machine

@@ -1,4 +1,4 @@
-"""Models of some labels of a model, and models of different labels put together."""
+"""Models of some labels of a model, and models of different labels merged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trained(labels=slice(None), params=PARAMS, path=None, seed=0):
 
 @pytest.fixture(scope="module")
 def whole():
-    """A model of all labels, in shards of a few."""
+    """A model of all labels, in small shards."""
     with mock.patch("dismec.model.shards.MOST_WEIGHTS", 500):
         return trained(params=replace(PARAMS, calibrate=True))
 
@@ -77,7 +77,7 @@ def same_weights(one, labels, other, others):
 
 
 def ranked_among(model, rows, labels, rank):
-    """All labels ranked by the whole model, those that are wanted alone, numbered anew."""
+    """Rank all labels by the whole model, keep the wanted ones, and renumber them."""
     top, values = model.predict_topk(rows, model.n_labels, rank=rank)
     number = np.full(model.n_labels, -1)
     number[labels] = np.arange(len(labels))
@@ -104,13 +104,13 @@ def test_a_subset_ranks_its_labels_with_the_same_bits(whole, rows, rank):
 def test_selected_shards_hold_the_weights_bit_for_bit(precision, seed):
     rng = np.random.default_rng(seed)
     W = rng.standard_normal((60, 31)) * np.exp2(-rng.integers(0, 24, (60, 31)))
-    W[:, 0] = 1 - 2.0**-13  # rounded up to its scale in float16
+    W[:, 0] = 1 - 2.0**-13  # rounds up to its scale in float16
     W[7] = W[9] = W[30]
     W = sp.csr_array((W * (rng.random(W.shape) < 0.7)).astype(np.float32))
     halves = [(np.arange(30), W[:30]), (np.arange(30, 60), W[30:])]
     shards = [shard for half in halves for shard in pack([half], 30, precision)]
     wanted = rng.random(60) < 0.5
-    wanted[30:] |= seed == 0  # one of the shards is wanted as a whole
+    wanted[30:] |= seed == 0  # one of the shards is wanted entirely
     labels = np.flatnonzero(wanted)
     with mock.patch.object(kernels, "shard_rows", 20):
         found = selected(shards, wanted)
@@ -137,7 +137,7 @@ def test_labels_that_share_weights_keep_their_curve_without_the_first_of_them(ro
     np.testing.assert_array_equal(mine, model.predict_proba(rows)[:, 30])
 
 
-def test_a_subset_is_written_and_opened_and_says_where_it_comes_from(whole, tmp_path):
+def test_a_subset_is_written_and_opened_and_records_its_origin(whole, tmp_path):
     whole.subset([3, "label 4", "label 5", 11, 3]).save(tmp_path / "model")
     found = open_model(tmp_path / "model", check=True)
     (entry,) = found.manifest.history
@@ -148,7 +148,7 @@ def test_a_subset_is_written_and_opened_and_says_where_it_comes_from(whole, tmp_
 
 
 @pytest.mark.parametrize("version", ["model-v1", "model-v2"])
-def test_a_subset_of_a_model_of_an_older_format_is_written_in_the_one_of_today(version, tmp_path):
+def test_a_subset_of_an_older_model_is_written_in_the_current_format(version, tmp_path):
     old = open_model(Path(__file__).parent / "golden" / version)
     wanted = np.flatnonzero(old.label_counts)[:3]
     old.subset(wanted).save(tmp_path / "new")
@@ -163,7 +163,7 @@ def test_a_subset_of_all_labels_has_the_same_files(whole, tmp_path):
     assert weight_files(tmp_path / "subset") == weight_files(tmp_path / "whole")
 
 
-def test_subsets_that_cannot_be_are_refused_in_one_line(whole):
+def test_impossible_subsets_are_refused_in_one_line(whole):
     with pytest.raises(DataError, match="no label is named"):
         whole.subset([])
     with pytest.raises(DataError, match="no label 'nothing'"):
@@ -176,7 +176,7 @@ def test_subsets_that_cannot_be_are_refused_in_one_line(whole):
         merge_models([whole, refined])
 
 
-def test_classes_that_exclude_each_other_are_not_taken_apart(tmp_path):
+def test_mutually_exclusive_classes_are_not_split(tmp_path):
     X, _ = random_problem()
     DiSMECClassifier().fit(X, np.arange(300) % 3).save(tmp_path / "model")
     with pytest.raises(ModelError, match="exclude each other"):
@@ -212,7 +212,7 @@ def test_models_trained_apart_have_the_weights_of_one_training(tmp_path):
     assert merged.manifest.stats.solved == 40
 
 
-def test_a_label_without_rows_in_one_model_is_that_of_the_other():
+def test_a_label_without_rows_in_one_model_is_taken_from_the_other():
     X, Y = random_problem()
     left, right = Y.tolil(), Y.tolil()
     left[:, 20:] = 0
@@ -230,7 +230,7 @@ def test_without_names_labels_of_the_second_come_after_those_of_the_first():
     assert same_weights(merge_models([one, other]), slice(None), trained(), slice(None))
 
 
-def test_parameters_are_those_of_the_first_model_and_the_history_has_the_others(tmp_path):
+def test_parameters_come_from_the_first_model_and_the_history_records_the_others(tmp_path):
     one, other = trained(slice(15)), trained(slice(15, 40), replace(PARAMS, C=2.0))
     merged = merge_models([one, other])
     assert merged.params["C"] == 1
@@ -238,7 +238,7 @@ def test_parameters_are_those_of_the_first_model_and_the_history_has_the_others(
     assert params == [{"C": 1.0}, {"C": 2.0}]
 
 
-def test_models_that_do_not_fit_are_refused_with_what_differs(tmp_path):
+def test_models_that_do_not_match_are_refused_with_the_difference(tmp_path):
     one = trained(slice(15))
     X, Y = random_problem()
 
@@ -285,7 +285,7 @@ def test_models_of_texts_merge_if_their_vocabularies_are_the_same(tmp_path):
         merge_models([trained(), merged])
 
 
-def test_probabilities_that_differ_are_left_out_or_learned_together(rows):
+def test_differing_calibrations_are_left_out_or_learned_together(rows):
     calibrated = replace(PARAMS, calibrate=True)
     parts = [trained(part, calibrated) for part in (slice(15), slice(15, 40))]
     merged = merge_models(parts)
@@ -366,7 +366,7 @@ def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):
     assert run("subset", model, "label 4", "-o", new, "--overwrite").exit_code == 0
 
 
-def test_merging_says_that_probabilities_are_left_out_and_learns_them_on_demand(tmp_path):
+def test_merging_reports_dropped_probabilities_and_learns_them_on_request(tmp_path):
     calibrated = replace(PARAMS, calibrate=True)
     trained(slice(15), calibrated, tmp_path / "a")
     trained(slice(15, 40), calibrated, tmp_path / "b")

@@ -1,4 +1,4 @@
-"""What messages say: counts, rows and indices, and values of the wrong kind."""
+"""Wording of messages: counts, rows and indices, and values of the wrong kind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dismec.data.names import Names, pack_names
 from dismec.data.row_weights import load_row_weights
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "dismec"
-# Things that are counted in messages; the number comes right before.
+# Things counted in messages, right after the number.
 THINGS = re.compile(
     r" (?:labels|rows|features|dense features|names|label names|texts|columns|classes|values|terms|"
     r"numbers|entries|places|threads|blocks|models|test rows|training rows)\b"
 )
-# What is read by dismec itself, what is said of damaged files, and what never is 1.
+# Text that dismec itself reads, messages about damaged files, and counts that are never 1.
 EXEMPT = {
     "model/provenance.py",
     "model/manifest.py",
@@ -54,7 +54,7 @@ def refused(*arguments):
 
 
 def plain_counts(text):
-    """Numbers in f-strings that stand before a plural whatever they are."""
+    """Find numbers in f-strings that are followed by a plural whatever their value."""
     for node in ast.walk(ast.parse(text)):
         parts = node.values if isinstance(node, ast.JoinedStr) else []
         for place, part in enumerate(parts[:-1]):
@@ -63,7 +63,7 @@ def plain_counts(text):
             if not isinstance(part, ast.FormattedValue) or not isinstance(after, str):
                 continue
             is_number = re.search(r"\blen\(|shape\[|\bn_|nnz|\.size|count", ast.unparse(part.value))
-            # "3 of 1 labels" names a whole, "80 × 1 labels" a shape.
+            # "3 of 1 labels" is a total, "80 × 1 labels" a shape.
             whole = isinstance(before, str) and before.endswith(("of ", "of the ", "× ", "and "))
             if is_number and THINGS.match(after) and not whole:
                 yield ast.unparse(part.value) + after
@@ -131,7 +131,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("k", [2.5, "3", None])
-def test_k_that_is_no_whole_number_is_refused(model, k):
+def test_k_that_is_not_a_whole_number_is_refused(model, k):
     X = random_problem(rows=3)[0]
     reason = "k is .*; expected a whole number of at least 1"
     with pytest.raises(DataError, match=reason):
@@ -144,7 +144,7 @@ def test_k_that_is_no_whole_number_is_refused(model, k):
         dismec.DiSMECClassifier().fit(X, [0, 1, 1]).predict_topk(X, k)
 
 
-def test_ks_that_are_one_number_are_refused(model):
+def test_a_single_number_as_ks_is_refused(model):
     with pytest.raises(DataError, match=r"ks is 5; expected depths such as \(1, 3, 5\)"):
         model.evaluate(random_problem(rows=3)[0], np.ones((3, 4)), 5)
 
@@ -161,7 +161,7 @@ def test_ks_that_are_one_number_are_refused(model):
         ([3], "pair index 0: 3 is not a pair of names"),
     ],
 )
-def test_a_hierarchy_of_something_else_than_pairs_is_refused(pairs, reason):
+def test_a_hierarchy_that_is_not_pairs_is_refused(pairs, reason):
     with pytest.raises(DataError, match=reason):
         Hierarchy(pairs)
 
@@ -172,7 +172,7 @@ def test_a_hierarchy_takes_the_items_of_a_dict_and_lists():
 
 
 @pytest.mark.parametrize("source", [["a text", "another"], 3, {"text": ["a"]}, None])
-def test_texts_that_are_no_file_or_frame_are_refused(source, tmp_path):
+def test_texts_that_are_neither_a_file_nor_a_frame_are_refused(source, tmp_path):
     with pytest.raises(DataError, match=r"expected a file, or a frame .* DiSMECTextClassifier"):
         dismec.train_text(source, tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -202,7 +202,7 @@ def test_one_number_per_row_is_measured_for_labels_without_names(tmp_path):
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "jsonl", "frame"])
 def test_whole_numbers_are_the_same_labels_as_floats(tmp_path, ending):
-    """Pandas makes floats of whole numbers where some are missing."""
+    """Pandas turns whole numbers into floats if some are missing."""
     frame = pd.DataFrame({"text": ["a", "b", "c"], "labels": [1, None, 20]})
     assert frame["labels"].dtype == np.float64
     path = tmp_path / f"rows.{ending}"
@@ -223,7 +223,7 @@ def test_whole_numbers_are_the_same_labels_as_floats(tmp_path, ending):
     assert target.classes_.tolist() == [1, 20]
 
 
-def test_fractions_are_no_labels_and_text_stays_as_it_is(tmp_path):
+def test_fractions_are_not_labels_and_text_is_unchanged(tmp_path):
     frame = pd.DataFrame({"text": ["a"], "labels": [1.5]})
     with pytest.raises(DataError, match=r"row index 0: the labels are 1\.5; expected names"):
         list(read_frame(frame))
@@ -239,7 +239,7 @@ def test_fractions_are_no_labels_and_text_stays_as_it_is(tmp_path):
     assert next(read_texts(path, fmt)).labels == [["v2.0", "1.", "1.00", "3"]]
 
 
-def test_names_show_the_first_of_them():
+def test_the_repr_of_names_shows_the_first_ones():
     assert repr(Names(*pack_names(["a", "b c"]))) == "Names(['a', 'b c'])"
     many = Names(*pack_names(f"n{i}" for i in range(1234)))
     assert repr(many) == "Names(['n0', 'n1', 'n2', 'n3', 'n4', 'n5', … 1,234 in all])"
@@ -249,7 +249,7 @@ def test_names_of_a_model_are_shown(model):
     assert str(model.names) in ("Names(['a', 'b', 'c', '7'])", "['a', 'b', 'c', '7']")
 
 
-def test_convert_says_what_it_reads(tmp_path):
+def test_convert_reports_what_it_reads(tmp_path):
     (tmp_path / "odd.csv").write_text("1,2,3\n4,5,6\n")
     reason = refused("convert", tmp_path / "odd.csv", tmp_path / "out.xmc")
     assert "odd.csv is read as texts (CSV), which train and predict take as they are" in reason
@@ -266,7 +266,7 @@ def test_an_empty_hierarchy_file_is_refused(tmp_path, content):
 
 
 @pytest.mark.parametrize("value", ["3,1", "0,2", "-1", "1,2,3", "x", "1.5", ""])
-def test_lengths_of_ngrams_are_refused_in_the_words_of_the_command_line(tmp_path, value):
+def test_invalid_ngram_ranges_are_refused_in_the_words_of_the_command_line(tmp_path, value):
     (tmp_path / "texts.jsonl").write_text('{"text": "a b", "labels": ["x"]}\n')
     for flag in ("--word-ngrams", "--char-ngrams"):
         said = refused("train", tmp_path / "texts.jsonl", "-o", tmp_path / "model", flag, value)

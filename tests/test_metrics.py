@@ -29,7 +29,7 @@ def indicator(truth, n_labels):
 
 @st.composite
 def judged_rows(draw):
-    """Truth as sets, predictions with empty places anywhere, propensities."""
+    """Draw truth as sets, predictions with empty places anywhere, and propensities."""
     n_labels = draw(st.integers(1, 8))
     n_rows = draw(st.integers(1, 6))
     depth = draw(st.integers(1, 10))
@@ -66,7 +66,7 @@ def test_metrics_equal_the_example_worked_by_hand():
     assert list(result) == list(golden["percent"])
 
 
-def test_metrics_equal_those_of_napkinxc():
+def test_metrics_equal_napkinxc_s():
     golden = json.loads((GOLDEN / "metrics_napkinxc.json").read_text())
     p = propensities(golden["label_counts"], len(golden["truth"]))
     np.testing.assert_allclose(p, golden["propensities"], rtol=1e-14)
@@ -125,7 +125,7 @@ def test_perfect_prediction_gives_100():
     assert result == pytest.approx(dict.fromkeys(result, 100.0), rel=1e-14)
 
 
-def test_ndcg_of_few_true_labels_is_relative_to_what_they_allow():
+def test_ndcg_of_few_true_labels_is_relative_to_the_best_possible():
     found = metrics.evaluate(indicator([{1}], 5), [[1, 0, 2, 3, 4]], (5,))
     assert (found["nDCG@5"], found["P@5"]) == (100, pytest.approx(20))
 
@@ -154,7 +154,7 @@ def test_truth_may_be_any_matrix(form):
     assert metrics.evaluate(form(Y), [[2, 0], [0, 1]], (2,))["P@2"] == 75
 
 
-def test_truth_with_stored_zeros_and_duplicates_is_read_right_and_left_alone():
+def test_truth_with_stored_zeros_and_duplicates_is_read_correctly_and_unchanged():
     data, indices = np.array([1.0, 0.0, 1.0, 1.0]), np.array([2, 1, 2, 0])
     Y = sp.csr_array((data, indices, np.array([0, 3, 4])), shape=(2, 3))
     found = metrics.evaluate(Y, [[2, 1], [1, 0]], (2,))
@@ -175,13 +175,13 @@ def test_truth_with_stored_zeros_and_duplicates_is_read_right_and_left_alone():
         ([0, 1], "top is a 1-d array of int64; expected rows × places of integers"),
     ],
 )
-def test_predictions_that_do_not_fit_are_refused(top, message):
+def test_predictions_that_do_not_match_the_truth_are_refused(top, message):
     with pytest.raises(DataError) as error:
         metrics.evaluate(indicator([{0}, {1}], 3), np.array(top), (2,))
     assert str(error.value) == message
 
 
-def test_arguments_that_make_no_sense_are_refused():
+def test_meaningless_arguments_are_refused():
     Y = indicator([{0}], 2)
     with pytest.raises(DataError, match="k is 0; expected at least 1"):
         metrics.evaluate(Y, [[0]], (0, 1))
@@ -258,7 +258,7 @@ def test_f1_equals_the_naive_one(rows):
     assert found == pytest.approx(naive.f1_scores(truth, sets), rel=1e-12)
 
 
-def test_f1_takes_what_is_stored_for_assigned_whatever_its_value():
+def test_f1_counts_stored_entries_as_assigned_whatever_their_value():
     Y, assigned = indicator([{0}, {1}], 2), indicator([{0}, {0}], 2)
     assigned.data[:] = 0
     assert f1_scores(Y, assigned) == {"micro-F1": 0.5, "macro-F1": pytest.approx(1 / 3)}
@@ -267,7 +267,7 @@ def test_f1_takes_what_is_stored_for_assigned_whatever_its_value():
 
 
 def test_calibration_error_by_hand():
-    # Bins of a half: 0.1 and 0.3 sum to 0.4 and have no hit; 0.6 and 1.0 to 1.6, and have two.
+    # Two bins: 0.1 and 0.3 sum to 0.4 without a hit; 0.6 and 1.0 sum to 1.6 with two.
     error = expected_calibration_error([[0.1, 0.6], [0.3, 1.0]], [[0, 1], [0, 1]], bins=2)
     assert error == pytest.approx((0.4 + abs(1.6 - 2)) / 4)
     assert expected_calibration_error([], []) == 0

@@ -40,7 +40,7 @@ def test_a_model_is_evaluated_on_any_matrix_of_labels():
 
 @pytest.fixture(scope="module")
 def texts():
-    """A small model of texts, calibrated."""
+    """A small calibrated text model."""
     rng = np.random.default_rng(0)
     words = [f"{kind}{i}" for kind in ("egg", "car", "sea") for i in range(5)]
     labels = [["food"], ["road"], ["water", "road"]]
@@ -52,7 +52,7 @@ def texts():
         return carry_out(request), rows
 
 
-def test_a_model_of_texts_answers_texts(texts):
+def test_a_text_model_predicts_texts(texts):
     model, rows = texts
     X = model.vocabulary.rows(rows)
     for method in (
@@ -110,13 +110,13 @@ def test_texts_may_be_in_any_column(texts, wrap):
         (7, "expected a list of texts, not int"),
     ],
 )
-def test_what_is_not_a_column_of_texts_gets_one_line(texts, X, reason):
+def test_inputs_that_are_not_columns_of_texts_are_refused_in_one_line(texts, X, reason):
     with pytest.raises(DataError, match=reason) as caught:
         texts[0].predict_topk(X)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_of_texts_refuses_other_matrices(texts):
+def test_a_text_model_refuses_other_matrices(texts):
     model, rows = texts
     X = model.vocabulary.rows(rows)
     plain = sp.csr_array(X)
@@ -141,7 +141,7 @@ def test_a_model_of_texts_refuses_other_matrices(texts):
         )
 
 
-def test_a_model_of_numbers_refuses_texts():
+def test_a_numeric_model_refuses_texts():
     model = fit(*random_problem(rows=60, labels=4))
     for texts in ("a", ["a", "b"], np.array(["a"]), pd.Series(["a"]), pl.Series(["a"])):
         with pytest.raises(DataError, match="trained on numeric features, and X is texts"):
@@ -159,7 +159,7 @@ def test_slices_and_copies_of_text_rows_are_text_rows(texts):
     assert (stacked != X).nnz == 0
 
 
-def test_a_model_of_numbers_predicts_names_or_numbers():
+def test_a_numeric_model_predicts_names_or_numbers():
     X, Y = random_problem(rows=80, labels=4)
     for names in (None, ["a", "b", "c", "d"]):
         model = fit(X, Y, TrainingParams(C=10.0), names=names)
@@ -193,7 +193,7 @@ def test_a_dense_answer_that_does_not_fit_memory_is_refused(monkeypatch):
         check_dense("decision_function", 200_000, 100_000, 4, "")
 
 
-def test_a_mask_is_not_lost():
+def test_masked_values_are_refused():
     X, Y = random_problem(rows=60, labels=4)
     masked = np.ma.array(X.toarray(), mask=False)
     assert fit(masked, Y).nnz == fit(X, Y).nnz
@@ -214,7 +214,7 @@ def same_answers(one, other, rows):
     assert repr(one) == repr(other)
 
 
-def test_a_model_is_one_file_and_comes_back(texts, tmp_path):
+def test_a_model_round_trips_through_a_single_file(texts, tmp_path):
     model, rows = texts
     content = model.to_bytes()
     assert content == model.to_bytes()
@@ -236,7 +236,7 @@ def test_a_model_is_one_file_and_comes_back(texts, tmp_path):
 def zipped(entries, compression=zipfile.ZIP_STORED):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as packed, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a name is there twice
+        warnings.simplefilter("ignore")  # about duplicate names
         for name, content in entries:
             packed.writestr(name, content)
     return buffer.getvalue()
@@ -255,7 +255,7 @@ def zipped(entries, compression=zipfile.ZIP_STORED):
         "other.txt",
     ],
 )
-def test_a_single_file_unpacks_nothing_but_files_of_a_model(name, tmp_path, monkeypatch):
+def test_a_single_file_unpacks_only_model_files(name, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ModelError, match="is not a file of a model"):
         open_model(zipped([(name, b"x")]))
@@ -289,8 +289,8 @@ def test_damage_to_a_single_file_is_refused(texts):
             same_answers(open_model(bytes(changed)), *texts)
 
 
-def test_every_model_takes_rows_by_the_same_door():
-    """What is refused here is refused on a cluster and by the server, too."""
+def test_every_model_checks_rows_in_the_same_way():
+    """What is refused here is also refused on a cluster and by the server."""
     for kind in (Model, ClusterModel, ServedModel):
         assert kind.predict_topk is RankingModel.predict_topk
         assert kind.evaluate is RankingModel.evaluate
@@ -329,7 +329,7 @@ def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):
         fit(X, Y).evaluate(X, lists)
 
 
-def test_a_text_is_a_number_only_where_there_are_no_names(tmp_path):
+def test_text_is_read_as_a_number_only_without_names(tmp_path):
     X, Y = random_problem()
     names = [str(10 * label) for label in range(Y.shape[1])]
     named = train(X, Y, tmp_path / "named", names=names)

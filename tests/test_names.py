@@ -1,4 +1,4 @@
-"""Names of labels: lists, files and arrays of them are the same names, also in large numbers."""
+"""Label names: lists, files and arrays of them hold the same names, however many."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_packed_names_are_not_unpacked_to_be_written():
     st.lists(st.text("ab😀", max_size=3), max_size=20),
     st.lists(st.text("ab😀\ud83c", max_size=3), max_size=8),
 )
-def test_many_names_are_found_as_one_at_a_time(names, wanted):
+def test_many_names_are_found_as_if_one_at_a_time(names, wanted):
     packed = Names(*pack_names(names))
     expected = [names.index(name) if name in names else None for name in wanted]
     assert packed.find_all(wanted) == expected
     assert [packed.find(name) for name in wanted] == expected
 
 
-def test_names_with_the_same_hash_are_told_apart():
+def test_names_with_the_same_hash_are_distinguished():
     with mock.patch.object(names_module, "_factors", return_value=np.zeros(1, np.uint64)):
         packed = unpack_names(*pack_names(["ab", "cd", "ef", "cd", "é"]))
         assert [packed.find(name) for name in ("ef", "cd", "ab", "é", "xy")] == [2, 1, 0, 4, None]
@@ -87,14 +87,14 @@ def test_names_are_read_from_lines(tmp_path, content, names):
         (b"a\n\xe2\x82", ":2: not UTF-8"),
     ],
 )
-def test_a_line_that_is_no_name_is_told(tmp_path, content, fault):
+def test_a_line_that_is_not_a_name_is_reported(tmp_path, content, fault):
     (tmp_path / "names").write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_names(tmp_path / "names")
     assert str(caught.value) == f"{tmp_path / 'names'}{fault}"
 
 
-def test_names_of_a_caller_are_checked_one_by_one_only_where_one_is_wrong():
+def test_names_are_checked_one_by_one_only_if_one_is_wrong():
     assert check_names(None, 3) is None
     assert check_names(("a", "ß"), 2) == ["a", "ß"]
     assert check_names(np.array(["a", "b"]), 2) == ["a", "b"]
@@ -110,15 +110,15 @@ def test_names_of_a_caller_are_checked_one_by_one_only_where_one_is_wrong():
         check_names(["\ud83d", "\ude00"], 2)
 
 
-def test_a_label_of_an_opened_model_is_found_without_all_names(tmp_path, problem_data):
+def test_finding_a_label_does_not_unpack_all_names(tmp_path, problem_data):
     X, Y = problem_data
     names = [f"Straße {i % 30}" for i in range(40)]
     train(X, Y, tmp_path / "model", names=names)
     model = open_model(tmp_path / "model")
     with mock.patch.object(Names, "__iter__", side_effect=AssertionError):
-        assert model.find_label("Straße 7") == 7  # of equal names, the first
+        assert model.find_label("Straße 7") == 7  # the first of equal names
         assert model.find_label(12) == 12
-        for wrong in ("12", "Straße"):  # a number is one only where there are no names
+        for wrong in ("12", "Straße"):  # numbers are accepted only if there are no names
             with pytest.raises(DataError, match="no label"):
                 model.find_label(wrong)
 
@@ -129,4 +129,4 @@ def test_many_names_take_no_time():
     packed = unpack_names(*pack_names(check_names(names, len(names))))
     assert packed == names
     assert packed.find(names[-1]) == len(names) - 1
-    assert time.process_time() - begin < 1  # some 0.15 s
+    assert time.process_time() - begin < 1  # about 0.15 s

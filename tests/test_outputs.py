@@ -1,4 +1,4 @@
-"""An output that is there is refused before data are read; --json prints what is reported."""
+"""Existing outputs are refused before data is read; --json prints the report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(tmp_path_factory):
     (folder / "foreign").mkdir()
     (folder / "foreign" / "notes.txt").write_text("mine")
     (folder / "file.svg").write_text("mine")
-    os.mkfifo(folder / "pipe")  # opening it would wait for ever
+    os.mkfifo(folder / "pipe")  # opening it would block forever
     return folder
 
 
@@ -61,7 +61,7 @@ def refused(*arguments):
         ("prune DATA -o foreign --delta 0.1", "'notes.txt' is in it"),
     ],
 )
-def test_an_output_that_is_there_is_refused_before_data_are_read(
+def test_an_output_that_exists_is_refused_before_data_is_read(
     files, monkeypatch, command, reason, data
 ):
     monkeypatch.chdir(files)
@@ -89,7 +89,7 @@ def test_the_library_names_its_own_parameter(files, tmp_path):
         open_model(files / "model").save(files / "model")
 
 
-def test_an_unfinished_training_is_gone_on_with_and_not_pruned_into(files, tmp_path):
+def test_an_unfinished_training_is_resumed_and_not_pruned_into(files, tmp_path):
     from dismec import load_data
 
     X, Y, _ = load_data(files / "data.xmc")
@@ -113,7 +113,7 @@ def test_refusing_a_finished_model_leaves_an_unfinished_edit_alone(files, tmp_pa
 
 
 def told(*arguments):
-    """What a command prints as JSON, and nothing else."""
+    """Return what a command prints as JSON, and nothing else."""
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -126,7 +126,7 @@ def test_train_and_prune_report_as_json(files, tmp_path):
     path, data = tmp_path / "model", files / "data.xmc"
     result = run("train", data, "-o", path, "--delta", "auto", "--calibrate", "--json")
     found = json.loads(result.stdout)
-    assert "they are rough" in result.stderr  # a warning is not lost
+    assert "they are rough" in result.stderr  # warnings are still shown
     assert found.keys() >= FACTS | {"C", "delta", "delta_auto", "delta_effect", "calibrated"}
     model = open_model(path)
     assert (found["model"], found["labels"], found["weights"]) == (str(path), 20, model.nnz)

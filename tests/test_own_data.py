@@ -1,4 +1,4 @@
-"""People's own files and frames: what they hold is read as they mean it, or refused."""
+"""Users' own files and frames are read as they are meant, or refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refused(source, *reasons, fmt=DEFAULT, **options):
         ("a, b", ["a", "b"]),
         ("['a', 'b']", ["a", "b"]),
         ('["a", "b, c"]', ["a", "b, c"]),
-        ("['a' 'b']", ["a", "b"]),  # as numpy writes it, which Python would read as one text
+        ("['a' 'b']", ["a", "b"]),  # as numpy prints it, which Python would read as one text
         ("['a'\n 'b']", ["a", "b"]),
         ("[\"it's\", 'b']", ["it's", "b"]),
         ("('a',)", ["a"]),
@@ -81,7 +81,7 @@ def refused(source, *reasons, fmt=DEFAULT, **options):
         (("a", 3), ["a", "3"]),
     ],
 )
-def test_a_cell_gives_the_names_that_its_writer_meant(cell, names):
+def test_a_cell_gives_the_intended_names(cell, names):
     assert LabelCells().names(cell) == names
 
 
@@ -101,9 +101,9 @@ def test_a_cell_gives_the_names_that_its_writer_meant(cell, names):
         (1.5, "expected names"),
     ],
 )
-def test_a_cell_that_is_neither_names_nor_a_list_is_refused(cell, reason):
+def test_a_cell_that_holds_neither_names_nor_a_list_is_refused(cell, reason):
     if reason is None:
-        assert LabelCells().names(cell) == ["['a"]  # no list: it does not end like one
+        assert LabelCells().names(cell) == ["['a"]  # not a list: it does not end like one
         return
     with pytest.raises(RefusedError, match=reason):
         LabelCells().names(cell)
@@ -111,7 +111,7 @@ def test_a_cell_that_is_neither_names_nor_a_list_is_refused(cell, reason):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1))
-def test_a_list_of_any_names_comes_back_from_a_cell_as_python_and_json_write_it(names):
+def test_a_list_of_any_names_round_trips_through_a_cell_in_python_or_json_form(names):
     expected = list(dict.fromkeys(name.strip() for name in names))
     assert LabelCells().names(json.dumps(names)) == expected or "\\ud" in json.dumps(names)
     assert LabelCells().names(repr(names)) == expected or "\\ud" in repr(names)
@@ -132,7 +132,7 @@ def test_any_cell_gives_names_or_is_refused(cell):
 
 @pytest.mark.parametrize("separator", ["|", ";", "; ", " "])
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_separator_that_was_forgotten_is_asked_for(tmp_path, separator, ending):
+def test_a_forgotten_separator_is_requested(tmp_path, separator, ending):
     rng = np.random.default_rng(0)
     cells = [separator.join(f"tag{i}" for i in rng.choice(20, 3)) for _ in range(100)]
     frame = pd.DataFrame({"text": ["x"] * 100, "labels": cells})
@@ -149,7 +149,7 @@ def test_a_separator_that_was_forgotten_is_asked_for(tmp_path, separator, ending
     assert len({name for _, names in given for name in names}) == 20
     kept = TextFormat(label_separator="\n" if ending == "jsonl" else ",")
     assert [names for _, names in all_rows(path, kept)] == [[cell] for cell in cells]
-    assert all_rows(path, needs_labels=False)  # nothing depends on labels there
+    assert all_rows(path, needs_labels=False)  # nothing depends on labels here
 
 
 def test_names_of_several_words_are_not_taken_for_several_labels(tmp_path):
@@ -163,7 +163,7 @@ def test_names_of_several_words_are_not_taken_for_several_labels(tmp_path):
     assert len(all_rows(path)) == 100
 
 
-def test_a_forgotten_separator_is_noticed_though_a_name_has_a_comma(tmp_path):
+def test_a_forgotten_separator_is_noticed_even_if_a_name_has_a_comma(tmp_path):
     rng = np.random.default_rng(0)
     names = ["C++: lang", "Ünï", "42", "a, b", "R&D; misc", "x", "y"]
     cells = ["|".join(rng.choice(names, rng.integers(1, 4), replace=False)) for _ in range(120)]
@@ -184,14 +184,14 @@ def test_names_with_bars_in_a_column_with_commas_are_fine(tmp_path):
 # Kinds of files
 
 
-def test_a_header_tells_a_table_without_an_ending(tmp_path):
+def test_a_table_without_an_ending_is_detected_by_its_header(tmp_path):
     path = tmp_path / "table"
     for delimiter in ",;\t":
         path.write_text(f"id{delimiter}text{delimiter}labels\n1{delimiter}a b{delimiter}x\n")
         assert all_rows(path) == [("a b", ["x"])]
 
 
-def test_semicolons_tabs_and_bars_between_columns_are_found_and_said(tmp_path):
+def test_semicolons_tabs_and_bars_between_columns_are_detected_and_reported(tmp_path):
     for delimiter, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
         path = tmp_path / "a.csv"
         path.write_text(f'id{delimiter}text{delimiter}labels\n1{delimiter}"a; b"{delimiter}x, y\n')
@@ -214,7 +214,7 @@ def test_a_json_array_is_read_like_lines(tmp_path, indent):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_a_json_array_may_be_larger_than_what_is_read_at_a_time(tmp_path, monkeypatch, chunk):
+def test_a_json_array_may_be_larger_than_one_read(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(text_lines, "_CHUNK", chunk)
     rows = [(f"text {i} ] , [ " * 20, [f"l{i}"]) for i in range(50)]
     path = tmp_path / "a.json"
@@ -281,7 +281,7 @@ def test_a_null_text_in_a_table_is_refused_with_its_row(tmp_path):
     refused(path, "row 2: the text is None")
 
 
-def test_zstandard_is_decompressed_and_damage_is_said(tmp_path):
+def test_zstandard_is_decompressed_and_damage_is_reported(tmp_path):
     lines = "".join(
         json.dumps({"text": f"{i} {t}", "labels": n}) + "\n" for i in range(999) for t, n in ROWS
     )
@@ -293,7 +293,7 @@ def test_zstandard_is_decompressed_and_damage_is_said(tmp_path):
     refused(path, "Zstandard data is damaged or cut off")
 
 
-def test_what_needs_pyarrow_says_so(tmp_path):
+def test_formats_that_need_pyarrow_report_it(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     script = (
@@ -314,7 +314,7 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path):
     refused(path, ":1: the key 'labels' occurs 2 times")
 
 
-def test_white_space_around_a_name_is_no_part_of_it_anywhere(tmp_path):
+def test_white_space_around_a_name_is_stripped_everywhere(tmp_path):
     rows = {
         "a.jsonl": json.dumps({"text": "x", "labels": [" emoji 😀 ", "emoji 😀"]}),
         "a.json": json.dumps([{"text": "x", "labels": [" emoji 😀 "]}]),
@@ -327,7 +327,7 @@ def test_white_space_around_a_name_is_no_part_of_it_anywhere(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
-def test_ids_come_along(tmp_path, ending):
+def test_ids_are_read_with_the_rows(tmp_path, ending):
     frame = pd.DataFrame({"id": ["7", "x y"], "text": ["a", "b"], "labels": ["l", "m"]})
     path = tmp_path / f"a.{ending}"
     if ending == "csv":
@@ -399,7 +399,7 @@ def command(*args, stdin=None, code=0):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A CSV file whose columns and separator are not the default ones."""
+    """A CSV file whose columns and separator are not the defaults."""
     rng = np.random.default_rng(0)
     words = {"grain": "wheat rye barley", "metal": "iron zinc copper", "oil & gas": "crude pipe"}
     rows = []
@@ -415,7 +415,7 @@ def table(tmp_path_factory):
 COLUMNS = ("--text-column", "title", "--label-column", "tags", "--label-separator", "|")
 
 
-def test_columns_given_at_training_hold_for_every_later_command(table, tmp_path):
+def test_columns_given_at_training_apply_to_every_later_command(table, tmp_path):
     model = tmp_path / "model"
     said = command("train", table, "-o", model, *COLUMNS).stderr
     assert f"{table}: columns are separated by semicolons" in said
@@ -427,7 +427,7 @@ def test_columns_given_at_training_hold_for_every_later_command(table, tmp_path)
     rest.to_json(as_json, orient="records", lines=True)
     assert command("predict", model, as_json, "-k", 1).stdout.splitlines()[0] == first
     assert command("explain", model, table, "--row", 1).stdout
-    # What is given now wins, and plain text has no columns.
+    # Options given now take precedence, and plain text has no columns.
     assert "'body'" in command("predict", model, table, "--text-column", "body", code=2).stderr
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(rest["title"]))

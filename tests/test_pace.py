@@ -1,4 +1,4 @@
-"""The time left that a progress shows."""
+"""The remaining time that progress shows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Shares(WorkProgress):
         self.seen.append((done, total, share))
 
 
-def test_time_goes_by_work_not_by_labels():
-    # Twenty labels that take a hundred times as long as the 9,980 others come first.
+def test_time_left_depends_on_work_not_on_labels():
+    # The first twenty labels take a hundred times as long as each of the 9,980 others.
     clock, costs = Clock(), [100.0] * 20 + [1.0] * 9_980
     pace, worst = Pace(lambda *_: None, clock), 0.0
     pace.update(0, len(costs), 0.0)
@@ -59,13 +59,13 @@ def test_what_an_earlier_run_did_does_not_count():
     ("seconds", "shown"),
     [(59, ", 59 s left"), (61, ", 1 min 01 s left"), (7262, ", 2 h 01 min left")],
 )
-def test_times_are_told_as_people_do(seconds, shown):
+def test_times_are_formatted_for_people(seconds, shown):
     pace = Pace(lambda *_: None)
     pace.seconds_left = seconds
     assert pace.left == shown
 
 
-def test_a_round_of_several_is_its_part_of_the_work():
+def test_one_of_several_rounds_counts_as_its_part_of_the_work():
     whole = Shares()
     part_of(whole, 50, 100).update(10, 50, 0.5)
     assert whole.seen == [(60, 100, 0.75)]
@@ -74,7 +74,7 @@ def test_a_round_of_several_is_its_part_of_the_work():
     assert plain == [(60, 100)]
 
 
-def test_a_training_says_which_share_of_the_work_is_done(tmp_path):
+def test_a_training_reports_the_share_of_work_done(tmp_path):
     X, Y = random_problem(rows=300, labels=80)
     shares = Shares()
     train(X, Y, tmp_path / "model", TrainingParams(block_size=10), progress=shares, threads=1)
@@ -85,7 +85,7 @@ def test_a_training_says_which_share_of_the_work_is_done(tmp_path):
     assert share[-1] == 1
     assert (np.diff(share) >= 0).all()
     assert (totals == 80).all()
-    # Frequent labels come first: the share of the work is never behind that of the labels.
+    # Frequent labels come first, so the share of work is never behind the share of labels.
     assert (share >= done / 80 - 1e-9).all()
 
 

@@ -1,4 +1,4 @@
-"""Blocks → shards: the same bytes whoever packs them, in memory that does not grow with them."""
+"""Blocks → shards: the same bytes whatever the threads, in memory that does not grow with them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from test_predictor import random_csr
 
 
 def write_model(path, blocks, n_labels, n_features):
-    """An unfinished model of these (labels, weights)."""
+    """Write an unfinished model of these (labels, weights)."""
     path.mkdir()
     parts = write_parts(path, Parts(LabelTable(np.ones(n_labels, np.int64))))
     transform = Transform(n_features).to_dict()
@@ -50,7 +50,7 @@ def cut_up(W, bounds):
 
 
 def strided(W, n):
-    """Blocks that each reach over all labels."""
+    """Return blocks that each span all labels."""
     return [(np.arange(i, W.shape[0], n), W[i::n]) for i in range(n)]
 
 
@@ -97,7 +97,7 @@ def test_threads_together_hold_no_more_than_two_full_shards(threads, most, at_on
 @pytest.mark.parametrize("n_rows", [60, 300])
 def test_threads_that_share_a_shard_pack_the_same_bytes(precision, n_rows):
     dense = random_csr(np.random.default_rng(5), n_rows, 10_001, 0.02).toarray()
-    dense[:, 7] = 1  # a feature that all have
+    dense[:, 7] = 1  # a feature that all labels have
     W = sp.csr_array(dense)
     with (
         mock.patch.object(kernels, "split_rows", 200),
@@ -153,9 +153,9 @@ def test_rows_that_differ_in_one_weight_are_different_classifiers():
 
 
 def test_equal_rows_are_found_within_and_between_blocks():
-    """A, B, A with one signature, and A again elsewhere: not each is the same as the one before."""
+    """A, B, A with one signature, and A again elsewhere: neighbors are not always equal."""
     a, b, c = (np.arange(1, 10, dtype=np.float32) for _ in range(3))
-    b[1], c[5] = 99, 98  # neither first nor middle nor last
+    b[1], c[5] = 99, 98  # not at the first, middle or last entry
     rows = np.array([a, b, a, c, c, a, b, 0 * a, 0 * a])
     blocks = [(np.array(p), sp.csr_array(rows[p])) for p in ([0, 1, 2, 3, 7], [4, 5], [6, 8])]
     found = Classifiers.find(blocks, 8)
@@ -164,8 +164,8 @@ def test_equal_rows_are_found_within_and_between_blocks():
     assert starts.tolist() == [0, 3, 5, 7, 9]
 
 
-def test_weights_that_have_to_be_converted_first():
-    """Other types, and entries that are out of order."""
+def test_weights_that_need_conversion_are_packed():
+    """Other types, and entries out of order."""
     W = random_csr(np.random.default_rng(6), 30, 9, 0.6)
     wide = W.astype(np.float64)
     shuffled = sp.csr_array(
@@ -182,7 +182,7 @@ def test_weights_that_have_to_be_converted_first():
             np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))
 
 
-def test_files_that_stay_open_are_few(tmp_path):
+def test_few_files_stay_open(tmp_path):
     W = random_csr(np.random.default_rng(7), 40, 9, 0.6)
     manifest = write_model(tmp_path / "model", strided(W, 20), 40, 8)
     opened = mock.Mock(wraps=read_block)
@@ -208,7 +208,7 @@ def test_empty_rows_are_one_classifier():
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved):
-    """Native memory, the shard's own, is not traced: what is gathered and kept around it is."""
+    """The native memory of a shard is not traced; what is collected and kept around it is."""
     n_labels, n_features = 4000, 600
     rng = np.random.default_rng(0)
     W = random_csr(rng, n_labels, n_features + 1, 0.9)
@@ -226,21 +226,21 @@ def test_memory_of_packing_does_not_grow_with_the_weights(tmp_path, interleaved)
         tracemalloc.stop()
     assert len(done.shards) >= 7
     assert stored > 10_000_000
-    assert peak < 1_500_000  # some 100 bytes per label, and a few copies of a piece
+    assert peak < 1_500_000  # about 100 bytes per label, and a few copies of a piece
 
 
-def test_blocks_that_have_been_read_are_let_go(tmp_path):
+def test_blocks_are_released_after_reading(tmp_path):
     W = random_csr(np.random.default_rng(8), 60, 9, 0.6)
     manifest = write_model(tmp_path / "model", strided(W, 6), 60, 8)
     with mock.patch("dismec.model.classifiers.forget", wraps=forget) as forgotten:
         finish(tmp_path / "model", manifest, "float16", np.ones(60), 2)
     arrays = [call.args[0] for call in forgotten.call_args_list]
-    assert len(arrays) >= 12  # once when it is checked, and when its rows are taken
+    assert len(arrays) >= 12  # once to check a block, and once to take its rows
     assert all(isinstance(array.base, mmap) for array in arrays)
 
 
 class Watched:
-    """A sequence of blocks that counts how often one is asked for."""
+    """A sequence of blocks that counts how often blocks are requested."""
 
     def __init__(self, blocks):
         self.blocks, self.asked = blocks, 0
@@ -253,7 +253,7 @@ class Watched:
         return self.blocks[number]
 
 
-def test_blocks_are_asked_for_in_proportion_to_their_number():
+def test_block_requests_are_proportional_to_the_number_of_blocks():
     W = random_csr(np.random.default_rng(3), 4000, 9, 0.6)
     asked = []
     for n_labels in (400, 4000):
@@ -264,7 +264,7 @@ def test_blocks_are_asked_for_in_proportion_to_their_number():
     assert asked[1] < 1.1 * asked[0] < 4
 
 
-def test_a_packing_that_is_stopped_ends_what_is_under_way():
+def test_stopping_a_packing_ends_work_in_progress():
     W = random_csr(np.random.default_rng(4), 100, 9, 0.6)
     packing = Packing([(np.arange(100), W)], 8, "float16")
     packing.stop()
@@ -272,7 +272,7 @@ def test_a_packing_that_is_stopped_ends_what_is_under_way():
         packing.shard(0)
 
 
-def test_after_an_error_no_more_items_are_begun_and_others_are_stopped():
+def test_after_an_error_no_more_items_are_started_and_others_are_stopped():
     begun, stopped = [], threading.Event()
 
     def work(item):

@@ -56,7 +56,7 @@ def test_ranked_labels_appear_with_bars_of_their_probabilities(server, visit):
     expect(page.locator("#list li")).to_have_count(5)
     expect(page.locator("#status")).to_contain_text("First: fruit")
     expect(page.locator("#scale")).not_to_contain_text("not probabilities")
-    page.wait_for_timeout(400)  # bars grow
+    page.wait_for_timeout(400)  # bars are animated
     amounts = [
         float(re.search(r"\d+", text)[0]) for text in page.locator(".amount").all_inner_texts()
     ]
@@ -81,7 +81,7 @@ def test_scores_are_not_passed_off_as_probabilities(text_files, visit):
         assert re.fullmatch(r"[+−]\d+\.\d\d", page.locator(".amount").first.inner_text())
 
 
-def test_hover_shows_the_words_that_carried_a_label(server, visit):
+def test_hover_shows_the_words_that_contributed_most(server, visit):
     page = visit(server)
     page.fill("#text", TEXT)
     expect(marked(page).first).to_have_text("apple")
@@ -90,7 +90,7 @@ def test_hover_shows_the_words_that_carried_a_label(server, visit):
     expect(page.locator("#why-title")).to_have_text("ships")
     expect(marked(page)).to_have_text(["harbour"])
     expect(page.locator("#terms tbody th").first).to_have_text("harbour")
-    page.mouse.move(0, 0)  # back to what was chosen
+    page.mouse.move(0, 0)  # back to the selection
     expect(page.locator("#why-title")).to_have_text("fruit")
     assert {"apple", "banana", "pear"} <= set(marked(page).all_inner_texts())
     lines = {
@@ -114,14 +114,14 @@ def test_labels_that_make_another_likely_are_named(tmp_path, visit):
     assert train_text(tmp_path / "texts.jsonl", tmp_path / "model", params).manifest.refined
     with serving(tmp_path, tmp_path / "model") as server:
         page = visit(server)
-        page.fill("#text", "word0 word1 word2 word8 word9 word10")  # of labels 0 and 1
+        page.fill("#text", "word0 word1 word2 word8 word9 word10")  # the words of labels 0 and 1
         page.get_by_text(f"label {BASE}", exact=True).first.hover()
         expect(page.locator("#why-title")).to_have_text(f"label {BASE}")
         expect(page.locator("#terms tbody th", has_text="likely: label 0")).to_be_visible()
         expect(page.locator("#sum")).to_contain_text("the labels they make likely")
 
 
-def test_tap_shows_the_words_that_carried_a_label(server, visit):
+def test_tap_shows_the_words_that_contributed_most(server, visit):
     page = visit(server, **PHONE)
     page.fill("#text", TEXT)
     page.locator("#list li", has_text="ships").tap()
@@ -162,7 +162,7 @@ def test_keyboard_is_enough(server, visit):
     expect(page.locator("#why")).to_be_visible()
 
 
-def test_empty_text_is_told_and_nothing_is_asked(server, visit):
+def test_empty_text_is_reported_and_no_request_is_sent(server, visit):
     page = visit(server)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -180,7 +180,7 @@ def test_empty_text_is_told_and_nothing_is_asked(server, visit):
     expect(page.locator("#text")).to_have_value("")
 
 
-def test_text_without_known_words_says_so(server, visit):
+def test_text_without_known_words_is_reported(server, visit):
     page = visit(server)
     page.fill("#text", "Xyzzy!")
     expect(page.locator("#sum")).to_contain_text("No word of this text counts")
@@ -228,7 +228,7 @@ def test_field_holds_only_the_beginning_of_a_long_text(server, visit, by_paste):
         page.evaluate("text => navigator.clipboard.writeText(text)", text)
         page.keyboard.press("Control+V")
         expect(page.locator("#long")).to_be_visible()
-        page.keyboard.press("Control+V")  # takes the place of what is there
+        page.keyboard.press("Control+V")  # replaces the old text
     else:
         page.keyboard.insert_text(text)
     expect(page.locator("#long")).to_contain_text("220,000 characters")
@@ -273,7 +273,7 @@ def test_long_and_right_to_left_names_stay_inside(server, visit):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
+def test_a_lost_server_is_reported_and_retried(text_files, visit):
     with serving(text_files, text_files / "calibrated") as server:
         page = visit(server, failures=["ERR_CONNECTION"])
         page.fill("#text", TEXT)
@@ -290,10 +290,10 @@ def test_server_that_has_gone_is_told_and_asked_again(text_files, visit):
         expect(page.locator("#notice")).to_be_hidden()
         expect(page.locator("#scale")).to_contain_text(
             "not probabilities"
-        )  # what is served now has no probabilities
+        )  # the model served now has no probabilities
 
 
-def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
+def test_token_is_requested_and_kept_for_the_tab(text_files, visit):
     with serving(text_files, text_files / "calibrated", token="ein geheimer Schlüssel") as server:
         page = visit(server, failures=["401"])
         expect(page.locator("#token")).to_be_focused()
@@ -311,7 +311,7 @@ def test_token_is_asked_for_and_kept_for_the_tab(text_files, visit):
         assert "geheimer" not in page.content()
 
 
-def test_text_beyond_the_limit_is_told_with_it(text_files, visit):
+def test_text_beyond_the_limit_is_reported_with_the_limit(text_files, visit):
     with serving(text_files, text_files / "calibrated", "--max-body", "1") as server:
         page = visit(server, failures=["413"])
         expect(page.locator("h1")).to_have_text("calibrated")
@@ -333,7 +333,7 @@ def test_number_of_labels_keeps_to_the_limit(text_files, visit):
 
 
 def held_requests(page):
-    """The list of requests for labels, which wait until they are continued."""
+    """Return the list of requests for labels, which are held until continued."""
     held = []
     page.route("**/predict", lambda route: held.append(route))
     return held
@@ -347,7 +347,7 @@ def wait_for(page, holds):
     raise AssertionError("it never came")
 
 
-def test_work_is_shown_only_if_it_takes_long(server, visit):
+def test_progress_is_shown_only_if_an_answer_takes_long(server, visit):
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
     held = held_requests(page)
@@ -364,7 +364,7 @@ def test_work_is_shown_only_if_it_takes_long(server, visit):
     expect(page.locator("#busy")).to_be_hidden()
 
 
-def test_what_is_typed_on_replaces_what_was_asked(server, visit):
+def test_further_typing_replaces_a_pending_request(server, visit):
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
     held = held_requests(page)
@@ -405,7 +405,7 @@ def test_contrast_is_enough_in_both_schemes(server, visit, scheme):
     assert (max(red, green, blue) < 60) == (scheme == "dark")
 
 
-def test_nothing_moves_where_motion_is_reduced(server, visit):
+def test_nothing_moves_if_reduced_motion_is_preferred(server, visit):
     page = visit(server, reduced_motion="reduce")
     page.fill("#text", TEXT)
     style = "e => [getComputedStyle(e)].flatMap(s => [s.transitionDuration, s.animationName])"
@@ -415,7 +415,7 @@ def test_nothing_moves_where_motion_is_reduced(server, visit):
 
 
 def amounts(page, column=1):
-    """What the rows of the explanation say, of one of the labels."""
+    """Return the amounts in the rows of the explanation, for one of the labels."""
     cells = page.locator(f"#terms tbody:first-of-type tr td:nth-child({1 + column}) .part span")
     return [float(text.replace("−", "-")) for text in cells.all_inner_texts() if text != "·"]
 
@@ -441,7 +441,7 @@ def test_any_label_is_found_by_name_and_explained(server, visit):
     expect(page.locator("#verdict")).to_contain_text("Rank 6 of 6")
     expect(page.locator("#verdict")).to_contain_text("not assigned")
     assert any(amount < 0 for amount in amounts(page))
-    page.fill("#text", TEXT + " And more.")  # it stays in the list for the next text
+    page.fill("#text", TEXT + " And more.")  # the label stays in the list for the next text
     expect(wanted.locator(".place")).to_have_text("6.")
     page.click("#unwant")
     expect(page.locator("#list li")).to_have_count(5)
@@ -463,7 +463,7 @@ def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
     expect(page.locator("#list .name")).to_have_text(["fruit", "party 🎉"])
     expect(page.locator("#narrowed")).to_contain_text("2 labels of your list")
     page.click("#narrow > summary")
-    expect(page.locator("#narrowed")).to_be_visible()  # also while the fields are folded
+    expect(page.locator("#narrowed")).to_be_visible()  # even while the fields are folded
     page.click("#narrow > summary")
     page.fill("#group", "fruit\nnobody")
     page.locator("#group").blur()
@@ -480,7 +480,7 @@ def test_search_is_a_combobox_that_says_when_nothing_is_found(server, visit):
     page.fill("#search", "zzz")
     expect(page.locator("#matches")).to_contain_text("No label")
     page.fill("#search", "S")
-    expect(page.locator("#matches li").first).to_contain_text("ships")  # it begins with it
+    expect(page.locator("#matches li").first).to_contain_text("ships")  # it starts with the query
     expect(page.locator("#search")).to_have_attribute("aria-expanded", "true")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#search")).to_have_attribute("aria-activedescendant", "match-1")
@@ -552,7 +552,7 @@ def test_threshold_of_scores_is_drawn_at_zero(text_files, visit):
         assert line.evaluate("e => e.style.left") == "50%"
 
 
-def test_labels_are_compared_beside_each_other(server, visit):
+def test_labels_are_compared_side_by_side(server, visit):
     page = visit(server)
     page.fill("#text", TEXT)
     expect(page.locator("#why-title")).to_have_text("fruit")
@@ -583,7 +583,7 @@ def test_negative_bars_go_to_the_left_and_the_rest_is_folded(server, visit):
     )
     ends = [right for kind, _, right in zeros if kind == "against"]
     begins = [left for kind, left, _ in zeros if kind == "for"]
-    assert max(ends) - min(ends) < 1.5  # all end at the line in the middle
+    assert max(ends) - min(ends) < 1.5  # all end at the middle line
     assert all(left >= max(ends) - 1 for left in begins)
     fold = page.locator("#fold")
     expect(fold).to_contain_text("small ones")
@@ -657,7 +657,7 @@ def test_file_of_texts_comes_back_as_csv(server, visit, tmp_path, name):
         assert json.loads(row["probabilities"]) == answer["probabilities"]
 
 
-def test_file_is_narrowed_as_the_text_is(server, visit, tmp_path):
+def test_files_are_restricted_to_the_same_labels_as_the_text(server, visit, tmp_path):
     page = visit(server)
     page.fill("#text", "apple\nvessel")
     page.click("#narrow > summary")
@@ -703,7 +703,7 @@ def test_fasttext_and_gzipped_lines_are_read(server, visit, tmp_path, content, k
     expect(page.locator("#batch-first")).to_have_text("First text: one apple")
 
 
-def test_dropped_file_is_taken(server, visit):
+def test_a_dropped_file_is_accepted(server, visit):
     page = visit(server)
     page.evaluate(
         "() => { const given = new DataTransfer();"
@@ -757,7 +757,7 @@ def test_file_beyond_the_limit_goes_in_several_requests(text_files, visit, tmp_p
         assert len(saved_csv(page, tmp_path)[1]) == 25
 
 
-def test_what_is_done_stays_when_the_rest_is_cancelled(server, visit, tmp_path):
+def test_finished_rows_stay_when_the_rest_is_cancelled(server, visit, tmp_path):
     (tmp_path / "many.txt").write_text("apple pear\n" * 250)
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
@@ -775,7 +775,7 @@ def test_what_is_done_stays_when_the_rest_is_cancelled(server, visit, tmp_path):
     expect(page.locator("#batch-go")).to_be_visible()
 
 
-def test_print_shows_the_answer_in_ink_and_nothing_to_click(server, visit):
+def test_print_shows_the_answer_without_controls(server, visit):
     page = visit(server, color_scheme="dark")
     page.fill("#text", TEXT)
     expect(marked(page).first).to_be_visible()
@@ -790,11 +790,11 @@ def test_print_shows_the_answer_in_ink_and_nothing_to_click(server, visit):
     assert colors == ["rgb(31, 35, 40)", "rgb(255, 255, 255)"]
 
 
-def test_docs_send_their_examples(server, visit):
+def test_api_docs_send_their_examples(server, visit):
     page = visit(server)
     page.goto(page.url + "docs")
     body = page.locator("#predict textarea")
-    expect(body).not_to_have_value(re.compile("What is this about"))  # a text of the model's
+    expect(body).not_to_have_value(re.compile("What is this about"))  # a text from the model
     for path, said in (("predict", '"probabilities"'), ("explain", '"rank"'), ("labels", '"more"')):
         page.locator(f"#{path} button").click()
         expect(page.locator(f"#{path} pre")).to_contain_text(said)
@@ -806,7 +806,7 @@ def test_docs_send_their_examples(server, visit):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_docs_ask_for_the_token(text_files, visit):
+def test_api_docs_request_the_token(text_files, visit):
     with serving(text_files, text_files / "calibrated", token="secret") as server:
         page = visit(server, failures=["401"])
         page.goto(page.url + "docs")
@@ -818,7 +818,7 @@ def test_docs_ask_for_the_token(text_files, visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_docs_have_enough_contrast(server, visit, scheme):
+def test_api_docs_have_enough_contrast(server, visit, scheme):
     page = visit(server, color_scheme=scheme)
     page.goto(page.url + "docs")
     page.locator("#predict button").click()

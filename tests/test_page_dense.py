@@ -1,4 +1,4 @@
-"""The page of models that take numbers: dense features, alone or beside a text, and pairs."""
+"""The page of models with numeric input: dense features, alone or with a text, and pairs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def best(folder, name, X, k=5):
     return [f"Label {label}" for label in labels.tolist()]
 
 
-def test_numbers_are_taken_as_json_csv_or_as_numpy_prints_them(alone, folder, visit):
+def test_numbers_are_accepted_as_json_csv_or_as_numpy_prints_them(alone, folder, visit):
     page = visit(alone)
     expect(page.locator("#dense-state")).to_have_text("The model takes 20 dense features.")
     expect(page.locator("#text")).to_be_hidden()
@@ -99,7 +99,7 @@ def test_row_of_a_npy_file_is_chosen_from_1(alone, folder, visit):
         row = np.load(folder / "E.npy")[number - 1]
         expect(listed(page)).to_have_text(best(folder, "alone", row[None]))
     page.locator("#dense").press("End")
-    page.keyboard.type(" ")  # what is edited is no row of the file any more
+    page.keyboard.type(" ")  # after an edit it is no longer a row of the file
     expect(page.locator("#dense-rows")).to_be_hidden()
 
 
@@ -117,7 +117,7 @@ def test_file_that_does_not_fit_is_refused_with_both_widths(alone, folder, visit
         expect(page.locator("#list")).to_be_hidden()
 
 
-def test_wrong_numbers_are_told_and_nothing_is_asked(alone, visit):
+def test_invalid_numbers_are_reported_and_no_request_is_sent(alone, visit):
     page = visit(alone)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -149,7 +149,7 @@ def test_embedding_is_one_line_of_an_explanation(alone, folder, visit):
     expect(page.locator("#copy")).to_be_hidden()
 
 
-def test_text_and_dense_features_are_asked_for_together(texts, folder, visit):
+def test_text_and_dense_features_are_sent_together(texts, folder, visit):
     page = visit(texts)
     page.fill("#text", TEXTS[0])
     expect(page.locator("#nothing")).to_have_text(
@@ -162,16 +162,16 @@ def test_text_and_dense_features_are_asked_for_together(texts, folder, visit):
     labels = model.predict_topk([TEXTS[:1], vector[None]], model.n_labels)[0][0]
     expect(listed(page)).to_have_text([model.names[label] for label in labels.tolist()])
     heads = page.locator("#terms tbody th")
-    # it is never folded, however small it is
+    # never folded, however small its contribution
     expect(heads.filter(has_text="embedding (6 dense features)")).to_be_visible()
-    assert heads.count() > 1  # words, too
+    assert heads.count() > 1  # words as well
     expect(page.locator("#sum")).to_contain_text("its words add")
     expect(page.locator("#copy mark").first).to_be_visible()
     page.fill("#text", "")
     expect(page.locator("#nothing")).to_have_text("Type or paste a text first.")
 
 
-def test_pairs_of_features_are_taken_beside_dense_ones(folder, visit):
+def test_feature_pairs_are_accepted_with_dense_features(folder, visit):
     X, E, _ = dense_problem(rows=200, features=30)
     with serving(folder, folder / "both") as server:
         page = visit(server, failures=["400"])

@@ -39,7 +39,7 @@ LABELS = [*GROUPS, *(label for group in GROUPS for label in labels_of(group)), "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of texts, each of which has a word for each of its labels, and a hierarchy."""
+    """A text model, in which each label of a text adds one word, and a hierarchy."""
     folder = tmp_path_factory.mktemp("tree")
     rng = np.random.default_rng(0)
     with (folder / "texts.jsonl").open("w") as file:
@@ -65,7 +65,7 @@ def nodes_of(server, **query):
 
 
 def below(group):
-    """The labels that a group stands for, itself among them if it is one."""
+    """Return the labels below a group, including itself if it is one."""
     found, fresh = {group}, [group]
     while fresh:
         fresh = [child for child, parent in PAIRS if parent in fresh]
@@ -73,7 +73,7 @@ def below(group):
     return found & set(LABELS)
 
 
-def test_children_are_given_a_few_at_a_time(server):
+def test_children_are_returned_in_pages(server):
     top = nodes_of(server)
     assert [node["name"] for node in top["nodes"]] == ["animals", "plants", "alone"]
     animals, plants, alone = top["nodes"]
@@ -84,7 +84,7 @@ def test_children_are_given_a_few_at_a_time(server):
     assert "rows" not in animals
     assert (alone["is_label"], alone["children"], alone["rows"]) == (True, 0, 3)
     first = nodes_of(server, node=animals["node"])["nodes"]
-    assert first[0]["name"] == "birds"  # the most labels first
+    assert first[0]["name"] == "birds"  # largest first
     some = nodes_of(server, node=first[0]["node"], start=100, limit=15)
     assert len(some["nodes"]) == 15
     assert some["more"]
@@ -104,7 +104,7 @@ def test_search_finds_groups_and_labels_with_their_paths(server):
     assert [node["path"] for node in found["nodes"]] == [["animals", "dogs"]] * 3
     assert found["more"]
     assert nodes_of(server, search="dogs")["nodes"][0]["path"] == ["animals"]
-    # of several parents, the path is that of the first
+    # with several parents, the path goes through the first
     assert nodes_of(server, search="bird 0")["nodes"][0]["path"] == ["animals", "birds"]
 
 
@@ -119,7 +119,7 @@ def test_answers_have_the_paths_of_labels(server):
 
 
 @pytest.mark.parametrize("group", ["animals", "dogs", "plants", "alone", "dog 2"])
-def test_predictions_are_narrowed_to_a_group_with_the_same_scores(server, folder, group):
+def test_predictions_restricted_to_a_group_have_the_same_scores(server, folder, group):
     model = open_model(folder / "model")
     labels, scores = model.predict_topk(["dogx1 treex2"], 4, allowed=sorted(below(group)))
     answer = server.predict({"text": "dogx1 treex2", "k": 4, "below": group})[2]
@@ -146,7 +146,7 @@ def test_a_group_is_given_by_number_too(server):
         ({"below": 1.5}, '"below" is 1.5; expected the number or name of a node'),
     ],
 )
-def test_groups_that_are_not_there_are_refused(server, body, reason):
+def test_unknown_groups_are_refused(server, body, reason):
     status, _, answer = server.predict({"text": "dogx1", **body})
     assert status == 400
     assert answer["error"].startswith(reason)
@@ -161,7 +161,7 @@ def test_groups_that_are_not_there_are_refused(server, body, reason):
         ("find=a", "unknown key 'find'; known: limit, node, search, start"),
     ],
 )
-def test_queries_that_are_wrong_are_refused(server, query, reason):
+def test_invalid_queries_are_refused(server, query, reason):
     status, _, answer = server.ask("GET", f"/tree?{query}")
     assert status == 400
     assert reason in answer["error"]
@@ -216,7 +216,7 @@ def test_reloading_reads_the_hierarchy_again_and_keeps_the_old_one_if_it_is_bad(
 
 
 def test_a_deep_tree_of_many_labels_is_answered_a_part_at_a_time():
-    """Each answer has as many nodes as were asked for, whatever the size of the tree."""
+    """Each answer has as many nodes as requested, whatever the size of the tree."""
     n = 20_000
     names = [f"n{i}" for i in range(n)]
     tree = Hierarchy([(names[i], names[i // 10]) for i in range(1, n)]).over(names)
@@ -245,17 +245,17 @@ def test_page_opens_the_tree_node_by_node(server, visit):
     page.get_by_role("button", name="What is below animals").click()
     page.get_by_role("button", name="What is below birds").click()
     birds = page.locator("#tree-list li li li")
-    expect(birds).to_have_count(51)  # and what shows more
+    expect(birds).to_have_count(51)  # plus the button for more
     page.get_by_role("button", name="Show more (70 left)").click()
     expect(birds).to_have_count(101)
     expect(birds.nth(50).locator("button")).to_be_focused()
     page.get_by_role("button", name="What is below animals").click()
-    expect(page.locator("#tree-list li")).to_have_count(3)  # what is folded is gone
+    expect(page.locator("#tree-list li")).to_have_count(3)  # folded nodes are removed
     assert len(asked) == 4
 
 
 @needs_chromium
-def test_page_narrows_predictions_to_a_node_that_is_chosen(server, visit):
+def test_page_restricts_predictions_to_the_chosen_node(server, visit):
     page = visit(server)
     page.fill("#text", "dogx1 treex2")
     names = page.locator("#list .name")
@@ -268,7 +268,7 @@ def test_page_narrows_predictions_to_a_node_that_is_chosen(server, visit):
     expect(page.locator("#list .name", has_text="dog 1")).to_have_count(0)
     expect(names.first).to_have_text("tree 2")
     assert set(names.all_inner_texts()) == below("plants")
-    page.click("#tree > summary")  # it is told also while the tree is folded
+    page.click("#tree > summary")  # also shown while the tree is folded
     expect(page.locator("#narrowed")).to_be_visible()
     page.click("#widen")
     expect(page.locator("#list .name", has_text="dog 1")).to_be_visible()

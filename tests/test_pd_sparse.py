@@ -60,13 +60,13 @@ def test_the_projection_is_the_nearest_allowed_point(seed, C):
 @pytest.mark.parametrize(
     ("b", "expected"),
     [
-        ([-1.0, 2.0], [0, 0]),  # both want to leave the allowed region
+        ([-1.0, 2.0], [0, 0]),  # both would leave the allowed region
         ([3.0, 1.0], [1, -1]),  # the sums would be 1 apart from C
         ([0.0, 0.0], [0, 0]),
         ([0.5, -0.25, -0.25], [0.5, -0.25, -0.25]),  # already allowed
     ],
 )
-def test_projections_that_are_known(b, expected):
+def test_known_projections_are_reproduced(b, expected):
     np.testing.assert_allclose(project_pairs(np.array(b), 1, 1.0), expected, atol=1e-12)
 
 
@@ -151,7 +151,7 @@ def test_a_refit_has_no_l1_and_stays_on_its_support():
     assert not solver.W[~support].any()
 
 
-def test_training_ranks_its_own_rows():
+def test_training_ranks_its_own_rows_well():
     X, Y = small_problem(300)
     fitted = PDSparse(l1=0.01, held_out=0, epochs=15).fit(X, Y)
     labels, scores = fitted.predict_topk(X, 3)
@@ -163,10 +163,10 @@ def test_training_ranks_its_own_rows():
 
 
 def test_the_best_epoch_on_held_out_rows_is_kept():
-    """With patience for all epochs, more of them never make the choice worse."""
+    """With patience for all epochs, more epochs never make the choice worse."""
     X, Y = small_problem(300)
     rng = np.random.default_rng(0)
-    judged = rng.permutation(X.shape[0])[: int(0.3 * X.shape[0])]  # as the fit draws them
+    judged = rng.permutation(X.shape[0])[: int(0.3 * X.shape[0])]  # the rows that fit draws
     precisions = []
     for epochs in (1, 3, 6, 10):
         fitted = PDSparse(l1=0.5, held_out=0.3, epochs=epochs, patience=99).fit(X, Y)

@@ -1,4 +1,4 @@
-"""After a power cut at any moment a directory holds the old model or the new one."""
+"""After a power cut at any moment, a directory holds the old model or the new one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from power_cuts import Change, Recording, Sync, Write, lay_out, tree_of
 PARAMS = TrainingParams(block_size=4)
 X, Y = random_problem(rows=60, features=20, labels=9, density=0.3)
 NAMES = [f"name {i}" for i in range(9)]
-REPEATED = 8  # trees of each case in which the same is done once more
+REPEATED = 8  # trees per case on which the operation is repeated
 
 
 def found(directory):
-    """Which model a directory holds, all of whose files are as its manifest says; None for none."""
+    """Return which model a directory holds, with all files intact, or None."""
     try:
         open_model(directory, check=True)
     except ModelError:
@@ -64,7 +64,7 @@ def removed(directory):
 
 
 def recorded(root, act, *, old):
-    """A recording of what `act` does to a model directory, and the models before and after."""
+    """Record what `act` does to a model directory; also return the models before and after."""
     root.mkdir()
     directory = root / "model"
     if old:
@@ -102,7 +102,7 @@ def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path)
         shutil.rmtree(root)
     assert {before, after} == set(held)
 
-    # What was left undone can be done: nothing that lies about is in the way.
+    # The operation can be repeated: nothing left behind is in its way.
     undone = [number for number, model in enumerate(held) if model == before]
     for number in random.Random(0).sample(undone, min(REPEATED, len(undone))):
         root = lay_out(trees[number][1], tmp_path / f"again {number}")
@@ -114,7 +114,7 @@ def test_after_a_power_cut_there_is_the_old_model_or_the_new_one(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_done_is_not_lost(case, tmp_path):
+def test_finished_operations_are_not_lost(case, tmp_path):
     act, old = CASES[case]
     recording, _, after = recorded(tmp_path / "root", act, old=old)
     for number, tree in enumerate(recording.at_the_end()):
@@ -148,7 +148,7 @@ def test_a_single_file_is_the_old_model_or_the_new_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_refined_model_is_there_or_not(tmp_path):
+def test_a_refined_model_is_complete_or_absent(tmp_path):
     X, Y = related(rows=300)
     with Recording(tmp_path) as recording:
         train(X, Y, tmp_path / "model", TrainingParams(refine=True), threads=1)
@@ -161,7 +161,7 @@ def test_a_refined_model_is_there_or_not(tmp_path):
         shutil.rmtree(root)
 
 
-# The simulation itself: it finds what is known to be wrong.
+# The simulation itself: it detects known mistakes.
 
 
 def trees_of(folder, act):
@@ -181,7 +181,7 @@ def test_a_rename_of_data_that_is_not_synced_may_leave_an_empty_file(tmp_path):
     assert held == {b"old", b"", b"ne", b"ne\0\0", b"new!"}
 
 
-def test_a_file_may_be_gone_before_the_one_that_takes_its_place_is_there(tmp_path):
+def test_a_file_may_be_gone_before_its_replacement_exists(tmp_path):
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "name").write_bytes(b"old")
 
@@ -198,7 +198,7 @@ def test_a_file_may_be_gone_before_the_one_that_takes_its_place_is_there(tmp_pat
     assert tree_of(tmp_path) == {"name": b""} in trees
 
 
-def test_a_recording_has_what_was_done_in_its_order(tmp_path):
+def test_a_recording_has_all_operations_in_order(tmp_path):
     with Recording(tmp_path) as recording:
         first_model(tmp_path / "model")
     kinds = [type(operation) for operation in recording.operations]
@@ -210,7 +210,7 @@ def test_a_recording_has_what_was_done_in_its_order(tmp_path):
     assert recording.tree(0) == recording.tree(1, set())
 
 
-def test_what_is_not_recorded_is_noticed(tmp_path):
+def test_unrecorded_changes_are_noticed(tmp_path):
     file = (tmp_path / "file").open("wb")
     with pytest.raises(AssertionError), Recording(tmp_path):  # noqa: PT012
         file.write(b"behind its back")

@@ -1,4 +1,4 @@
-"""Predictions on their way out: every form keeps every name, score and id, row by row."""
+"""Writing predictions: every format keeps every name, score and id, row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dismec.data.synthetic_text import generate_text, write_text
 from dismec.errors import DataError, DismecError
 from dismec.model.thresholds import ranked
 
-# As docs/reference/predictions.md has it.
+# As in docs/reference/predictions.md.
 PAIR = re.compile(r'("(?:[^"\\]|\\.)*"|[^\s:"\\]+):(\S+)')
 
 NAMES = ["plain", "emoji 😀", "a:b", '"quoted"', "back\\slash", "2024", "tab\tand\nbreak", "x,y"]
@@ -57,7 +57,7 @@ def written(form, top, scores, names=NAMES, ids=None, batch=1000, values="scores
 
 
 def read_back(form, content, values="scores"):
-    """Rows (id or None, labels, scores) as a reader of the form sees them."""
+    """Return rows (id or None, labels, scores) as a reader of the format sees them."""
     if form == "parquet":
         from pyarrow import parquet
 
@@ -105,7 +105,7 @@ def same_rows(found, expected):
 @pytest.mark.parametrize("form", [f for f in FORMATS if f not in ("npz", "xmc")])
 @pytest.mark.parametrize("names", [NAMES, None], ids=["names", "numbers"])
 @pytest.mark.parametrize("with_ids", [False, True], ids=["", "ids"])
-def test_names_ids_and_scores_come_back_as_they_were(form, names, with_ids):
+def test_names_ids_and_scores_round_trip(form, names, with_ids):
     top, scores = predictions()
     ids = [f"{NAMES[i % len(NAMES)]} {i}\r" if i % 3 else str(i) for i in range(len(top))]
     ids[0] = ""
@@ -116,7 +116,7 @@ def test_names_ids_and_scores_come_back_as_they_were(form, names, with_ids):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))
-def test_any_name_comes_back_from_text_and_csv(names):
+def test_any_name_round_trips_through_text_and_csv(names):
     names = [*names, *NAMES][: len(NAMES)]
     top = np.arange(len(names), dtype=np.int32).reshape(4, -1)
     scores = np.zeros(top.shape, np.float32)
@@ -177,7 +177,7 @@ def test_arrays_hold_all_places_and_ids():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_no_rows_make_a_file_that_can_be_read(form):
+def test_predictions_of_no_rows_can_be_read(form):
     content = written(form, np.empty((0, 3), np.int32), np.empty((0, 3), np.float32))
     if form == "npz":
         with np.load(io.BytesIO(content)) as arrays:
@@ -215,7 +215,7 @@ def test_parquet_without_pyarrow_says_what_to_install(monkeypatch):
         written("parquet", *predictions())
 
 
-def test_endings_stand_for_forms():
+def test_endings_determine_formats():
     assert format_of(Path("a.JSONL.gz")) == "jsonl"
     assert {format_of(Path(f"a.b{ending}")) for ending in ENDINGS} == set(FORMATS) - {"xmc"}
     for name in ("a", "a.gz", "a.xmc", "csv", "a.npz.gz", "a.parquet.gz", "a.csv.zip"):
@@ -226,7 +226,7 @@ def test_endings_stand_for_forms():
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_file_that_fails_half_way_leaves_what_was_there(form, tmp_path):
+def test_a_write_that_fails_half_way_leaves_the_old_file(form, tmp_path):
     path = tmp_path / "out"
     path.write_text("before")
 
@@ -242,7 +242,7 @@ def test_a_file_that_fails_half_way_leaves_what_was_there(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", LINES)
-def test_text_forms_are_gzipped_by_their_ending(form, tmp_path):
+def test_text_formats_are_gzipped_by_their_ending(form, tmp_path):
     top, scores = predictions()
     with prediction_file(tmp_path / "a.gz", form, Columns(len(NAMES), NAMES)) as writer:
         writer.write(top, scores)
@@ -288,7 +288,7 @@ def refused(*arguments):
 
 
 @pytest.mark.parametrize("ending", sorted(set(ENDINGS) - {".npz"}))
-def test_the_command_writes_what_the_ending_says(folder, tmp_path, ending):
+def test_the_command_writes_the_format_of_the_ending(folder, tmp_path, ending):
     model = open_model(folder / "rows")
     top, scores = model.predict_topk(load_data(folder / "data.xmc").X, 3)
     path = tmp_path / f"out{ending}"
@@ -314,7 +314,7 @@ def test_the_command_prints_json_and_xmc_text(folder, tmp_path):
     assert ok(*command, "--format", "xmc") == path.read_bytes()
 
 
-def test_machine_forms_are_utf8_whatever_the_terminal(folder):
+def test_machine_readable_formats_are_utf8_whatever_the_terminal(folder):
     command = [sys.executable, "-m", "dismec", "predict", "rows", "data.xmc", "-k", "40"]
     for form in ("text", "jsonl"):
         found = subprocess.run(
@@ -352,13 +352,13 @@ def test_rows_without_a_label_keep_their_line(folder):
         same_rows(read_back(form, ok(*command, "--format", form)), expected)
 
 
-def test_an_output_that_exists_is_overwritten_only_on_demand(folder, tmp_path):
+def test_an_output_that_exists_is_overwritten_only_on_request(folder, tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("mine")
     command = ("predict", folder / "texts", folder / "test.jsonl", "-o", path)
     assert "exists" in refused(*command)
     assert path.read_text() == "mine"
-    # Before anything is read: neither the model nor the data are there.
+    # Refused before anything is read: neither the model nor the data exist.
     assert "exists" in refused("predict", tmp_path / "no", tmp_path / "nothing", "-o", path)
     ok(*command, "--overwrite")
     assert path.read_text().startswith("labels,scores\n")
@@ -382,12 +382,12 @@ def test_no_file_that_is_read_is_ever_overwritten(folder, tmp_path):
         assert command[-1].read_bytes() == before
 
 
-def test_standard_input_is_no_file_to_compare_with(folder, tmp_path):
+def test_standard_input_is_not_compared_with_the_output(folder, tmp_path):
     (tmp_path / "out.csv").touch()
     assert "exists" in refused("predict", folder / "texts", "-", "-o", tmp_path / "out.csv")
 
 
-def test_ids_of_rows_travel_to_the_output(folder, monkeypatch):
+def test_row_ids_are_copied_to_the_output(folder, monkeypatch):
     ids = [f"row {i}" for i in range(300)]
     batches = Reading.batches
 
@@ -404,7 +404,7 @@ def test_ids_of_rows_travel_to_the_output(folder, monkeypatch):
         assert [row[0] for row in rows] == ids
 
 
-def test_binary_forms_are_not_for_a_terminal(folder):
+def test_binary_formats_are_not_printed_to_a_terminal(folder):
     ours, theirs = pty.openpty()
     for form in ("parquet", "npz"):
         command = [sys.executable, "-m", "dismec", "predict", "no", "no", "--format", form]
@@ -421,8 +421,8 @@ def test_results_do_not_depend_on_how_rows_are_cut(folder, monkeypatch):
     assert [ok(*command, *more) for more in ((), ("--threshold", 0))] == whole
 
 
-def test_predictions_are_forgotten_once_they_are_written(folder, tmp_path, monkeypatch):
-    """Memory itself is measured by benchmarks/predict_memory.py."""
+def test_predictions_are_released_once_they_are_written(folder, tmp_path, monkeypatch):
+    """The memory itself is measured by benchmarks/predict_memory.py."""
     made, most = [], 0
     predict_topk = Model.predict_topk
 

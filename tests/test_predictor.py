@@ -22,7 +22,7 @@ from dismec.model.shards import gather, pack
 
 
 def random_csr(rng, n_rows, n_columns, density, values=None):
-    """CSR float32 with empty rows; `values` to draw from makes ties."""
+    """Generate CSR float32 with empty rows; few distinct `values` give ties."""
     mask = rng.random((n_rows, n_columns)) < density
     mask[rng.random(n_rows) < 0.2] = False
     drawn = (
@@ -32,13 +32,13 @@ def random_csr(rng, n_rows, n_columns, density, values=None):
 
 
 def predictor_of(blocks, n_labels, transform, precision="float32"):
-    """A predictor of weights that come in blocks."""
+    """Return a predictor of weights given in blocks."""
     blocks = [(np.asarray(labels, np.int64), W) for labels, W in blocks]
     return Predictor(list(pack(blocks, transform.n_features, precision)), n_labels, transform)
 
 
 def stored(W, precision):
-    """The weights that a model of them has."""
+    """Return the weights as a model stores them."""
     labels = np.arange(W.shape[0])
     return gather(list(pack([(labels, W)], W.shape[1] - 1, precision)), *W.shape - np.array([0, 1]))
 
@@ -51,7 +51,7 @@ def cut(W, size):
 
 
 def by_bounds():
-    """Has split shards look up classifiers, as large ones do, however many it takes."""
+    """Make split shards look up classifiers, as large ones do, however many that takes."""
     return mock.patch.object(kernels, "merge_topk", partial(kernels.merge_topk, lookup=0))
 
 
@@ -95,7 +95,7 @@ def test_topk_equals_brute_force(
     order = rng.permutation(n_labels)  # blocks need not hold consecutive labels
     blocks = [np.sort(order[i : i + block_size]) for i in range(0, n_labels, block_size)]
     if ties:
-        W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels have the same weights
+        W = W[np.sort(rng.integers(0, n_labels, n_labels))]  # some labels share their weights
     with (
         mock.patch.object(kernels, "shard_rows", shard_rows),
         mock.patch.object(kernels, "split_rows", split_rows),
@@ -215,7 +215,7 @@ def test_one_row_starts_no_thread(monkeypatch):
     predictor_of([(range(3), W)], 3, Transform(1)).topk([[1.0]], 2)
 
 
-def test_shards_that_do_not_fit_the_model_are_refused():
+def test_shards_that_do_not_match_the_model_are_refused():
     W = sp.csr_array(np.ones((3, 3), np.float32))
     (one,) = pack([(np.arange(3), W)], 2, "float16")
     for shards, n_labels, n_features, reason in [
@@ -255,7 +255,7 @@ def test_labels_with_the_same_weights_tie_in_the_order_of_their_numbers():
 
 @pytest.mark.parametrize("n_labels", [1, 31, 33, 257, 700])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_rows_that_are_scored_together_get_what_each_gets_alone(n_labels, precision):
+def test_rows_scored_together_get_the_same_scores_as_alone(n_labels, precision):
     rng = np.random.default_rng(13)
     n_features = 60
     density = rng.choice([0.0, 0.01, 0.05, 0.5, 1.0], n_features + 1)  # no weights, lists and bits
@@ -264,7 +264,7 @@ def test_rows_that_are_scored_together_get_what_each_gets_alone(n_labels, precis
     )
     W *= np.exp2(rng.integers(-3, 4, (n_labels, 1)))  # scales differ
     W = sp.csr_array(W.astype(np.float32))[np.sort(rng.integers(0, n_labels, n_labels))]
-    X = random_csr(rng, 1300, n_features, 0.6)  # more than share a table
+    X = random_csr(rng, 1300, n_features, 0.6)  # more than can share a table
     X = sp.vstack([X, sp.csr_array((2, n_features), dtype=np.float32)], format="csr")
     predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(n_features), precision)
     scores = naive.brute_force_scores(predictor.transform.apply(X), stored(W, precision))
@@ -294,7 +294,7 @@ def test_a_damaged_list_leaves_nothing_for_the_next_shard():
     for split_rows in (0, 1 << 16):
         with mock.patch.object(kernels, "split_rows", split_rows):
             (shard,) = pack([(np.arange(400), small)], 6, "float32")
-        beyond = np.full_like(shard.places, 3000)  # which it does not have
+        beyond = np.full_like(shard.places, 3000)  # classifiers that it does not have
         rows = integers(0, 6), integers(*range(6), dtype=np.int32), floats(1, 2, 3, 1, 2, 3)
         for lookup in (0, 8):
             kernels.merge_topk(
@@ -397,7 +397,7 @@ def floats(*values):
         ([0, 1], [-1], [1]),
     ],
 )
-def test_binding_refuses_arrays_that_form_no_matrix(indptr, indices, data):
+def test_binding_refuses_arrays_that_do_not_form_a_matrix(indptr, indices, data):
     rows = integers(*indptr), integers(*indices, dtype=np.int32), floats(*data)
     n_rows = max(len(indptr) - 1, 0)
     shard = shard_of_one().native
@@ -507,7 +507,7 @@ def test_binding_refuses_rows_that_cannot_be_packed(indptr, indices, data):
         packer.take_in(one, one, *rows)
 
 
-def test_binding_refuses_rows_that_are_not_there():
+def test_binding_refuses_rows_out_of_range():
     rows = integers(0, 1, 3), integers(5, 1, 2, dtype=np.int32), floats(1, 2, 3)
     to = integers(0, 2, 3), np.zeros(3, np.int32), np.zeros(3, np.float32)
     kernels.copy_rows(integers(1, 0), integers(0, 1), *rows, *to)

@@ -1,4 +1,4 @@
-"""Names with control characters: shown on terminals, in logs and pages, and never acted on."""
+"""Names with control characters are shown on terminals, in logs and pages, but never executed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_html_is_escaped_in_one_place():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model and data whose names have control characters, also those of their files."""
+    """A model and data with control characters in label and file names."""
     folder = tmp_path_factory.mktemp("odd") / "folder \x1b[31m"
     folder.mkdir()
     X, Y = random_problem(labels=6)
@@ -91,8 +91,8 @@ def test_no_command_prints_control_characters(folder, command):
     assert not CONTROLS.search(text), text
 
 
-def test_colours_still_reach_a_terminal(folder):
-    """The filter is for text of others: a table may be coloured."""
+def test_colors_still_reach_a_terminal(folder):
+    """Only foreign text is filtered: a table may be colored."""
     code = (
         "import sys; from dismec.cli import main\n"
         "import dismec.cli.console as console; from rich.console import Console\n"

@@ -1,4 +1,4 @@
-"""How values were chosen: fields and sentences say the same."""
+"""How values were chosen: fields and sentences agree."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def test_other_parameters_are_shown_as_they_are():
     assert shown(params) == {**params, "delta_auto": "on 3 held-out rows"}
 
 
-def test_a_sentence_that_nobody_wrote_stays_what_it_is():
+def test_unknown_sentences_stay_unchanged():
     for key, _, _ in CHOSEN:
         assert parse(key, "out of thin air") == "out of thin air"

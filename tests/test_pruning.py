@@ -41,7 +41,7 @@ def data():
 
 
 def brute_force(X, Y, judge_X, judge_Y):
-    """Train at each delta of the grid, score densely, and follow the rule word by word."""
+    """Train at each delta of the grid, score densely, and apply the rule literally."""
     truth = [set(row.nonzero()[0].tolist()) for row in judge_Y.toarray()]
     losses = []
     for delta in GRID:
@@ -101,7 +101,7 @@ def test_choice_on_validation_data_is_that_of_brute_force(data):
         assert effect["before"][f"P@{k}"] == before[f"P@{k}"]
 
 
-def test_model_is_the_one_of_all_rows_at_the_chosen_delta(data, tmp_path):
+def test_the_model_is_trained_on_all_rows_at_the_chosen_delta(data, tmp_path):
     (X, Y, _), _ = data
     model = train(X, Y, tmp_path / "auto", AUTO)
     again = train(X, Y, tmp_path / "again", AUTO, threads=1)
@@ -112,7 +112,7 @@ def test_model_is_the_one_of_all_rows_at_the_chosen_delta(data, tmp_path):
     assert weight_files(tmp_path / "auto") == weight_files(tmp_path / "again") == expected
 
 
-def test_lucky_delta_after_a_loss_counts_only_where_there_are_many_rows():
+def test_a_lucky_delta_after_a_loss_counts_only_with_many_rows():
     losses = np.full(len(GRID), 5.0)
     losses[:7] = 0, -0.2, 0.05, 0.1, 0.12, -0.1, 0.03
     precision = np.column_stack([80 - losses] * 3)
@@ -139,7 +139,7 @@ def test_labels_that_only_held_out_rows_have_and_duplicates_do_not_matter():
     assert fit(X, Y, AUTO, validation=narrow).params["delta"] in GRID
 
 
-def test_what_delta_cannot_be_chosen_on_is_refused(tmp_path, problem_data):
+def test_data_too_small_to_choose_delta_is_refused(tmp_path, problem_data):
     X, Y = problem_data
     path = tmp_path / "model"
     for x, y, params, validation, reason in [
@@ -162,7 +162,7 @@ def test_one_row_is_enough_with_validation_data(problem_data):
     assert fit(X[:1], Y[:1], AUTO, validation=(X, Y)).params["delta"] in GRID
 
 
-def test_unfinished_run_goes_on_with_its_delta(tmp_path, data, monkeypatch):
+def test_an_unfinished_run_resumes_with_its_delta(tmp_path, data, monkeypatch):
     (X, Y, _), test = data
     path = tmp_path / "model"
     train(X, Y, tmp_path / "whole", AUTO)
@@ -199,7 +199,7 @@ def test_progress_counts_both_trainings(problem_data):
 
 
 @pytest.mark.slow
-def test_killed_training_keeps_the_delta_it_has_chosen(tmp_path):
+def test_a_killed_training_keeps_its_chosen_delta(tmp_path):
     X, Y = random_problem(rows=3000, features=200, labels=480, density=0.2)
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     path = tmp_path / "model"
@@ -219,14 +219,14 @@ def test_killed_training_keeps_the_delta_it_has_chosen(tmp_path):
     unfinished = read_manifest(path)
     assert 0 < len(unfinished.blocks) < 120
     begun = unfinished.params
-    # Another number in its place shows that it is not chosen again.
+    # A different number in its place proves that delta is not chosen again.
     other = next(delta for delta in GRID if delta != begun["delta"])
     commit(path, replace(unfinished, params={**begun, "delta": other}, blocks=()))
     subprocess.run(list(map(str, command)), check=True)
     assert open_model(path).params == {**begun, "delta": other}
 
 
-def test_pruning_is_training_at_the_larger_delta(tmp_path, problem_data):
+def test_pruning_equals_training_at_the_larger_delta(tmp_path, problem_data):
     X, Y = problem_data
     names = [f"tag {i}" for i in range(40)]
     params = TrainingParams(tfidf=True, block_size=15, precision="float32")
@@ -252,7 +252,7 @@ def same(a, b):
     return (abs(a - b) > 0).nnz == 0 and a.nnz == b.nnz
 
 
-def test_rounding_moves_hardly_a_weight_across_delta(problem_data):
+def test_rounding_moves_hardly_any_weight_across_delta(problem_data):
     X, Y = problem_data
     fine = fit(X, Y).pruned(0.2).weights
     coarse = fit(X, Y, TrainingParams(delta=0.2)).weights
@@ -261,7 +261,7 @@ def test_rounding_moves_hardly_a_weight_across_delta(problem_data):
 
 
 @pytest.mark.parametrize("precision", ["float16", "float32", "int8"])
-def test_precision_is_that_of_training_with_it(tmp_path, problem_data, precision):
+def test_changing_precision_equals_training_with_it(tmp_path, problem_data, precision):
     X, Y = problem_data
     exact = fit(X, Y, TrainingParams(precision="float32"))
     expected = fit(X, Y, TrainingParams(precision=precision))
@@ -278,7 +278,7 @@ def test_precision_is_that_of_training_with_it(tmp_path, problem_data, precision
     assert found.pruned().params["delta"] == 0.01
 
 
-def test_pruning_again_and_below_the_own_delta(problem_data):
+def test_pruning_twice_and_below_the_model_s_delta(problem_data):
     model = fit(*problem_data, AUTO)
     own = model.params["delta"]
     assert "delta_auto" not in model.pruned(own).params
@@ -321,7 +321,7 @@ def files(tmp_path_factory, data):
     return directory
 
 
-def test_command_line_chooses_and_says_so(files, tmp_path):
+def test_the_command_line_chooses_delta_and_reports_it(files, tmp_path):
     for name, options in {"a": [], "b": ["--validation", files / "test.txt"]}.items():
         out = tmp_path / name
         result = run("train", files / "train.txt", "-o", out, "--delta", "auto", *options)
@@ -350,7 +350,7 @@ def test_command_line_prunes(files, tmp_path):
     ok("prune", files / "model", "-o", out, "--delta", "0.05")
     ok("train", files / "train.txt", "-o", tmp_path / "trained", "--delta", "0.05")
     moved = abs(open_model(out).weights - open_model(tmp_path / "trained").weights)
-    assert moved.nnz < 10  # by rounding
+    assert moved.nnz < 10  # due to rounding
     before = weight_files(out)
     assert "--overwrite" in refused("prune", files / "model", "-o", out, "--delta", "0.1")
     assert weight_files(out) == before

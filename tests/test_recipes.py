@@ -1,4 +1,4 @@
-"""The recipes of the page on clusters run: a workstation, SSH, SLURM, Kubernetes' commands."""
+"""The recipes of the page on clusters work: a workstation, SSH, SLURM, Kubernetes' commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.recipe]
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes"
 DASK = [sys.executable, "-m", "dask"]
-LONG = 300.0  # seconds, for what takes a few on a machine that does nothing else
+LONG = 300.0  # seconds, for what takes a few on an idle machine
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def expected(tmp_path_factory):
 
 
 def environment(**more):
-    """That of a process which finds `dismec` and `dask` beside this Python."""
+    """Return an environment that finds `dismec` and `dask` of this Python."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, **{key: str(value) for key, value in more.items()}}
 
 
 def needed(*commands):
-    """The paths of commands; the test is skipped where one of them is missing."""
+    """Return the paths of commands; skips the test if one is missing."""
     path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
     found = [shutil.which(command, path=path) for command in commands]
     if None in found:
@@ -57,7 +57,7 @@ def needed(*commands):
 
 
 def free_ports(number):
-    """Ports that nobody listens at."""
+    """Return ports that nobody listens on."""
     with ExitStack() as held:
         servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
         for server in servers:
@@ -73,7 +73,7 @@ def answers(host, port):
 
 
 def processes_of(text):
-    """The command lines of processes that have a text in them."""
+    """Return the command lines of processes that contain a text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -84,7 +84,7 @@ def processes_of(text):
 
 
 class Servers:
-    """Processes that are stopped in the end, the last one first."""
+    """Processes that are stopped at the end, the last one first."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -119,7 +119,7 @@ def test_a_workstation_trains_on_its_own_cluster(tmp_path):
     (commands,) = re.findall(
         r"```sh\n(dismec gen.*?)```", (ROOT / "docs/howto/cluster.md").read_text(), re.S
     )
-    # Without job control a shell has no numbers for what it has put into the background.
+    # Without job control a shell has no numbers for background jobs.
     run = ["bash", "-emc", commands]
     subprocess.run(run, cwd=tmp_path, check=True, env=environment(), timeout=LONG)
     subprocess.run(
@@ -132,13 +132,13 @@ def test_a_workstation_trains_on_its_own_cluster(tmp_path):
 
 @pytest.fixture
 def ssh(tmp_path):
-    """How a client reaches an SSH server of the test's own, at any address of this machine."""
+    """The options of a client for the test's own SSH server, at any address of this machine."""
     server, client, keygen = needed("sshd", "ssh", "ssh-keygen")
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     for key in ("host", "user"):
         subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    apart = Path("/run/sshd")  # where a server that root has started locks its children up
+    apart = Path("/run/sshd")  # where a server started by root confines its children
     made = os.geteuid() == 0 and not apart.exists()
     if made:
         apart.mkdir(mode=0o755)
@@ -161,7 +161,7 @@ def ssh(tmp_path):
 
 
 def start_sshd(servers, server, folder):
-    """Start a server; its port."""
+    """Start a server and return its port."""
     both = ("127.0.0.1", "127.0.0.2")
     for _ in range(5):
         (port,) = free_ports(1)
@@ -181,7 +181,7 @@ def start_sshd(servers, server, folder):
     raise AssertionError((folder / "sshd.log").read_text())
 
 
-# What stands in for `dismec` in the recipe: it notes whether the scheduler listens elsewhere too.
+# Replaces `dismec` in the recipe: records whether the scheduler listens on other addresses too.
 PROBE = """#!{python}
 import socket, subprocess, sys
 from pathlib import Path
@@ -196,7 +196,7 @@ sys.exit(subprocess.call([sys.executable, "-m", "dismec", *sys.argv[1:]]))
 """
 
 
-def test_machines_by_ssh_train_and_are_left_as_they_were(tmp_path, ssh, data, expected):
+def test_ssh_machines_train_and_are_left_clean(tmp_path, ssh, data, expected):
     (tmp_path / "machines.txt").write_text("127.0.0.1\n127.0.0.2\n")
     (tmp_path / "bin").mkdir()
     (tmp_path / "scratch").mkdir()
@@ -228,7 +228,7 @@ def test_machines_by_ssh_train_and_are_left_as_they_were(tmp_path, ssh, data, ex
 
 @pytest.fixture
 def slurm(tmp_path):
-    """The environment of a SLURM of the test's own, of one node with two CPUs."""
+    """The environment of the test's own SLURM, with one node of two CPUs."""
     munged, controller, node, _ = needed("munged", "slurmctld", "slurmd", "sbatch")
     if os.geteuid():
         pytest.skip("a SLURM node needs the rights of root")
@@ -298,7 +298,7 @@ def slurm_conf(folder, socket_path):
     )
 
 
-def test_two_slurm_jobs_train_at_once_each_on_workers_of_its_own(tmp_path, slurm, data, expected):
+def test_two_slurm_jobs_train_at_once_on_their_own_workers(tmp_path, slurm, data, expected):
     jobs = [
         subprocess.Popen(
             ["sbatch", "--wait", "--nodes=1", "--cpus-per-task=1", f"--output={name}.log",
@@ -329,7 +329,7 @@ def containers():
     return cluster, *(spec[part]["spec"]["containers"][0] for part in ("scheduler", "worker"))
 
 
-def test_scheduler_and_workers_of_kubernetes_have_resources_of_their_own():
+def test_the_kubernetes_scheduler_and_workers_have_their_own_resources():
     cluster, scheduler, worker = containers()
     assert scheduler["resources"] != worker["resources"]
     threads = worker["args"][worker["args"].index("--nthreads") + 1]
@@ -346,7 +346,7 @@ def test_scheduler_and_workers_of_kubernetes_have_resources_of_their_own():
 def test_the_commands_of_kubernetes_start_a_cluster_that_trains(tmp_path, data, expected):
     _, scheduler, worker = containers()
     port, health = free_ports(2)
-    # On this machine, unlike in a pod, only its own processes may reach the scheduler.
+    # Unlike in a pod, only local processes may reach the scheduler here.
     local = {
         "0.0.0.0": "127.0.0.1",
         "8786": str(port),
@@ -373,7 +373,7 @@ def test_the_commands_of_kubernetes_start_a_cluster_that_trains(tmp_path, data, 
 
 
 def fetched(port, path):
-    """The first line that an HTTP server answers with, if there is one."""
+    """Return the first line of an HTTP server's answer, if there is one."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         return connection.recv(1000).partition(b"\r\n")[0]

@@ -1,4 +1,4 @@
-"""Labels that inform labels: a second stage, and everything that can be done with it."""
+"""Refined models: a second stage that uses labels as features, and all operations on it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def files_of(directory):
     return {p.name: p.read_bytes() for p in directory.iterdir() if p.name != ".lock"}
 
 
-def test_labels_that_go_together_make_predictions_better(data, model):
+def test_related_labels_improve_predictions(data, model):
     X, Y, X_test, Y_test = data
     plain, refined = fit(X, Y).evaluate(X_test, Y_test), model.evaluate(X_test, Y_test)
     assert all(refined[f"P@{k}"] > plain[f"P@{k}"] + 0.5 for k in (3, 5))
@@ -77,7 +77,7 @@ def test_the_directory_holds_both_stages_and_nothing_else(path):
 
 
 def wide_rows(model, X):
-    """What the second stage sees, label by label and in plain NumPy."""
+    """Compute the input of the second stage, label by label in plain NumPy."""
     informed = model.transform
     first = np.zeros((model.n_labels, model.n_features + 1), np.float32)
     for shard in informed.first:
@@ -129,7 +129,7 @@ def test_the_most_probable_labels_are_those_of_brute_force(data, model):
     np.testing.assert_array_equal((probabilities >= 0.3).sum(), np.count_nonzero(sets))
 
 
-def test_rows_are_widened_as_said():
+def test_rows_are_widened_as_specified():
     rng = np.random.default_rng(3)
     X = sp.csr_array(sp.random_array((30, 8), density=0.4, rng=rng, dtype=np.float32))
     rows = Transform(8).apply(X)
@@ -164,7 +164,7 @@ def test_rows_are_widened_as_said():
         {"indptr": np.array([0, 1, 1])},
     ],
 )
-def test_what_cannot_be_widened_is_refused(change):
+def test_invalid_widenings_are_refused(change):
     given = {
         "indptr": np.array([0, 1, 2]),
         "indices": np.array([3, 3], np.int32),
@@ -200,7 +200,7 @@ def test_threads_blocks_and_memory_do_not_change_a_byte(data, path, tmp_path):
 
 
 class Interruption:
-    """Stops a training when so many steps have been begun."""
+    """Stops a training after this many steps."""
 
     def __init__(self, steps):
         self.steps = steps
@@ -211,7 +211,7 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_path):
+def test_interrupted_anywhere_a_refinement_resumes_to_the_same_model(data, path, tmp_path):
     directory = tmp_path / "model"
     names = [f"label {i}" for i in range(data[1].shape[1])]
     how = {"names": names, "threads": 1}
@@ -232,7 +232,7 @@ def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_p
     assert found == expected
 
 
-def test_what_an_interrupted_run_has_left_is_checked(data, path, tmp_path):
+def test_files_left_by_an_interrupted_run_are_checked(data, path, tmp_path):
     directory = tmp_path / "model"
     names = [f"label {i}" for i in range(data[1].shape[1])]
     how = {"names": names, "threads": 1}
@@ -316,7 +316,7 @@ def test_a_cluster_trains_and_predicts_the_same(data, path, tmp_path):
             assert there.nnz == here.nnz
 
 
-def test_where_labels_do_not_inform_each_other_the_plain_model_is_kept(tmp_path, caplog):
+def test_the_plain_model_is_kept_if_labels_do_not_inform_each_other(tmp_path, caplog):
     X, Y = random_problem(rows=200, labels=6, seed=4)
     rng = np.random.default_rng(0)
     Y = sp.csr_array(rng.random(Y.shape) < 0.3, dtype=np.uint8)  # nothing to learn
@@ -338,7 +338,7 @@ def test_where_labels_do_not_inform_each_other_the_plain_model_is_kept(tmp_path,
         train(X, Y, directory, replace(REFINE, calibrate=True))
 
 
-def test_a_plain_model_that_was_decided_for_is_gone_on_with(tmp_path, monkeypatch):
+def test_a_run_that_has_chosen_the_plain_model_resumes_with_it(tmp_path, monkeypatch):
     X, Y = random_problem(rows=300, labels=40)
     monkeypatch.setattr(refining, "_helps", lambda results: False)
     train(X, Y, tmp_path / "reference", REFINE)
@@ -390,7 +390,7 @@ def test_an_explanation_names_the_labels_and_their_words(data, model):
     json.dumps(said)
 
 
-def test_a_report_names_pairs_that_go_together(path, model):
+def test_a_report_names_related_pairs(path, model):
     facts = describe_model(path)
     assert facts["labels that inform others"] == 2 * BASE
     assert facts["weights of the first stage"] > 0
@@ -405,7 +405,7 @@ def test_a_report_names_pairs_that_go_together(path, model):
     assert min(weights) > 0 > max(pair["weight"] for pair in pairs["against"])
 
 
-def test_it_can_be_pruned_pickled_and_its_labels_removed(data, path, model, tmp_path):
+def test_refined_models_can_be_pruned_and_pickled_and_labels_removed(data, path, model, tmp_path):
     X = data[2]
     pruned = model.pruned(0.05, precision="int8")
     assert pruned.nnz < model.nnz
@@ -438,7 +438,7 @@ def test_it_can_be_pruned_pickled_and_its_labels_removed(data, path, model, tmp_
         {"normalize": False, "bias": 2.0},
     ],
 )
-def test_it_goes_with_other_parameters(data, params):
+def test_refining_works_with_other_parameters(data, params):
     X, Y, X_test, Y_test = data
     plain = fit(X, Y, TrainingParams(**params)).evaluate(X_test, Y_test)["P@3"]
     refined = fit(X, Y, TrainingParams(**params, refine=True))
@@ -446,7 +446,7 @@ def test_it_goes_with_other_parameters(data, params):
     assert refined.evaluate(X_test, Y_test)["P@3"] > plain
 
 
-def test_C_is_chosen_as_of_other_models(data, tmp_path):
+def test_C_is_chosen_as_for_plain_models(data, tmp_path):
     tuned = tune(*data[:2], tmp_path / "model", [0.3, 1.0], REFINE)
     assert tuned.model.manifest.refined
     assert tuned.model.params["C"] in (0.3, 1.0)
@@ -466,7 +466,7 @@ def test_estimators_refine(data):
     assert texts.score(words, labels) > 0.8
 
 
-def test_what_cannot_be_refined_is_refused(data, tmp_path):
+def test_invalid_refinements_are_refused(data, tmp_path):
     X, Y = data[:2]
     with pytest.raises(DataError, match="refine needs at least 6 rows"):
         fit(X[:5], Y[:5], REFINE)
@@ -492,7 +492,7 @@ def test_what_cannot_be_refined_is_refused(data, tmp_path):
         (lambda m: m["first"][0].update(file="../x"), "not the name of a file of a model"),
     ],
 )
-def test_a_manifest_that_lies_of_the_stages_is_refused(model, tmp_path, damage, reason):
+def test_a_manifest_with_false_stages_is_refused(model, tmp_path, damage, reason):
     model.save(tmp_path / "model")
     manifest = tmp_path / "model" / "manifest.json"
     content = json.loads(manifest.read_text())
@@ -504,7 +504,7 @@ def test_a_manifest_that_lies_of_the_stages_is_refused(model, tmp_path, damage, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_first_stage_that_is_cut_off_or_altered_is_refused(model, tmp_path):
+def test_a_truncated_or_altered_first_stage_is_refused(model, tmp_path):
     model.save(tmp_path / "model")
     shard = tmp_path / "model" / "first-000000.safetensors"
     whole = shard.read_bytes()

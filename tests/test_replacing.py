@@ -1,4 +1,4 @@
-"""A model that is overwritten is the old one or the new one, at every moment."""
+"""A model that is being overwritten is the old one or the new one, at every moment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stop_after(n_labels):
 
 
 @pytest.mark.parametrize("calibrate", [False, True])
-def test_the_old_model_is_there_until_the_new_one_is_whole(data, old, tmp_path, calibrate):
+def test_the_old_model_stays_until_the_new_one_is_complete(data, old, tmp_path, calibrate):
     path = tmp_path / "model"
     params = TrainingParams(C=2.0, calibrate=calibrate, block_size=10)
     fresh = train(data.X, data.Y, tmp_path / "fresh", params, threads=1)
@@ -63,7 +63,7 @@ def test_the_old_model_is_there_until_the_new_one_is_whole(data, old, tmp_path, 
         threads=1,
         progress=lambda done, total: calls.append(done),
     )
-    assert calls[0] > 0  # it went on, within the staging area
+    assert calls[0] > 0  # it resumed, within the staging area
     assert bits(model) == bits(fresh)
     assert model.manifest.params == fresh.manifest.params
     assert not (path / NEW).exists()
@@ -133,7 +133,7 @@ def test_files_without_links_are_copied(data, old, tmp_path, monkeypatch):
     assert bits(open_model(tmp_path / "model", check=True)) == bits(new)
 
 
-def test_another_training_does_not_go_on_with_what_was_staged(data, old, tmp_path):
+def test_another_training_does_not_resume_from_the_staging_area(data, old, tmp_path):
     path = tmp_path / "model"
     with pytest.raises(StoppedError):
         train(

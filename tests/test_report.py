@@ -1,4 +1,4 @@
-"""What `dismec inspect` tells of data and models."""
+"""What `dismec inspect` says about data and models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EVIL = "<script>alert('é & \"x\"')</script>"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A data file with label names, one of them evil, and a calibrated model of it."""
+    """A data file with label names, one of them malicious, and a calibrated model of it."""
     folder = tmp_path_factory.mktemp("report")
     X, Y = random_problem()
     names = [EVIL, *(f"label {i}" for i in range(1, Y.shape[1]))]
@@ -62,7 +62,7 @@ def ok(*args):
 
 
 class Page(HTMLParser):
-    """A page whose tags close in order, which names no address and runs no script but its own."""
+    """Parses a page; checks that tags nest, and that it loads and runs nothing foreign."""
 
     VOID = ("meta", "img", "input")
 
@@ -99,7 +99,7 @@ class Page(HTMLParser):
 
 
 def drawn(page):
-    """The drawings of a page, none of which loads or runs anything."""
+    """Return the drawings of a page, none of which loads or runs anything."""
     for image in page.images:
         text = image.decode()
         tree = ElementTree.fromstring(text)
@@ -121,7 +121,7 @@ def test_exponent_of_an_exact_power_law_is_found(beta):
     assert found["fitted ranks"] == [1, 50_000]
 
 
-def test_law_is_what_weighted_least_squares_on_log_axes_give():
+def test_the_power_law_equals_weighted_least_squares_on_log_axes():
     found = describe_frequencies([0, 3, 12, 5, 0, 1])
     x, y = np.log([1, 2, 3, 4]), np.log([12, 5, 3, 1])
     spread = np.cov(x, y, aweights=[1, 1 / 2, 1 / 3, 1 / 4])
@@ -135,14 +135,14 @@ def test_law_is_what_weighted_least_squares_on_log_axes_give():
 @pytest.mark.parametrize(
     ("counts", "beta"), [([], None), ([0, 0], None), ([7], None), ([4, 4, 4], 0.0)]
 )
-def test_law_of_next_to_nothing(counts, beta):
+def test_power_law_of_very_few_counts(counts, beta):
     found = describe_frequencies(counts)
     assert found["beta"] == (beta if beta is None else pytest.approx(beta, abs=1e-9))
     assert found["R2"] is None
 
 
 @given(st.integers(0, 10**6))
-def test_points_are_few_and_have_both_ends(n):
+def test_drawn_points_are_few_and_include_both_ends(n):
     ranks = spread_ranks(n)
     assert len(ranks) <= POINTS
     assert (np.diff(ranks) > 0).all()
@@ -157,7 +157,7 @@ def test_histogram_has_every_row_in_its_bin(values):
     assert len(found["rows"]) <= 41
 
 
-def test_facts_of_data_are_those_counted_by_hand(tmp_path):
+def test_facts_of_data_equal_a_count_by_hand(tmp_path):
     X = sp.csr_array(np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]], dtype=np.float32))
     Y = sp.csr_array(np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=np.uint8))
     save_data(Dataset(X, Y), tmp_path / "data.xmc")
@@ -179,7 +179,7 @@ def test_facts_of_data_are_those_counted_by_hand(tmp_path):
     assert facts["features of a row"] == {"edges": [0, 1, 2, 3, 4], "rows": [1, 1, 1, 1]}
 
 
-def test_facts_of_texts_are_those_counted_by_hand(tmp_path):
+def test_facts_of_texts_equal_a_count_by_hand(tmp_path):
     rows = [("ab", ["x"]), ("abcd", ["x", "y"]), (" ", [])]
     lines = [json.dumps({"text": text, "labels": labels}) for text, labels in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -190,9 +190,9 @@ def test_facts_of_texts_are_those_counted_by_hand(tmp_path):
     assert len(drawn(Page(make_page("a.jsonl", facts)))) == 2
 
 
-def test_estimate_is_near_what_training_takes(tmp_path, monkeypatch):
+def test_the_estimate_is_close_to_the_training(tmp_path, monkeypatch):
     X, Y = random_problem(rows=2000, features=400, labels=400, seed=1)
-    worked = 0  # steps of the solver, which stand for seconds: they do not depend on the machine
+    worked = 0  # solver steps stand for seconds: they do not depend on the machine
 
     def counted(problem, params, blocks, use, **options):
         def count(block):
@@ -215,7 +215,7 @@ def test_estimate_is_near_what_training_takes(tmp_path, monkeypatch):
     assert "threads" in " ".join(tell_estimate(found))
 
 
-def test_estimate_says_when_memory_is_short():
+def test_the_estimate_warns_if_memory_is_short():
     X, Y = random_problem(rows=50, labels=3)
     wide = sp.csr_array((X.data, X.indices, X.indptr), shape=(50, 2**31 - 2))
     found = estimate_training(wide, Y, threads=1)
@@ -240,7 +240,7 @@ def test_a_weight_is_counted_between_the_edges_of_its_bin(weights):
         assert counts[SIDE - i] == np.count_nonzero(negative)
 
 
-def test_solver_counts_the_weights_that_it_has_before_pruning(problem_data):
+def test_the_solver_counts_weights_before_pruning(problem_data):
     X, Y = problem_data
     problem = Problem(X, Y, Transform.fit(X))
     pruned = problem.solve(range(Y.shape[1]), SolverParams(delta=0.1))
@@ -259,7 +259,7 @@ def test_counts_of_a_model_add_up_to_all_weights(files):
     assert sum(counts["after"]) == model.nnz
     assert facts["share of ambiguous weights"] == pytest.approx(1 - model.nnz / n_weights, abs=1e-6)
     far = np.array(counts["before"]) - counts["after"]
-    assert not far[: SIDE - 28].any()  # beyond 2^-6 nothing is dropped
+    assert not far[: SIDE - 28].any()  # above 2^-6 nothing is dropped
     assert not far[SIDE + 29 :].any()
 
 
@@ -292,7 +292,7 @@ def test_models_without_counts_still_open(files, tmp_path, problem_data):
         read_manifest(tmp_path / "old")
 
 
-def test_sums_with_something_uncounted_are_not_known():
+def test_sums_with_missing_counts_are_unknown():
     counted = BlockStats(1, 0, 1, 1, 1, 0.5, (1,) * BINS)
     assert BlockStats.total([counted, counted]).weight_counts == (2,) * BINS
     assert BlockStats.total([counted, replace(counted, weight_counts=None)]).weight_counts is None
@@ -375,7 +375,7 @@ def test_test_data_without_rows_are_refused(files):
         describe_test(open_model(files / "model"), empty)
 
 
-def test_page_of_a_model_is_whole_and_escaped(files, tmp_path):
+def test_the_page_of_a_model_is_complete_and_escaped(files, tmp_path):
     out = tmp_path / "page.html"
     printed = ok("inspect", files / "model", "--test", files / "data.xmc", "--html", out)
     text = out.read_text()
@@ -400,7 +400,7 @@ def test_names_and_paths_cannot_break_out_of_the_page(files):
     assert page.tables[0]["columns"][1]["values"].count(EVIL) == 1
 
 
-def test_page_of_data_is_written_whole_or_not_at_all(files, tmp_path):
+def test_the_page_of_data_is_written_completely_or_not_at_all(files, tmp_path):
     facts = json.loads(ok("inspect", files / "data.xmc", "--html", tmp_path / "a.html", "--json"))
     page = Page((tmp_path / "a.html").read_text())
     assert len(drawn(page)) == 2
@@ -444,14 +444,14 @@ def test_models_at_any_delta_have_pages(tmp_path, delta):
     assert "weights after pruning" in ok("inspect", tmp_path / "model")
 
 
-def test_test_data_do_not_go_with_a_data_file(files):
+def test_test_data_is_refused_with_a_data_file(files):
     path = str(files / "data.xmc")
     result = CliRunner().invoke(main, ["inspect", path, "--test", path])
     assert result.exit_code == 2
     assert "--test needs a model" in result.stderr
 
 
-def test_missing_matplotlib_is_told_in_a_line(files, tmp_path):
+def test_missing_matplotlib_is_reported_in_one_line(files, tmp_path):
     script = "import sys; sys.modules['matplotlib'] = None; from dismec.cli import main; main()"
     command = [sys.executable, "-c", script, "inspect", str(files / "model")]
     out = subprocess.run(
@@ -463,7 +463,7 @@ def test_missing_matplotlib_is_told_in_a_line(files, tmp_path):
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
-def test_a_page_never_takes_the_place_of_what_it_is_about(tmp_path):
+def test_a_page_never_overwrites_its_subject(tmp_path):
     X, Y = random_problem()
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     train(X, Y, tmp_path / "model")
@@ -493,7 +493,7 @@ def test_nothing_is_ambiguous_where_nothing_is_dropped(tmp_path, penalty, precis
     assert describe_model(tmp_path / "model")["share of ambiguous weights"] == 0
 
 
-def test_labels_that_only_the_test_texts_have_are_told_and_keep_their_names(tmp_path):
+def test_labels_only_in_test_texts_are_reported_by_name(tmp_path):
     from dismec.data.synthetic_text import generate_text, write_text
 
     write_text(tmp_path, *generate_text(rows=300, labels=20, features=500))

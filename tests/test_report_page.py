@@ -21,7 +21,7 @@ from dismec.report.tested import describe_test
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=20_000)  # of a busy machine
+expect.set_options(timeout=20_000)  # generous, for busy machines
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -31,7 +31,7 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 ODD_NAMES = ['a, "b"', "ÄÖ 東京", "</script><b>x", "=1+1", "two\nlines", "long " * 40]
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 
-# The lowest contrast ratio of any text that is seen.
+# The lowest contrast ratio of any visible text.
 CONTRAST = """() => {
   const parse = color => color.match(/[\\d.]+/g).map(Number);
   const ground = e => {
@@ -63,7 +63,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """What opens a file; at the end nothing has gone wrong, and nothing else was loaded."""
+    """Return a function that opens a file; checks that it loads nothing and has no errors."""
     contexts, troubles = [], []
 
     def opened(path, **options):
@@ -87,7 +87,7 @@ def visit(browser):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Of a calibrated model with test data, "model", and of texts, "data"."""
+    """Pages of a calibrated model with test data ("model") and of texts ("data")."""
     folder = tmp_path_factory.mktemp("pages")
     X, Y = random_problem(labels=120)
     names = [*ODD_NAMES, *(f"label {i}" for i in range(len(ODD_NAMES), 120))]
@@ -118,7 +118,7 @@ def numbers(cells):
     return [float(cell.replace(",", "")) for cell in cells if cell != "–"]
 
 
-def test_a_click_on_a_head_sorts_all_labels_and_another_one_turns_them_round(pages, visit):
+def test_clicking_a_header_sorts_all_labels_and_again_reverses_them(pages, visit):
     page = visit(pages / "model.html")
     head = page.locator(".labels th", has_text="F1")
     facts = page.evaluate("JSON.parse(document.querySelector('.labels script').textContent)")
@@ -135,7 +135,7 @@ def test_a_click_on_a_head_sorts_all_labels_and_another_one_turns_them_round(pag
     assert head.get_attribute("aria-sort") == "none"
     assert page.locator(".labels th").first.get_attribute("aria-sort") == "ascending"
     named = [name for name in column(page, 1) if name.startswith("label ")]
-    assert named == [f"label {i}" for i in range(6, 6 + len(named))]  # numbers in their order
+    assert named == [f"label {i}" for i in range(6, 6 + len(named))]  # numbers in numeric order
 
 
 def test_labels_are_filtered_by_name_and_more_are_shown_on_request(pages, visit):
@@ -207,7 +207,7 @@ def test_the_headline_comes_first_and_internals_are_folded(pages, visit):
 
 
 @pytest.mark.parametrize("name", ["model", "data"])
-def test_paper_is_white_and_has_everything_unfolded(pages, visit, name):
+def test_print_is_white_and_fully_unfolded(pages, visit, name):
     page = visit(pages / f"{name}.html", color_scheme="dark")
     page.evaluate(
         "addEventListener('beforeprint', () => {"
@@ -215,7 +215,7 @@ def test_paper_is_white_and_has_everything_unfolded(pages, visit, name):
     )
     assert page.pdf(format="A4").startswith(b"%PDF")
     assert page.evaluate("seen") == 0
-    assert page.locator("details[open]").count() == 0  # as it was before
+    assert page.locator("details[open]").count() == 0  # as before printing
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("img").first.evaluate("e => getComputedStyle(e).filter") == "none"
@@ -229,7 +229,7 @@ def test_a_page_without_scripts_shows_the_first_labels(pages, visit):
     assert page.get_by_text("… and 70 more.").is_visible()
 
 
-def test_of_very_many_labels_a_page_holds_the_most_frequent_and_says_so(
+def test_a_page_with_very_many_labels_shows_the_most_frequent_and_says_so(
     tmp_path, visit, monkeypatch
 ):
     monkeypatch.setattr(page_module, "MOST_LABELS", 60)

@@ -1,4 +1,4 @@
-"""One request behind every door, one statement of a hyper-parameter, one place for resuming."""
+"""One request for all entry points, one definition per hyper-parameter, one place for resuming."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARAMS = TrainingParams(block_size=10, delta="auto", calibrate=True)
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised in the place of a training."""
+    """Raised instead of training."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def model_of_30(tmp_path, problem_data):
 
 
 @pytest.mark.parametrize("name", ["cluster", "client"])
-def test_where_to_train_has_one_name_and_its_old_one(requests, name, tmp_path, problem_data):
+def test_where_to_train_is_one_parameter_with_an_old_alias(requests, name, tmp_path, problem_data):
     X, Y = problem_data
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "some words", "labels": ["a"]}\n')
@@ -80,7 +80,7 @@ def test_where_to_train_has_one_name_and_its_old_one(requests, name, tmp_path, p
 
 
 @pytest.mark.parametrize("name", ["cluster", "engine"])
-def test_estimators_know_where_to_fit_by_both_names(requests, name, problem_data):
+def test_estimators_accept_both_names_of_where_to_fit(requests, name, problem_data):
     for clf, data in (
         (DiSMECClassifier, problem_data),
         (DiSMECTextClassifier, (["some words"], ["a"])),
@@ -90,7 +90,7 @@ def test_estimators_know_where_to_fit_by_both_names(requests, name, problem_data
         assert requests.pop().cluster == "tcp://there:1"
 
 
-def test_labels_are_added_where_it_is_said(model_of_30, requests, problem_data):
+def test_labels_are_added_where_requested(model_of_30, requests, problem_data):
     X, Y = problem_data
     for name in ("cluster", "client"):
         with pytest.raises(Stopped):
@@ -98,7 +98,7 @@ def test_labels_are_added_where_it_is_said(model_of_30, requests, problem_data):
         assert requests.pop().cluster == "tcp://there:1"
 
 
-def test_every_parameter_is_an_option_an_estimators_and_in_the_manifest(tmp_path, problem_data):
+def test_every_parameter_is_in_the_options_the_estimators_and_the_manifest(tmp_path, problem_data):
     names = {field.name for field in fields(TrainingParams)}
     options = {option.name.removeprefix("no_") for option in main.commands["train"].params}
     assert names <= options
@@ -109,19 +109,19 @@ def test_every_parameter_is_an_option_an_estimators_and_in_the_manifest(tmp_path
     X, Y = problem_data
     dense = train([np.ones((X.shape[0], 2), np.float32)], Y, tmp_path / "dense")
     assert dense.manifest.params.keys() == names
-    # What is only about dense features is left out where there are none.
+    # Parameters of dense features are omitted if there are none.
     plain = train(X, Y, tmp_path / "model")
     assert plain.manifest.params.keys() == names - {"dense_scale"}
 
 
-def test_choices_that_the_command_line_offers_are_those_that_there_are():
+def test_choices_of_the_command_line_match_the_library():
     choices = {f.name: f.metadata.get("choices") for f in fields(TrainingParams)}
     assert choices["precision"] == tuple(PRECISIONS)
     assert choices["penalty"] == PENALTIES
     assert choices["weighting"] == WEIGHTINGS
 
 
-def test_estimators_take_their_parameters_in_the_order_that_they_always_had():
+def test_estimators_keep_the_order_of_their_parameters():
     clf = DiSMECClassifier(2.0, 0.1, 0.001, True, False, 0.5, "int8", True, 3)
     assert (clf.C, clf.delta, clf.tol, clf.tfidf, clf.normalize) == (2.0, 0.1, 0.001, True, False)
     assert (clf.bias, clf.precision, clf.calibrate, clf.n_jobs) == (0.5, "int8", True, 3)
@@ -132,7 +132,7 @@ def test_estimators_take_their_parameters_in_the_order_that_they_always_had():
 
 
 def with_sentences(path):
-    """Write an unfinished model's manifest as versions did that kept prose in it."""
+    """Write an unfinished model's manifest with sentences, as older versions did."""
     file = path / "manifest.json"
     content = json.loads(file.read_text())
     content.pop("checksum", None)
@@ -147,7 +147,7 @@ def data():
     return random_problem(rows=600)
 
 
-def test_a_run_whose_manifest_holds_sentences_goes_on(tmp_path, data):
+def test_a_run_whose_manifest_holds_sentences_resumes(tmp_path, data):
     train(*data, tmp_path / "whole", PARAMS)
     train_unfinished(*data, tmp_path / "model", PARAMS)
     with_sentences(tmp_path / "model")
@@ -157,7 +157,7 @@ def test_a_run_whose_manifest_holds_sentences_goes_on(tmp_path, data):
     assert model.params["delta_auto"] == {"rows": 60}
 
 
-def test_a_choice_of_C_whose_manifest_holds_sentences_goes_on(tmp_path, data):
+def test_a_choice_of_C_whose_manifest_holds_sentences_resumes(tmp_path, data):
     params, grid = replace(PARAMS, delta=0.01), (0.5, 1.0)
     whole = tune(*data, tmp_path / "whole", grid, params)
     with (

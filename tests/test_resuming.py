@@ -1,4 +1,4 @@
-"""A training that is stopped anywhere, its trial and its grid too, goes on where it was."""
+"""A training that is stopped anywhere, also in a trial or a grid, resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def trial(request, data, tmp_path_factory):
 
 
 def files_of(directory):
-    """All files of a model but the manifest, which has seconds in it."""
+    """Return all files of a model except the manifest, which contains times."""
     names = {p.name for p in directory.iterdir()} - {".lock", "manifest.json"}
     return {name: (directory / name).read_bytes() for name in names}
 
 
 class Interruption:
-    """Keeps the news of a training, and stops it at this many labels more than at first."""
+    """Records the progress of a training, and stops it this many labels after the first call."""
 
     def __init__(self, labels=np.inf):
         self.labels, self.seen = labels, []
@@ -64,7 +64,7 @@ class Interruption:
 
 @contextmanager
 def stopped_after(n_blocks):
-    """Within it a training stops when it has kept so many blocks more: no clock decides it."""
+    """Stop a training when it has kept this many more blocks, independent of any clock."""
     append, left = Journal.append, n_blocks
 
     def keep(journal, *receipts):
@@ -79,7 +79,7 @@ def stopped_after(n_blocks):
 
 
 def labels_kept(directory):
-    """Labels in finished blocks: of the trial, and of the model."""
+    """Return the number of labels in finished blocks: of the trial, and of the model."""
     found = read_manifest(directory)
     kept = found.labels_done + (LABELS if settled(found) else 0)
     with suppress(ModelError):
@@ -92,7 +92,7 @@ def settled(manifest):
     return manifest.params["delta"] != "auto" and needs in manifest.parts
 
 
-def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path):
+def test_a_training_stopped_anywhere_resumes_to_the_same_model(data, trial, tmp_path):
     params, expected = trial
     directory, kept, stops = tmp_path / "model", 0, []
     for _ in range(100):
@@ -104,7 +104,7 @@ def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path
         except KeyboardInterrupt:
             pass
         finally:
-            # What was in a finished block is not done again, and counts as done.
+            # Labels of finished blocks are not solved again, and count as done.
             assert news.seen[0] == (kept, 2 * LABELS)
             assert [done for done, _ in news.seen] == sorted(done for done, _ in news.seen)
         kept = labels_kept(directory)
@@ -115,7 +115,7 @@ def test_stopped_anywhere_it_goes_on_and_comes_to_the_same(data, trial, tmp_path
     assert files_of(directory) == expected
 
 
-def test_a_trial_that_is_only_not_judged_yet_is_not_trained_again(data, trial, tmp_path):
+def test_a_finished_trial_that_was_not_evaluated_is_not_trained_again(data, trial, tmp_path):
     params, expected = trial
     judge = "delta.choose" if params.delta == "auto" else "trial.fit_calibration"
     with (
@@ -146,7 +146,7 @@ def test_a_damaged_trial_is_trained_again(data, tmp_path, pattern):
     assert files_of(tmp_path / "model") == files_of(tmp_path / "whole")
 
 
-def test_a_trial_of_other_data_or_parameters_is_not_gone_on_with(data, tmp_path):
+def test_a_trial_of_other_data_or_parameters_is_not_resumed(data, tmp_path):
     X, Y = data
     path, params = tmp_path / "model", TRIALS["calibrate"]
 
@@ -188,14 +188,14 @@ def test_delta_is_chosen_once_before_a_refinement_that_is_stopped(data, tmp_path
     assert files_of(path) == expected
 
 
-def test_in_memory_it_is_the_same_model(data, trial, tmp_path):
+def test_training_in_memory_gives_the_same_model(data, trial, tmp_path):
     params, expected = trial
     fit(*data, params).save(tmp_path / "saved")
     assert files_of(tmp_path / "saved") == expected
 
 
 @mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
-def test_a_grid_that_is_stopped_goes_on(data, tmp_path):
+def test_a_stopped_grid_resumes(data, tmp_path):
     grid, path = [0.5, 1.0, 2.0], tmp_path / "model"
     whole = tune(*data, tmp_path / "whole", grid, PARAMS, threads=1)
     total, starts = 4 * LABELS, []
@@ -218,7 +218,7 @@ def test_a_grid_that_is_stopped_goes_on(data, tmp_path):
 
 
 @mock.patch("dismec.training.grid._KEEP_SECONDS", 0.0)
-def test_a_training_that_is_tuned_goes_on_after_its_trial_is_stopped(data, tmp_path):
+def test_a_tuned_training_resumes_after_its_trial_is_stopped(data, tmp_path):
     grid, path = [0.5, 1.0], tmp_path / "model"
     params = TRIALS["both"]
     tune(*data, tmp_path / "whole", grid, params, threads=1)
@@ -253,7 +253,7 @@ def test_the_pace_of_a_resumed_trial_counts_only_its_own_work(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on_within_its_trial(tmp_path):
+def test_a_killed_command_resumes_within_its_trial(tmp_path):
     X, Y = random_problem(rows=3000, features=200, labels=480, density=0.2)
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     path = tmp_path / "model"
@@ -283,7 +283,7 @@ def test_a_killed_command_goes_on_within_its_trial(tmp_path):
 
 
 @pytest.mark.cluster
-def test_on_a_cluster_a_trial_and_a_grid_go_on(data, tmp_path):
+def test_on_a_cluster_a_trial_and_a_grid_resume(data, tmp_path):
     params, grid = TRIALS["both"], [0.5, 1.0]
     expected = files_of_training(tmp_path / "whole", data, params)
     with Processes(tmp_path / "dask") as processes:

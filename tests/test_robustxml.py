@@ -23,7 +23,7 @@ def small():
 
 
 def with_tail(rows, seed):
-    """Labels that come four at a time with a topic, and rare ones with a word of their own."""
+    """Generate labels that come four at a time with a topic, and rare ones with their own word."""
     rng = np.random.default_rng(seed)
     X = np.zeros((rows, TOPICS * 5 + TAIL), np.float32)
     Y = np.zeros((rows, HEAD + TAIL), np.uint8)
@@ -70,7 +70,7 @@ def test_sparse_part_is_that_of_dense_algebra(small, monkeypatch, most_dense):
 
 
 def test_sparse_part_is_the_minimum_where_features_do_not_meet():
-    """X has one feature per row, each in four rows, so that XᵀX = 4I and μ = θ·(4 + ν)."""
+    """X has one feature per row, each in four rows, so XᵀX = 4I and μ = θ·(4 + ν)."""
     rng = np.random.default_rng(0)
     X = sp.csr_matrix(np.tile(np.eye(10, dtype=np.float32), (4, 1)))
     Y = sp.csr_matrix(rng.random((40, 6)) < 0.3, dtype=np.uint8)
@@ -91,7 +91,7 @@ def test_sparse_part_is_the_minimum_where_features_do_not_meet():
             assert objective(moved) > least
 
 
-def test_without_a_sparse_part_it_is_leml(small):
+def test_without_a_sparse_part_it_equals_leml(small):
     robust = RobustXML(threshold=1e6, rounds=2, iterations=3).fit(*small)
     assert robust.V.nnz == 0
     plain = LEML(lambda_=2.0, iterations=6).fit(*small)
@@ -159,7 +159,7 @@ def test_parameters_are_checked():
 
 @pytest.mark.data
 def test_bibtex_is_predicted_better_than_by_leml(bibtex_precision):
-    """By both with their defaults, but for fewer iterations, which take less time."""
+    """Both with their defaults, except for fewer iterations, to save time."""
     plain, robust = map(bibtex_precision, (LEML(iterations=4), RobustXML(iterations=2)))
     for name in ("P@1", "P@3", "P@5"):
         assert robust[name] > plain[name], name

@@ -1,4 +1,4 @@
-"""Who solves which block: late and hanging workers, by a clock that the tests turn."""
+"""Which worker solves which block: late and hanging workers, by a simulated clock."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dismec.cluster.schedule import BLOCKS_PER_THREAD, Schedule
 from dismec.errors import ClusterError
 from dismec.solve.blocks import BlockCutter
 
-PACE = 1e-3  # core-seconds of a unit of cost
+PACE = 1e-3  # core-seconds per unit of cost
 
 
 def cutter(n_labels=2000, block_size=1000):
-    """Labels whose costs fall as those of frequent and rare labels do."""
+    """Return labels whose costs decrease as from frequent to rare labels."""
     work = 30 + (3e5 / (10 + np.arange(n_labels))).astype(np.int64)
     return BlockCutter(np.arange(n_labels), np.arange(n_labels), work, block_size)
 
 
 class Simulated:
-    """Workers that solve one block after the other; `slow` is how many times longer they take."""
+    """Workers that solve one block after the other; `slow` multiplies the time they take."""
 
     def __init__(self, to_cut, latency=0.01):
         self.total = PACE * to_cut.left
@@ -35,14 +35,14 @@ class Simulated:
         self.schedule = Schedule(to_cut, 0, self.present)
         self.now = 0.0
         self.delays = []
-        self.given = {}  # when, by worker and number
-        self.counted = {}  # labels of blocks that counted, by number
-        self.solved = defaultdict(list)  # numbers of these by worker
+        self.given = {}  # when each block was given, by worker and number
+        self.counted = {}  # labels of the blocks that counted, by number
+        self.solved = defaultdict(list)  # numbers of these blocks, by worker
         self.busy = defaultdict(float)
         self._latency = latency
         self._events, self._order = [], count()
-        self._free = {}  # when a worker is through with what it has
-        self._stopped = {}  # what stopped workers would have said
+        self._free = {}  # when each worker becomes free
+        self._stopped = {}  # what stopped workers would have answered
 
     def at(self, when, action, *args):
         heapq.heappush(self._events, (when, next(self._order), action, args))
@@ -88,14 +88,14 @@ class Simulated:
                 self.at(self._free[worker] + self._latency, self.answer, worker, number, seconds)
 
     def look(self):
-        """What the client does twice a second; workers answer though nothing is done."""
+        """Do what the client does twice a second; workers answer even if nothing is done."""
         for worker in self.present.keys() - self._stopped.keys():
             self.schedule.answered(worker, self.now)
         self.delays += [(self.now, delay) for delay in self.schedule.delays(self.now)]
         self.at(self.now + 0.5, self.look)
 
     def run(self):
-        """Until all labels are solved; returns when that is."""
+        """Run until all labels are solved; return the time."""
         self.at(self.now, self.look)
         while not self.schedule.finished:
             self.now, _, action, args = heapq.heappop(self._events)
@@ -113,7 +113,7 @@ def simulated(workers, **options):
     return found
 
 
-def test_workers_of_many_threads_have_more_of_the_blocks():
+def test_workers_with_many_threads_get_more_blocks():
     simulation = simulated("")
     for worker, threads in (("a", 1), ("b", 10)):
         simulation.join(worker, threads)
@@ -133,7 +133,7 @@ def test_seven_late_workers_of_eight_take_part_fully(share):
         assert simulation.busy[worker] > 0.85 * (end - begin)
 
 
-def test_what_is_left_is_cut_for_the_threads_that_are_there():
+def test_remaining_labels_are_cut_for_the_current_threads():
     few = simulated("a", n_labels=20_000)
     few.run()
     many = simulated("a", n_labels=20_000)
@@ -172,14 +172,14 @@ def test_a_worker_that_hangs_is_late_by_the_cost_of_its_blocks_and_others_solve_
         assert delay.waited > module._LATE_SECONDS + module._LATE_TIMES * delay.expected
         assert delay.waited < 60
         assert when < end
-        # What is left is done by the other three, what b had in hand among it.
+        # The other three do the rest, including what b was working on.
         assert end - stop < 1.1 * (total - 4 * stop) / 3
         expected.append(delay.expected)
     assert expected[1] == pytest.approx(10 * expected[0], rel=0.5)
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.3])
-def test_nobody_is_late_who_works_like_the_others(latency):
+def test_no_worker_as_fast_as_the_others_is_late(latency):
     simulation = Simulated(cutter(), latency)
     for worker in "abcd":
         simulation.join(worker)
@@ -205,10 +205,10 @@ def test_answers_without_a_block_keep_a_worker_from_being_late_while_no_time_is_
     simulation.schedule.answered("a", 50.0)
     assert simulation.schedule.delays(100.0) == []
     assert [delay.worker for delay in simulation.schedule.delays(111.0)] == ["a"]
-    assert simulation.schedule.delays(200.0) == []  # it is told once
+    assert simulation.schedule.delays(200.0) == []  # reported only once
 
 
-def test_a_worker_that_goes_on_after_it_was_late_is_given_blocks_again():
+def test_a_late_worker_that_resumes_gets_blocks_again():
     simulation = simulated("ab", n_labels=20_000)
     simulation.at(100.0, simulation.stop, "b")
     simulation.at(400.0, simulation.go_on, "b")
@@ -218,7 +218,7 @@ def test_a_worker_that_goes_on_after_it_was_late_is_given_blocks_again():
     assert len(later) > 20
 
 
-def test_stragglers_at_the_end_are_run_twice_and_whoever_is_first_counts():
+def test_stragglers_at_the_end_are_run_twice_and_the_first_result_counts():
     simulation = simulated("abc")
     simulation.join("slow", slow=1000.0)
     end = simulation.run()
@@ -235,10 +235,10 @@ def test_a_block_that_waits_longest_is_the_first_to_be_run_twice():
     assert hand_out(["a", "b"], 0.0) == {"b": [1, 0]}
     assert simulation.schedule.repeated == {0, 1}
     simulation.join("c")
-    assert hand_out(["a", "b", "c"], 0.0) == {}  # two are enough
+    assert hand_out(["a", "b", "c"], 0.0) == {}  # two workers are enough
 
 
-def test_nothing_is_run_twice_while_there_are_blocks_that_nobody_has():
+def test_nothing_is_run_twice_while_there_are_unassigned_blocks():
     simulation = simulated("abc", n_labels=500)
     simulation.hand_out()
     assert simulation.schedule._cutter.n_left
@@ -255,7 +255,7 @@ def test_blocks_of_a_worker_that_dies_go_to_the_others():
     assert simulation.delays == []
 
 
-def test_blocks_that_workers_die_of_are_solved_alone_and_end_the_run_after_ten():
+def test_blocks_that_kill_workers_are_solved_alone_and_end_the_run_after_ten():
     schedule = Schedule(cutter(n_labels=2, block_size=1), 7, {})
     given = []
 
@@ -286,7 +286,7 @@ def test_a_block_that_fails_goes_to_others_and_is_raised_after_three():
     assert caught.value.__notes__ == ["block 0 has failed on a, b, c; finished blocks are kept"]
 
 
-def test_a_failed_block_waits_for_a_worker_that_is_there_and_not_ready():
+def test_a_failed_block_waits_for_a_worker_that_is_not_ready_yet():
     schedule = Schedule(cutter(n_labels=1), 0, dict.fromkeys("ab"))
     schedule.join("a", 1, 0.0)
     assert schedule.hand_out(["a"], 0.0) == {"a": [0]}
@@ -299,7 +299,7 @@ def test_a_failed_block_waits_for_a_worker_that_is_there_and_not_ready():
 
 
 def steps_per_block(n_blocks):
-    """Byte codes of the module under test that a run of so many blocks takes, per block."""
+    """Return the byte codes of the module under test per block, in a run of this many blocks."""
     steps = 0
 
     def trace(frame, event, _):

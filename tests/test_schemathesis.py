@@ -1,4 +1,4 @@
-"""The live server under schemathesis, which knows of it what the OpenAPI document says."""
+"""The live server under schemathesis, which knows only its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conftest import random_problem
 from dismec import train
 from servers import serving
 
-EXAMPLES = 15  # of each operation, beside those at the bounds of the schemas
-# What schemas cannot say (each id once, a label that exists) is refused: tests/test_contract.py has
-# every request that the document allows accepted, but for these.
+EXAMPLES = 15  # per operation, besides those at the limits of the schemas
+# What schemas cannot express (unique ids, existing labels) is refused. tests/test_contract.py
+# checks that every other request that the document allows is accepted.
 LEFT_OUT = "positive_data_acceptance"
-# Texts that are too long get 413, as bodies do; schemathesis by itself does not count that as a
-# refusal.
+# Texts that are too long get 413, like bodies; by default schemathesis does not count that as a
+# rejection.
 CONFIG = """
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 404, 405, 413, 422]
@@ -34,7 +34,7 @@ def numbers(tmp_path_factory):
 
 
 def attack(server, folder, *options):
-    """What schemathesis reports; it fails if one answer is not as the document says."""
+    """Return the report of schemathesis; fails if an answer violates the document."""
     address = f"http://127.0.0.1:{server.port}/openapi.json"
     settings = ["--max-examples", str(EXAMPLES), "--seed", "1", "--exclude-checks", LEFT_OUT]
     settings += ["--generation-deterministic", "--suppress-health-check", "all", "--no-color"]
@@ -59,7 +59,7 @@ def families(server, headers=None):
 
 
 @pytest.mark.unhurried
-def test_a_server_of_numbers_answers_as_its_document_says(numbers, tmp_path):
+def test_a_numeric_server_conforms_to_its_document(numbers, tmp_path):
     with serving(tmp_path, numbers) as server:
         assert attack(server, tmp_path) > 100
         counted = families(server)["dismec_requests"]
@@ -70,7 +70,7 @@ def test_a_server_of_numbers_answers_as_its_document_says(numbers, tmp_path):
 
 
 @pytest.mark.unhurried
-def test_a_guarded_server_of_texts_answers_as_its_document_says(text_files, tmp_path):
+def test_a_text_server_with_a_token_conforms_to_its_document(text_files, tmp_path):
     limits = "--max-characters", "200"
     with serving(tmp_path, text_files / "calibrated", *limits, token="secret") as server:
         assert attack(server, tmp_path, "-H", "Authorization: Bearer secret") > 100
@@ -83,7 +83,7 @@ def test_a_guarded_server_of_texts_answers_as_its_document_says(text_files, tmp_
         assert "Traceback" not in server.log.read_text()
 
 
-def test_metrics_are_what_prometheus_reads(numbers, tmp_path):
+def test_metrics_can_be_parsed_by_prometheus(numbers, tmp_path):
     with serving(tmp_path, numbers) as server:
         assert server.predict({"rows": [{"features": []}] * 3})[0] == 200
         assert server.ask("GET", '/quo"te\\n')[0] == 404

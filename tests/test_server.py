@@ -36,7 +36,7 @@ def features(X, i):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A directory with a model that has names, and another one that has none."""
+    """A directory with a model that has label names, and one that has none."""
     directory = tmp_path_factory.mktemp("serving")
     X, Y = random_problem()
     train(X, Y, directory / "named", names=[f"tag {i} é" for i in range(Y.shape[1])])
@@ -80,7 +80,7 @@ def test_threshold_leaves_out_lower_scores(server):
     assert server.predict({**row, "threshold": None})[2] == every
 
 
-def test_labels_are_chosen_among_those_of_the_request(files, server):
+def test_predictions_are_restricted_to_the_labels_of_the_request(files, server):
     X, _ = random_problem()
     model = open_model(files / "named")
     names = model.names
@@ -98,7 +98,7 @@ def test_labels_are_chosen_among_those_of_the_request(files, server):
         ({"only": None, "exclude": [], "prefix": " "}, range(len(names))),
     ):
         labels, scores = model.predict_topk(X[:5], 7, allowed=list(allowed))
-        for _ in range(2):  # the second time it is found again
+        for _ in range(2):  # the second time it comes from the cache
             answer = server.predict({"rows": rows, "k": 7, **choice})[2]["rows"]
             for i, row in enumerate(answer):
                 n = int((labels[i] >= 0).sum())
@@ -195,7 +195,7 @@ def text_server(text_files):
 TEXTS = ["An apple and a pear.", "", "vessel vessel cargo 🎉 cake", "Nothing that is known\0"]
 
 
-def test_texts_get_what_the_library_gives_their_rows(text_files, text_server):
+def test_texts_get_the_predictions_of_the_library(text_files, text_server):
     model = open_model(text_files / "calibrated")
     X = model.vocabulary.rows(TEXTS)
     rows = [{"text": text} for text in TEXTS]
@@ -215,7 +215,7 @@ def test_texts_get_what_the_library_gives_their_rows(text_files, text_server):
         assert text_server.predict(given)[2] == many["rows"][i]
 
 
-def test_rank_chooses_the_order_and_what_the_threshold_is_of(text_files, text_server):
+def test_rank_selects_the_order_and_the_meaning_of_the_threshold(text_files, text_server):
     model = open_model(text_files / "calibrated")
     labels, probabilities = model.predict_proba_topk(model.vocabulary.rows(TEXTS[:1]), 6)
     request = {"text": TEXTS[0], "k": 6, "rank": "probability"}
@@ -381,7 +381,7 @@ def test_example_without_training_texts_is_of_words_that_raise_scores(text_files
         assert known & set(re.findall(r"\w+", answer["text"].lower()))
 
 
-def test_features_to_a_model_of_texts_are_refused_unless_asked_for(text_server):
+def test_a_text_model_refuses_features_unless_requested(text_server):
     for path, body in (
         ("/predict", {"features": [[0, 1.0]]}),
         ("/predict", {"rows": [{"features": []}]}),
@@ -411,7 +411,7 @@ def test_rank_of_every_label_is_its_place_among_all(files, text_files, text_serv
             assert explain(running, **row, label=label)["rank"] == place
 
 
-def test_model_says_from_where_labels_are_assigned(text_files, text_server, server):
+def test_the_model_reports_its_threshold(text_files, text_server, server):
     told = text_server.ask("GET", "/model")[2]["threshold"]
     least = open_model(text_files / "calibrated").calibration.micro_threshold
     assert told == {"rank": "probability", "value": least, "chosen": "micro-f1"}
@@ -452,7 +452,7 @@ def test_malformed_searches_get_400_and_one_line(server, query, reason):
     assert reason in answer["error"]
 
 
-def test_page_is_kept_to_itself(text_server, server):
+def test_pages_have_strict_security_headers(text_server, server):
     for running, path, said in (
         (text_server, "/", '<body data-takes="text">'),
         (server, "/", '<body data-takes="features">'),
@@ -489,7 +489,7 @@ anything = st.recursive(
 
 @settings(deadline=None)
 @given(st.binary() | anything.map(lambda value: json.dumps(value).encode()))
-def test_any_body_is_a_query_or_has_a_reason(named, body):
+def test_any_body_is_accepted_or_refused_with_a_reason(named, body):
     with suppress(DataError):
         assert parse("/predict", body, named, CONTRACT)[0].shape[1] == 80
     with suppress(DataError):
@@ -518,7 +518,7 @@ def test_order_and_spelling_of_a_request_do_not_change_its_rows(named, rows, ran
 
 
 @pytest.mark.parametrize("number", ["+1", "01", "-01", ".5", "1.", "1.e3", "-", "1e", "0x1", "1_0"])
-def test_numbers_that_json_does_not_have_are_refused(named, number):
+def test_numbers_that_json_does_not_allow_are_refused(named, number):
     for pair in (f"[1, {number}]", f"[{number}, 1]"):
         body = f'{{"features": [{pair}]}}'.encode()
         with pytest.raises(DataError, match="not JSON"):
@@ -526,7 +526,7 @@ def test_numbers_that_json_does_not_have_are_refused(named, number):
 
 
 @pytest.mark.parametrize("end", range(len('{"features": [[1, 2.5e1], [3, 4]]}')))
-def test_every_request_that_is_cut_off_is_refused(named, end):
+def test_every_truncated_request_is_refused(named, end):
     body = b'{"features": [[1, 2.5e1], [3, 4]]}'[:end]
     with pytest.raises(DataError, match="not JSON"):
         parse("/predict", body, named, CONTRACT)
@@ -547,7 +547,7 @@ def test_unknown_paths_and_methods_are_refused_in_json(server):
         assert headers["Allow"]
 
 
-def test_health_and_model_say_what_is_served(files, server):
+def test_health_and_model_describe_what_is_served(files, server):
     for path in ("/health", "/health/live", "/health/ready"):
         assert server.ask("GET", path)[::2] == (200, {"status": "ok"})
     model = open_model(files / "named")
@@ -582,7 +582,7 @@ def test_body_of_100_mb_gets_413_and_is_not_kept(server):
     with server.connect() as connection:
         connection.request("POST", "/predict", (megabyte for _ in range(100)))
         assert received(connection)[0] == 413
-        # The connection is still good: the rest of the body was thrown away.
+        # The connection still works: the rest of the body was discarded.
         assert exchange(connection, "GET", "/health")[0] == 200
     with server.connect() as connection:
         connection.putrequest("POST", "/predict")
@@ -610,7 +610,7 @@ def test_texts_beyond_the_limit_get_413_with_both_numbers(text_files):
         assert server.ask("GET", "/model")[2]["limits"]["characters"] == 30
 
 
-def test_body_that_is_cut_off_harms_nobody(server):
+def test_a_truncated_body_does_no_harm(server):
     with server.half_sent({"features": []}):
         pass
     wait_until(lambda: server.metric("dismec_arriving_requests") == 0)
@@ -645,7 +645,7 @@ def test_metrics_count_requests_rows_and_time(server):
         assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{(\w+="[^"]*",?)+\})? [\d.]+', line), line
 
 
-def test_full_queue_gets_503_until_there_is_a_place(files):
+def test_a_full_queue_answers_503_until_a_place_is_free(files):
     row = {"features": [[1, 1.0]]}
     many = {"rows": [{"features": [[f, 1.0] for f in range(40)]}] * 1000, "k": 30}
     with serving(files, files / "named", "--threads", "1", "--queue", "0") as server:
@@ -666,7 +666,7 @@ def test_full_queue_gets_503_until_there_is_a_place(files):
         assert server.predict(row)[0] == 200
 
 
-def test_bodies_that_do_not_arrive_lock_nobody_out(files):
+def test_incomplete_bodies_do_not_block_other_clients(files):
     row = {"features": [[1, 1.0]]}
     with (
         serving(files, files / "named", "--threads", "1", "--queue", "1") as server,
@@ -681,7 +681,7 @@ def test_bodies_that_do_not_arrive_lock_nobody_out(files):
         assert server.predict(row)[0] == 200
 
 
-def test_token_guards_all_but_health_and_lets_reload(files):
+def test_a_token_protects_all_but_health_and_permits_reload(files):
     with serving(files, files / "named", token="a secret") as server:
         guarded = [
             ("POST", "/predict"),
@@ -706,7 +706,7 @@ def test_token_guards_all_but_health_and_lets_reload(files):
         assert "secret" not in server.log.read_text()
 
 
-def test_sigterm_finishes_what_is_in_flight(files):
+def test_sigterm_finishes_requests_in_flight(files):
     with serving(files, files / "named") as server:
         with server.half_sent({"features": [[1, 1.0]]}) as finish:
             server.process.send_signal(signal.SIGTERM)
@@ -770,7 +770,7 @@ def test_reload_switches_models_without_losing_a_request(files, tmp_path):
 
 
 def refused(*arguments, code="pass", **env):
-    """The one line with which `dismec serve` gives up; `code` runs before it."""
+    """Return the one line with which `dismec serve` exits; `code` runs before it."""
     script = f"import sys; {code}; from dismec.cli import main; main(sys.argv[1:])"
     out = subprocess.run(
         [sys.executable, "-c", script, "serve", *map(str, arguments)],
@@ -816,13 +816,13 @@ def test_control_characters_reach_neither_the_log_nor_an_answer_nor_a_page(tmp_p
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_missing_extra_is_told_with_the_command(files, package):
+def test_a_missing_extra_is_reported_with_the_install_command(files, package):
     line = refused(files / "named", code=f"sys.modules['{package}'] = None")
     assert package in line
     assert "pip install 'dismec[server]'" in line
 
 
-def test_what_cannot_be_served_is_told_in_one_line(files, server):
+def test_models_that_cannot_be_served_are_reported_in_one_line(files, server):
     assert "no such directory" in refused(files / "nothing", "--port", 0)
     in_use = refused(files / "named", "--port", server.port)
     assert f"127.0.0.1:{server.port}" in in_use

@@ -1,4 +1,4 @@
-"""Whether a server says of itself what is true: alive, and ready to predict."""
+"""A server reports truthfully whether it is alive, and ready to predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_model_in_this_process_is_ready(tmp_path):
 
 @pytest.mark.cluster
 def test_health_is_503_while_the_cluster_answers_no_prediction(tmp_path):
-    """A worker that hangs is not missing: only a prediction finds out."""
+    """A worker that hangs is not missing: only a prediction detects it."""
     train(*random_problem(), tmp_path / "model")
     with Processes(tmp_path / "dask") as processes:
         processes.scheduler()

@@ -18,7 +18,7 @@ from dismec.model.scoring import Predictor
 from dismec.model.shards import Shard, gather, pack
 from test_predictor import by_bounds, random_csr
 
-# Relative error of a weight; and absolute, as a share of the power of two above the largest.
+# Error of a weight: relative, and absolute as a share of the power of two above the largest.
 ROUNDING = {"float32": (0, 0), "float16": (2**-11, 2**-25), "int8": (2**-5, 2**-9)}
 
 
@@ -36,7 +36,7 @@ def some_shard(precision="float16", n_labels=100, n_features=50, density=0.2, sp
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e3, 1e30])
-def test_weights_come_back_but_for_the_rounding(precision, size):
+def test_weights_round_trip_except_for_rounding(precision, size):
     rng = np.random.default_rng(1)
     W = random_csr(rng, 200, 31, 0.4)
     W.data *= np.float32(size) * rng.choice([1, 0.01, 1e-4], W.nnz).astype(np.float32)
@@ -53,7 +53,7 @@ def test_weights_come_back_but_for_the_rounding(precision, size):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("split", [False, True])
-def test_what_has_been_rounded_stays_as_it_is(precision, split):
+def test_rounded_weights_are_not_changed_again(precision, split):
     shard = some_shard(precision, split=split)
     again = shard.repacked(shard.unpack(), precision)
     for field in fields(Shard):
@@ -62,7 +62,7 @@ def test_what_has_been_rounded_stays_as_it_is(precision, split):
 
 def test_float16_codes_are_ieee_half_precision():
     W = random_csr(np.random.default_rng(2), 50, 20, 0.7)
-    numbers = sp.csr_array(np.arange(1, 51, dtype=np.float32)[:, None])  # no two are the same
+    numbers = sp.csr_array(np.arange(1, 51, dtype=np.float32)[:, None])  # all different
     W = sp.hstack([W, numbers], format="csr")
     (shard,) = pack_all(W, "float16")
     assert shard.weights.dtype == np.float16
@@ -105,10 +105,10 @@ def test_labels_with_the_same_weights_are_stored_once():
     np.testing.assert_allclose(gather([shard], 6, 29).toarray(), W[order].toarray(), rtol=1e-3)
 
 
-def test_a_feature_of_many_labels_takes_a_bit_a_label():
+def test_a_feature_of_many_labels_takes_one_bit_per_label():
     dense, sparse = np.ones((1600, 1), np.float32), np.zeros((1600, 1), np.float32)
     sparse[:100] = 1
-    numbers = np.arange(1, 1601, dtype=np.float32)[:, None]  # the bias tells labels apart
+    numbers = np.arange(1, 1601, dtype=np.float32)[:, None]  # the bias distinguishes labels
     (shard,) = pack_all(sp.csr_array(np.hstack([dense, sparse, numbers])), "float16")
     np.testing.assert_array_equal(shard.starts, [[0, 0], [1600, 100], [1700, 200]])
     assert (shard.places[:100] == 0xFFFF).all()
@@ -129,10 +129,10 @@ def test_a_split_shard_holds_the_same_weights(precision):
 
 
 def test_a_split_shard_has_ranks_behind_the_bits():
-    n = 1600  # 100 words, a rank before every 32nd
+    n = 1600  # 100 words, with a rank before every 32nd
     W = np.zeros((n, 3), np.float32)
     W[:, 0], W[:7, 0], W[::16, 1] = 1, -1, 2
-    W[:, 2] = np.arange(1, n + 1)  # the bias tells labels apart
+    W[:, 2] = np.arange(1, n + 1)  # the bias distinguishes labels
     with mock.patch.object(kernels, "split_rows", n - 1):
         (shard,) = pack_all(sp.csr_array(W), "float32")
     np.testing.assert_array_equal(
@@ -168,7 +168,7 @@ def test_a_shard_survives_pickling():
     np.testing.assert_array_equal(again.unpack().toarray(), shard.unpack().toarray())
 
 
-def test_arrays_that_do_not_fit_together_are_refused():
+def test_arrays_of_inconsistent_sizes_are_refused():
     shard = some_shard()
     swapped = shard.labels.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
@@ -195,8 +195,8 @@ def test_arrays_that_do_not_fit_together_are_refused():
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("split", [False, True])
-def test_damaged_arrays_never_lead_out_of_their_memory(precision, density, split):
-    """Bits are flipped in what is read without a check; a sanitizer watches where that leads."""
+def test_damaged_arrays_cause_no_access_out_of_bounds(precision, density, split):
+    """Flips bits in data that is read without a check; a sanitizer watches the accesses."""
     rng = np.random.default_rng(4)
     shard = some_shard(precision, density=density, split=split)
     X = random_csr(rng, 20, 50, 0.5)
@@ -222,7 +222,7 @@ def test_damaged_arrays_never_lead_out_of_their_memory(precision, density, split
                 except ModelError:
                     refused += 1
     assert refused
-    # Nothing of that is left behind in the memory that sums are made in.
+    # No trace of this is left in the memory of the sums.
     sound = Predictor([shard], 100, Transform(50))
     expected = (sound.transform.apply(X) @ gather([shard], 100, 50).T).toarray()
     np.testing.assert_array_equal(sound.decision_function(X), expected)

@@ -44,7 +44,7 @@ SMALL = SLEEC(
 
 
 def error(products, Z):
-    """‖P_Ω(YYᵀ − ZZᵀ)‖², with ZZᵀ in full."""
+    """Return ‖P_Ω(YYᵀ − ZZᵀ)‖², with ZZᵀ in full."""
     return np.sum((products.toarray() - Z @ Z.T)[pattern(products)] ** 2, dtype=np.float64)
 
 
@@ -63,7 +63,7 @@ def test_neighbors_have_the_largest_inner_products(problem):
     kth = np.sort(inner, axis=1)[:, n - width]
     beyond = inner > kth[:, None] + 2e-4  # what the noise can change
     assert (inside | ~beyond).all()
-    # No other pair than those with one of the largest products, for one of both.
+    # Only pairs in which one is among the nearest of the other.
     asked = inner >= kth[:, None] - 2e-4
     assert (asked | asked.T)[inside].all()
     assert inside.sum(axis=1).min() >= width
@@ -77,7 +77,7 @@ def test_a_step_is_the_projection_to_low_rank(problem):
         values, vectors = np.linalg.eigh(M + np.where(pattern(products), products.toarray() - M, 0))
         best = np.argsort(-values)[:140]
         M = (vectors[:, best] * np.maximum(values[best], 0)) @ vectors[:, best].T
-        # With 140 + 10 directions the subspace is the whole space, and the projection exact.
+        # With 140 + 10 directions the subspace is the whole space, so the projection is exact.
         Z = singular_value_projection(products, 140, steps, 0.0, np.random.default_rng(0))
         np.testing.assert_allclose(Z @ Z.T, M, atol=1e-4)
 
@@ -141,7 +141,7 @@ def test_regression_reaches_the_minimum_with_l1(problem):
         for _ in range(20):
             other = V + size * rng.standard_normal(V.shape)
             assert objective(V) <= objective(other) * (1 + 1e-5)
-        # Neither are the directions that matter most better: shrinking, and plain ridge.
+        # The most important directions are no better either: shrinking, and plain ridge.
         assert objective(V) <= objective((1 - size) * V) * (1 + 1e-5)
         assert objective(V) <= objective((1 + size) * V) * (1 + 1e-5)
 

@@ -33,7 +33,7 @@ def signs(Y, label):
 
 
 def liblinear_objective(Xt, s, C, a=1.0, b=1.0):
-    """What LIBLINEAR's Newton solver reaches on rows that hold the bias as their last feature."""
+    """Return the objective of LIBLINEAR's Newton solver on rows with the bias as last feature."""
     problem = liblinearutil.problem(s, sp.csr_matrix(Xt, dtype=np.float64))
     options = liblinearutil.parameter(f"-s 2 -c {C} -w1 {a} -w-1 {b} -e 0.01 -q")
     model = liblinearutil.train(problem, options)
@@ -88,7 +88,7 @@ def test_weighted_objective_is_the_optimum_and_no_worse_than_liblinears(problem_
         assert solution.gradient[label] <= 1
 
 
-def test_costs_of_one_are_no_costs(problem_data):
+def test_costs_of_one_change_nothing(problem_data):
     X, Y = problem_data
     plain, _ = solve(X, Y)
     weighted, _ = solve(X, Y, costs=equal_costs(Y, 1, 1))
@@ -96,14 +96,14 @@ def test_costs_of_one_are_no_costs(problem_data):
     assert plain.objective.tobytes() == weighted.objective.tobytes()
 
 
-def test_costs_that_are_the_same_multiple_are_a_multiple_of_C(problem_data):
+def test_equal_cost_factors_equal_a_factor_of_C(problem_data):
     X, Y = problem_data
     larger, _ = solve(X, Y, C=4.0)
     weighted, _ = solve(X, Y, costs=equal_costs(Y, 4, 4))
     np.testing.assert_allclose(larger.objective, weighted.objective, rtol=1e-3)
 
 
-def test_a_cost_of_three_is_every_positive_row_three_times(problem_data):
+def test_a_positive_cost_of_three_equals_repeating_positive_rows_three_times(problem_data):
     X, Y = problem_data
     Y = sp.csr_array(Y[:, [30]])
     rows = np.repeat(np.arange(X.shape[0]), np.where(signs(Y, 0) > 0, 3, 1))
@@ -158,7 +158,7 @@ def test_label_does_not_depend_on_its_neighbors(problem_data):
             assert together[[label]].data.tobytes() == other.data.tobytes()
 
 
-def test_label_does_not_depend_on_what_other_labels_there_are(problem_data):
+def test_a_label_does_not_depend_on_other_labels_of_the_problem(problem_data):
     X, Y = problem_data
     whole, _ = solve(X, Y)
     some, _ = solve(X, sp.csr_array(Y[:, [7, 31]]))
@@ -206,7 +206,7 @@ def test_working_sets_too_large_to_copy_are_solved_in_place(tfidf, a):
     X, Y = random_problem(rows=14_000, features=400, labels=6, density=0.15, seed=3)
     costs = equal_costs(Y, a, 1)
     solution, Xt = solve(X, Y, labels=[5], tfidf=tfidf, bias=0.0, costs=costs)
-    assert Xt[: solution.set_size[0]].nnz > 1 << 19  # else the sets were copied after all
+    assert Xt[: solution.set_size[0]].nnz > 1 << 19  # otherwise the sets were copied after all
     s = signs(Y, 5)
     w = solution.weights.toarray().ravel().astype(np.float64)
     rows = Xt.astype(np.float64)
@@ -217,7 +217,7 @@ def test_working_sets_too_large_to_copy_are_solved_in_place(tfidf, a):
 
 @pytest.mark.parametrize("longest", [600, 30_000])
 def test_sets_of_very_many_features_are_solved(longest):
-    """More than 65,536 features in a set, and rows too long for the memory that copies are in."""
+    """More than 65,536 features in a set, and rows too long for the memory of copies."""
     rng = np.random.default_rng(3)
     lengths = rng.integers(400, 600, 400)
     lengths[::7] = longest
@@ -255,7 +255,7 @@ def test_rows_without_features_and_a_single_row_are_solved():
 
 
 def test_rows_without_any_feature_are_solved_however_many_labels_there_are():
-    """Their working sets take no memory, and are counted all the same."""
+    """Their working sets take no memory, but are still counted."""
     X = sp.csr_array((40, 5), dtype=np.float32)
     Y = sp.csr_array(np.random.default_rng(0).random((40, 300)) < 0.3, dtype=np.uint8)
     solution, _ = solve(X, Y)
@@ -274,7 +274,7 @@ def test_tolerance_beyond_single_precision_is_reported_not_hidden(problem_data):
 def test_cancel_stops_a_run_that_would_take_very_long():
     X, Y = random_problem(rows=20_000, features=300, labels=200, density=0.2)
     problem, cancel = Problem(X, Y, Transform.fit(X, bias=0.0)), Cancel()
-    labels = np.tile(np.arange(200), 200)  # many minutes
+    labels = np.tile(np.arange(200), 200)  # would take many minutes
     begun, solved = threading.Event(), []
 
     def run():
@@ -284,7 +284,7 @@ def test_cancel_stops_a_run_that_would_take_very_long():
     thread = threading.Thread(target=run)
     thread.start()
     begun.wait()
-    time.sleep(0.2)  # so that it is most likely in its loops
+    time.sleep(0.2)  # to be inside its loops, most likely
     cancel.set()
     thread.join()
     assert len(solved) < len(labels) / 2

@@ -61,7 +61,7 @@ def edit(path, change):
 
 
 def refused(path, check=None):
-    """The reason, which must be one line."""
+    """Return the reason, which must be one line."""
     with pytest.raises(ModelError) as caught:
         open_model(path, check=check)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def refused(path, check=None):
 
 
 def flips(path):
-    """The file with one bit of its own flipped, 25 times."""
+    """Yield the file with one bit flipped, 25 times."""
     whole = path.read_bytes()
     for place in np.linspace(0, len(whole) - 1, 25).astype(int):
         flipped = bytearray(whole)
@@ -77,7 +77,7 @@ def flips(path):
         yield path.write_bytes(flipped)
 
 
-def test_model_comes_back_as_it_was(trained):
+def test_a_model_round_trips_through_its_directory(trained):
     _, Y = random_problem()
     model = open_model(trained)
     assert model.names[3] == "Straße 3"
@@ -100,7 +100,7 @@ def test_files_are_read_by_the_safetensors_library(trained):
     assert arrays["weights"].dtype == np.float16
 
 
-def test_manifest_of_no_and_of_many_blocks_is_plain_json(unfinished, tmp_path):
+def test_a_manifest_of_any_number_of_blocks_is_plain_json(unfinished, tmp_path):
     manifest = read_manifest(unfinished)
     assert [(r.number, r.n_labels) for r in manifest.blocks] == [(0, 15), (1, 15), (2, 10)]
     for blocks in ((), manifest.blocks[:1], manifest.blocks):
@@ -143,14 +143,14 @@ def test_every_flipped_bit_is_refused(model, name, check):
 
 @pytest.mark.parametrize("check", [None, True, False])
 @pytest.mark.parametrize("name", [SHARDS[1], "labels.safetensors"])
-def test_every_cut_is_refused(model, name, check):
+def test_every_truncated_file_is_refused(model, name, check):
     whole = (model / name).read_bytes()
     for size in np.linspace(0, len(whole) - 1, 25).astype(int):
         (model / name).write_bytes(whole[:size])
         assert name in refused(model, check)
 
 
-def test_large_model_is_opened_without_being_read_and_its_damage_noticed(model, monkeypatch):
+def test_a_large_model_is_opened_without_reading_it_and_damage_is_noticed(model, monkeypatch):
     for module in ("weight_files", "parts"):
         monkeypatch.setattr(f"dismec.model.{module}.QUICK_BYTES", 100)
     monkeypatch.setattr(
@@ -239,7 +239,7 @@ def test_newer_format_is_refused(model):
         (lambda m: m["transform"].update(bias="one"), "bias"),
     ],
 )
-def test_manifest_that_lies_is_refused(model, change, reason):
+def test_a_false_manifest_is_refused(model, change, reason):
     edit(model, change)
     assert reason in refused(model)
 
@@ -255,7 +255,7 @@ def test_manifest_that_lies_is_refused(model, change, reason):
         (lambda m: m.update(blocks={}), "'blocks' is not of type list"),
     ],
 )
-def test_manifest_that_lies_about_blocks_is_refused(unfinished, change, reason):
+def test_a_manifest_with_false_blocks_is_refused(unfinished, change, reason):
     edit(unfinished, change)
     assert reason in refused(unfinished)
 
@@ -267,7 +267,7 @@ def test_manifest_that_lies_about_blocks_is_refused(unfinished, change, reason):
         (lambda r: replace(r, number=1), "not block 1"),
     ],
 )
-def test_block_that_is_not_what_the_manifest_says_is_refused(unfinished, change, reason):
+def test_a_block_that_contradicts_the_manifest_is_refused(unfinished, change, reason):
     manifest = read_manifest(unfinished)
     with pytest.raises(ModelError, match=reason):
         read_block(unfinished, manifest, change(manifest.blocks[0]))
@@ -340,7 +340,7 @@ def test_garbage_manifest_is_refused(model, text):
     assert "manifest.json" in refused(model)
 
 
-def test_what_is_not_a_model_is_refused(tmp_path):
+def test_directories_that_are_not_models_are_refused(tmp_path):
     assert "no such directory" in refused(tmp_path / "nowhere")
     assert "no manifest.json" in refused(tmp_path)
     (tmp_path / "file").write_text("x")
@@ -374,7 +374,7 @@ def test_damaged_model_can_be_overwritten(model):
 
 
 def test_blocks_that_hold_a_label_twice_are_refused(unfinished):
-    # A block that repeats another's labels, with a manifest that says so truthfully.
+    # A block that repeats the labels of another, with a manifest that matches.
     manifest = read_manifest(unfinished)
     first = read_block(unfinished, manifest, manifest.blocks[0])
     again = write_block(unfinished, replace(first, number=1))
@@ -405,7 +405,7 @@ def test_what_a_link_in_a_model_points_to_is_never_written(tmp_path):
         open_model(model, check=True)
 
 
-def test_pipes_in_the_place_of_files_are_refused_at_once(model):
+def test_pipes_in_place_of_files_are_refused_immediately(model):
     for pattern in ("shard-*", "labels*", "manifest.json"):
         (file,) = list(model.glob(pattern))[:1]
         whole = file.read_bytes()
@@ -418,7 +418,7 @@ def test_pipes_in_the_place_of_files_are_refused_at_once(model):
 
 
 @pytest.mark.parametrize("change", [[0, 2**30], [0, -5], [5, 0], [0, 0]])
-def test_labels_that_are_not_shared_out_among_classifiers_are_refused(model, change):
+def test_labels_not_assigned_to_exactly_one_classifier_are_refused(model, change):
     file = min(model.glob("shard-*"))
     arrays = load_file(file)
     arrays["label_starts"] = np.resize(np.array(change, np.int32), len(arrays["label_starts"]))

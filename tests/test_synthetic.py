@@ -68,13 +68,13 @@ def test_labels_of_a_row_belong_together(pair):
     by_chance = np.outer(frequency, frequency) / Y.shape[0]
     common = by_chance >= 1
     np.fill_diagonal(common, False)
-    # If labels were independent, few pairs would occur much more often than chance has it.
+    # If labels were independent, few pairs would occur much more often than by chance.
     assert np.mean(together[common] > 4 * by_chance[common]) > 0.02
     assert np.mean(together[common] < by_chance[common]) > 0.5
 
 
 @pytest.mark.parametrize("sizes", [(2000, 2000, 200), (1000, 5000, 100)])
-def test_a_linear_model_finds_much_but_not_all(sizes):
+def test_a_linear_model_ranks_most_but_not_all_rows_correctly(sizes):
     train, test = generate(*sizes)
     Y = train.Y.toarray()
     model = OneVsRestClassifier(LinearSVC(C=1)).fit(
@@ -120,7 +120,7 @@ def test_impossible_sizes_are_refused(sizes):
 
 
 @pytest.mark.parametrize("ending", [".txt", ".txt.gz", ".xmc"])
-def test_what_is_written_loads_again(tmp_path, ending):
+def test_written_data_loads_unchanged(tmp_path, ending):
     pair = generate(40, 30, 10)
     paths = write(tmp_path / "new" / "folder", *pair, ending=ending)
     assert [path.name for path in paths] == [f"train{ending}", f"test{ending}"]

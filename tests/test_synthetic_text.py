@@ -102,7 +102,7 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, pair):
     assert short[1].read_bytes() == b""
 
 
-def test_what_is_written_is_read_again(tmp_path, pair):
+def test_written_texts_are_read_unchanged(tmp_path, pair):
     for rows, path in zip(pair, write_text(tmp_path, *pair), strict=True):
         read = [row for b in read_texts(path) for row in zip(b.texts, b.labels, strict=True)]
         assert read == rows

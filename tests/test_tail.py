@@ -1,4 +1,4 @@
-"""Costs by propensity through every way of training, and rankings by propensity."""
+"""Costs by propensity in every way of training, and rankings by propensity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROPENSITY = TrainingParams(weighting="propensity", precision="float32", delta=0
 
 @st.composite
 def weighted_problems(draw):
-    """Rows of a few features, one label, costs and C."""
+    """Draw rows with a few features, one label, costs and C."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n, d = draw(st.integers(2, 60)), draw(st.integers(1, 12))
     X = rng.standard_normal((n, d)) * (rng.random((n, d)) < 0.5)
@@ -88,7 +88,7 @@ def test_rarer_labels_cost_more():
     assert (np.diff(positive) < 0).all()
 
 
-def test_weights_of_one_leave_every_byte_as_it_is(tmp_path, problem_data):
+def test_a_positive_weight_of_one_changes_no_byte(tmp_path, problem_data):
     train(*problem_data, tmp_path / "plain")
     train(*problem_data, tmp_path / "one", TrainingParams(positive_weight=1.0, propensity_a=0.5))
     assert weight_files(tmp_path / "plain") == weight_files(tmp_path / "one")
@@ -194,7 +194,7 @@ def calibrated():
 
 
 def log_gains(model, X, alpha, A=0.55, B=1.5):
-    """log(P/p^alpha) of all labels, dense."""
+    """Return log(P/p^alpha) of all labels, dense."""
     every = np.broadcast_to(np.arange(model.n_labels), (X.shape[0], model.n_labels))
     P = model.calibration.probabilities(every, model.decision_function(X)).astype(np.float64)
     values = np.log(P) - alpha * np.log(model.propensities(A, B))
@@ -235,10 +235,10 @@ def test_alpha_0_ranks_by_probability(calibrated):
     labels, p = model.predict_proba_topk(X, 5)
     found, gains = model.reranked(0).predict_topk(X, 5)
     np.testing.assert_allclose(gains, p, rtol=1e-4)
-    assert (labels == found).mean() > 0.99  # equal probabilities apart
+    assert (labels == found).mean() > 0.99  # except for ties
 
 
-def test_scores_are_raised_by_what_is_said(calibrated):
+def test_scores_are_raised_by_the_documented_amount(calibrated):
     model, X, _ = calibrated
     for alpha in (0.0, 0.3):
         labels, scores = model.reranked(alpha, probabilities=False).predict_topk(X, 7)
@@ -258,7 +258,7 @@ def test_evaluation_of_a_view_is_of_its_own_ranking(calibrated):
     assert found["PSP@1"] > model.evaluate(X, Y)["PSP@1"]
 
 
-def test_views_that_cannot_be_are_refused(calibrated, problem_data):
+def test_impossible_views_are_refused(calibrated, problem_data):
     model, X, _ = calibrated
     for alpha in (-1.0, float("nan"), float("inf")):
         with pytest.raises(DataError, match="alpha is"):
@@ -273,7 +273,7 @@ def test_views_that_cannot_be_are_refused(calibrated, problem_data):
     assert plain.reranked(0.3, probabilities=False).nnz == plain.nnz
 
 
-def test_stored_models_are_ranked_as_those_in_memory(tmp_path, calibrated):
+def test_stored_models_rank_like_models_in_memory(tmp_path, calibrated):
     model, X, _ = calibrated
     model.save(tmp_path / "model")
     for probabilities in (True, False):

@@ -1,4 +1,4 @@
-"""A label that several threads work on has the weights that it has on one."""
+"""A label that several threads work on gets the same weights as on one thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dismec.solve.problem import Cancel, LabelSolver, Problem, SolverParams, Tea
 from dismec.solve.threads import BlockSolver, Kept, solve_blocks
 
 N_ROWS = 70_000  # enough for passes to be shared
-FREQUENT = 20_000  # positives: more rows than a set has that is not cut
+FREQUENT = 20_000  # positives: enough rows for sets to be cut into pieces
 
 
 def frequent_labels(n_features, *, n_rows=N_ROWS, long_row=0, seed=0):
-    """Rows whose first features say something of their labels, with noise.
+    """Generate rows whose first features carry information about their labels, with noise.
 
-    The first row has as many features as `long_row` says: a set that holds it is not copied.
+    The first row has `long_row` features: a set that holds it is not copied.
     """
     rng = np.random.default_rng(seed)
     frequent = rng.integers(0, 40, (n_rows, 3))
@@ -70,7 +70,7 @@ def data(request):
 
 @contextmanager
 def helpers(team, n):
-    """Threads that help until the end."""
+    """Run threads that help until the end."""
     known = team.calls
     threads = [threading.Thread(target=team.help, args=(known,)) for _ in range(n)]
     for thread in threads:
@@ -162,7 +162,7 @@ def test_blocks_are_the_same_on_any_number_of_threads(data):
             assert block.weights.indices.tobytes() == other.weights.indices.tobytes()
 
 
-def test_a_thread_that_helps_goes_back_to_labels_that_come():
+def test_a_helping_thread_returns_to_new_labels():
     X, Y = frequent_labels(**KINDS["row by row"])
     problem = Problem(X, Y, Transform.fit(X))
     with BlockSolver(problem, SolverParams(C=1000, tol=1e-5), lambda b: b, threads=2) as solver:
@@ -173,10 +173,10 @@ def test_a_thread_that_helps_goes_back_to_labels_that_come():
         event = None
         while not isinstance(event, Kept):
             event = solver.wait(10)
-    assert event.number == 1  # it did not wait for the first one
+    assert event.number == 1  # it did not wait for the first block
 
 
-def test_what_is_shared_stops_at_once():
+def test_shared_work_stops_immediately():
     X, Y = frequent_labels(**KINDS["in tiers"])
     problem = Problem(X, Y, Transform.fit(X))
     for delay in (0.0, 0.01, 0.05):

@@ -47,13 +47,13 @@ def build(texts, **params):
 
 
 def terms(text, **params):
-    """The terms of a text in the order in which they begin."""
+    """Return the terms of a text in the order in which they begin."""
     vocabulary = build([text], **params)
     return [vocabulary.terms[feature] for feature, _, _ in vocabulary.spans(text)]
 
 
 def counts(vocabulary, texts, **kwargs):
-    """Each text as a dictionary from terms to values."""
+    """Return each text as a dictionary from terms to values."""
     X = vocabulary.rows(texts, **kwargs)
     X.check_format(full_check=True)
     assert X.dtype == np.float32
@@ -101,7 +101,7 @@ def test_any_latin_text_counts_as_in_scikit_learn(texts, ngrams):
 
 
 def naive_words(text):
-    """What a word is, said with Python's own tables."""
+    """Split text into words as defined, using Python's own tables."""
     pieces = []
     for c in text:
         mark = unicodedata.category(c) in ("Mn", "Mc")
@@ -206,7 +206,7 @@ def test_terms_do_not_cross_texts():
     }  # fmt: skip
 
 
-def test_n_grams_go_on_where_the_buffer_ends():
+def test_n_grams_continue_across_the_end_of_the_buffer():
     words = [f"w{i}" for i in range(20_000)]
     for n in (1, 2, 5, 16):
         found = terms(" ".join(words), word_ngrams=(n, n))
@@ -226,7 +226,7 @@ def test_a_text_of_a_hundred_megabytes_is_one_row():
 
 
 def char_wb(text, n, m):
-    """scikit-learn's, of the words as scikit-learn reads them."""
+    """Return scikit-learn's character n-grams of the words that scikit-learn finds."""
     words = " ".join(re.findall(r"\b\w\w+\b", text.lower()))
     vectorizer = CountVectorizer(analyzer="char_wb", ngram_range=(n, m))
     return Counter("#" + gram for gram in vectorizer.build_analyzer()(words))
@@ -271,7 +271,7 @@ def test_spans_are_where_the_terms_are(text, lowercase):
             source = text[begin:end]
             if lowercase:
                 source = naive_lower(source)
-            # A piece of i with its dot stands for all of it.
+            # A part of an i with its dot stands for all of it.
             assert term in source if "\u0307" in source else term == source
         else:
             assert (begin == end) is False
@@ -415,7 +415,7 @@ def test_threads_and_chunks_do_not_change_rows(monkeypatch):
         ("one text", "a single text where a list"),
     ],
 )
-def test_what_is_not_text_is_refused_by_its_row(texts, reason):
+def test_items_that_are_not_text_are_refused_with_their_row(texts, reason):
     builder = VocabularyBuilder(TextParams())
     builder.add(["good words"])
     with pytest.raises(DataError, match=reason):
@@ -507,7 +507,7 @@ def arrays_of(*names, offsets=None):
         {**arrays_of("abc"), "term_offsets": np.array([0, 3], np.int32)},
     ],
 )
-def test_arrays_that_no_vocabulary_has_made_are_refused(arrays):
+def test_arrays_that_no_vocabulary_can_produce_are_refused(arrays):
     with pytest.raises(ModelError, match="vocabulary: "):
         Vocabulary.from_arrays(arrays, TextParams(word_ngrams=(1, 2), max_features=3))
 
@@ -517,7 +517,7 @@ def test_arrays_that_no_vocabulary_has_made_are_refused(arrays):
 
 @pytest.mark.unhurried
 @same_unicode
-def test_characters_are_what_python_says_they_are():
+def test_character_kinds_agree_with_python():
     every = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     assigned = [c for c in every if unicodedata.category(c) not in ("Cn", "Co")]
     text = " ".join(f"x{c}x" for c in [*assigned, *every[::97]])
@@ -525,7 +525,7 @@ def test_characters_are_what_python_says_they_are():
 
 
 @same_unicode
-def test_the_tables_are_those_that_the_script_makes():
+def test_the_tables_equal_the_output_of_the_script():
     script = ROOT / "native" / "text" / "make_unicode.py"
     made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert made.stdout == (ROOT / "native" / "text" / "unicode.hpp").read_text()

@@ -1,4 +1,4 @@
-"""DiSMECTextClassifier: any form of labels in, the same form out, at home in scikit-learn."""
+"""DiSMECTextClassifier: any form of labels in, the same form out, compatible with scikit-learn."""
 
 from __future__ import annotations
 
@@ -171,14 +171,14 @@ def test_lists_of_numbers_come_back_as_numbers(tmp_path):
         (np.array(LABELS[:1] * 90)[:, :, None], "labels is 3-d; expected one entry per row"),
     ],
 )
-def test_labels_that_cannot_be_used_get_one_line(labels, reason):
+def test_unusable_labels_are_refused_in_one_line(labels, reason):
     with pytest.raises(DataError, match=reason) as caught:
         fitted(labels)
     assert "\n" not in str(caught.value)
     assert "--" not in str(caught.value)
 
 
-def test_texts_that_cannot_be_used_get_one_line():
+def test_unusable_texts_are_refused_in_one_line():
     frame = pd.DataFrame({"id": range(90), "text": TEXTS})
     with pytest.raises(DataError, match=r"frame with columns 'id', 'text': pass one column"):
         DiSMECTextClassifier().fit(frame, LABELS)
@@ -250,7 +250,7 @@ def test_probabilities_of_all_labels_are_those_of_the_best():
 
 
 def test_weights_and_intercepts_give_the_scores():
-    clf = fitted(sp.csr_array(np.hstack([Y, np.zeros((90, 1), int)])))  # one label has no rows
+    clf = fitted(sp.csr_array(np.hstack([Y, np.zeros((90, 1), int)])))  # one label without rows
     assert sp.issparse(clf.coef_)
     assert clf.coef_.shape == (4, clf.model_.n_features)
     model = clf.model_
@@ -358,7 +358,7 @@ def test_a_generator_of_texts_is_enough():
     assert clf.predict(text for text in TEXTS) == fitted().predict(TEXTS)
 
 
-def test_a_model_of_another_kind_is_told(tmp_path):
+def test_loading_a_model_of_another_kind_is_refused(tmp_path):
     fitted().save(tmp_path / "texts")
     with pytest.raises(ModelError, match="DiSMECTextClassifier loads it"):
         DiSMECClassifier.load(tmp_path / "texts")
@@ -389,7 +389,7 @@ def test_scikit_learn_conventions_that_need_no_numbers(check):
     check("DiSMECTextClassifier", DiSMECTextClassifier(n_jobs=1))
 
 
-def test_an_estimator_that_was_not_fitted_says_so():
+def test_an_unfitted_estimator_is_reported():
     clf = DiSMECTextClassifier(calibrate=True)
     methods = (clf.predict, clf.predict_topk, clf.predict_proba, clf.decision_function)
     for method in (*methods, clf.predict_proba_topk, clf.save, lambda _: clf.coef_):

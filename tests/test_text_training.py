@@ -64,7 +64,7 @@ def files_of(path):
     return {p.name: p.read_bytes() for p in path.iterdir() if p.suffix == ".safetensors"}
 
 
-def test_a_model_of_texts_is_whole_when_it_is_opened_again(model, data):
+def test_a_text_model_is_complete_when_reopened(model, data):
     trained, path = model
     opened = open_model(path, check=True)
     texts, _ = rows_of(data / "test.jsonl")
@@ -103,7 +103,7 @@ def test_neither_batches_nor_threads_nor_the_file_change_a_byte(
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "three")
 
 
-def test_a_run_that_was_killed_goes_on(data, tmp_path, monkeypatch):
+def test_a_killed_text_training_resumes(data, tmp_path, monkeypatch):
     params = TrainingParams(tfidf=True, block_size=5, calibrate=True, delta="auto")
     train_text(data / "train.jsonl", tmp_path / "whole", params)
     from dismec.model import weight_files
@@ -190,7 +190,7 @@ def test_probabilities_and_thresholds_on_the_command_line(model, data):
             opened.assign(X, chosen).indptr
         ).tolist()
     assert all(len(row) <= 1 for row in predicted("--threshold", "micro-f1", "-k", 1))
-    assert predicted("-k", 3) == probable  # of a calibrated model
+    assert predicted("-k", 3) == probable  # the default for a calibrated model
     by_score = predicted("--rank", "score", "-k", 3)
     expected, values = opened.predict_topk(X, 3, rank="score")
     assert [[name for name, _ in row] for row in by_score] == [
@@ -210,7 +210,7 @@ def test_a_model_without_calibration_says_how_to_get_one(data, tmp_path):
         assert said.count("\n") == 1
 
 
-def test_explanations_name_the_words_that_carried_a_label(model, data):
+def test_explanations_name_the_words_that_contributed_most(model, data):
     opened, path = model
     text = rows_of(data / "test.jsonl")[0][0]
     said = json.loads(run("explain", path, text, "--json").stdout)
@@ -257,7 +257,7 @@ def test_names_for_numeric_data(tmp_path):
     )
 
 
-def test_labels_of_texts_come_and_go(data, tmp_path):
+def test_labels_of_text_models_are_added_and_removed(data, tmp_path):
     texts, labels = rows_of(data / "train.jsonl")
     everything = sorted({name for row in labels for name in row})
     late = set(everything[::5])
@@ -292,7 +292,7 @@ def test_labels_of_texts_come_and_go(data, tmp_path):
     }
 
 
-def test_labels_of_texts_that_are_trained_again_are_what_they_were(data, tmp_path):
+def test_retraining_labels_on_the_same_texts_changes_nothing(data, tmp_path):
     run("train", data / "train.jsonl", "-o", tmp_path / "model", "--quiet")
     before = open_model(tmp_path / "model")
     wanted = list(before.names)[::3]
@@ -312,7 +312,7 @@ def test_labels_of_texts_that_are_trained_again_are_what_they_were(data, tmp_pat
     assert list(open_model(tmp_path / "model").names) == list(before.names)
 
 
-def test_a_label_that_every_row_has_is_told(model, data, tmp_path):
+def test_a_label_that_every_row_has_is_reported(model, data, tmp_path):
     shutil.copytree(model[1], tmp_path / "model")
     (tmp_path / "new.jsonl").write_text('{"text": "xyzzy", "labels": ["everywhere"]}\n')
     said = run("add-labels", tmp_path / "model", tmp_path / "new.jsonl").stderr
@@ -327,7 +327,7 @@ def test_predictions_never_replace_their_data(model, data, tmp_path):
     assert copy.read_bytes() == before
 
 
-def test_probabilities_have_a_name_of_their_own(model, data, tmp_path):
+def test_probabilities_are_named_as_such_in_the_output(model, data, tmp_path):
     out = tmp_path / "best.jsonl"
     run("predict", model[1], data / "test.jsonl", "--probabilities", "-o", out)
     assert json.loads(out.read_text().splitlines()[0]).keys() == {"labels", "probabilities"}
@@ -339,7 +339,7 @@ def test_probabilities_have_a_name_of_their_own(model, data, tmp_path):
     )
 
 
-def test_what_a_model_does_not_know_is_told(model, data, tmp_path):
+def test_unknown_labels_and_words_are_reported(model, data, tmp_path):
     unknown = tmp_path / "unknown.jsonl"
     unknown.write_text('{"text": "xyzzy", "labels": ["never", "seen"]}\n')
     assert "2 of the 2 labels of DATA are unknown" in run("evaluate", model[1], unknown).stderr
@@ -368,7 +368,7 @@ def test_what_a_model_does_not_know_is_told(model, data, tmp_path):
         (b'{"text": "! ?", "labels": ["x"]}\n', "none has a word of two letters"),
     ],
 )
-def test_bad_texts_get_one_line_and_leave_nothing(tmp_path, content, reason):
+def test_bad_texts_are_refused_in_one_line_and_leave_nothing(tmp_path, content, reason):
     path = tmp_path / "docs.jsonl"
     path.write_bytes(content)
     said = run("train", path, "-o", tmp_path / "model", code=2).stderr
@@ -377,7 +377,7 @@ def test_bad_texts_get_one_line_and_leave_nothing(tmp_path, content, reason):
     assert not (tmp_path / "model").exists()
 
 
-def test_options_that_do_not_go_with_the_data_are_refused(data, tmp_path):
+def test_options_that_do_not_apply_to_the_data_are_refused(data, tmp_path):
     out = ("-o", tmp_path / "model")
     assert (
         "--min-df is for texts"
@@ -428,7 +428,7 @@ def test_the_estimator_takes_texts_and_gives_names(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_larger_than_memory_trains(tmp_path):
-    """Texts of 300 MB with 160 MB of memory, most of which Python and its libraries take."""
+    """300 MB of texts with 160 MB of memory, most of which Python and its libraries use."""
     rng = np.random.default_rng(0)
     words = np.array([f"word{i}" for i in range(2000)])
     size = 0
@@ -439,7 +439,7 @@ def test_a_file_larger_than_memory_trains(tmp_path):
             line = " ".join(rng.choice(own, 20)) + " " + " ".join(rng.choice(words, 20))
             entry = json.dumps({"text": f"{line}. " * 400, "labels": [f"l{label}"]}) + "\n"
             size += file.write(entry)
-    # The peak of resident memory, with pages of mapped files left out, as the kernel counts it.
+    # Peak resident memory as the kernel counts it, without pages of mapped files.
     script = (
         "import sys, threading, time\n"
         "from dismec.cli import main\n"

@@ -44,7 +44,7 @@ def test_block_size_does_not_change_a_byte(tmp_path, reference, problem_data):
         assert weight_files(path) == reference
 
 
-def test_a_run_that_only_lacks_its_end_comes_to_it(tmp_path, reference, problem_data):
+def test_a_run_that_only_lacks_its_end_is_completed(tmp_path, reference, problem_data):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
     assert sorted(weight_files(path)) == [f"block-00000{i}.safetensors" for i in range(4)]
@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_while_it_ends_loses_nothing(
     ):
         finish(path, manifest, "float16", counts)
     if read_manifest(path).complete:
-        assert open_model(path).n_labels == 40  # with files that are no longer named
+        assert open_model(path).n_labels == 40  # with files no longer named
     else:
         train(*problem_data, path, PARAMS)
         assert weight_files(path) == reference
@@ -80,7 +80,7 @@ def test_fit_in_memory_is_the_same_model(problem_data, tmp_path, reference):
     assert weight_files(tmp_path / "model") == reference
 
 
-def test_interrupted_run_goes_on_where_it_stopped(tmp_path):
+def test_an_interrupted_run_resumes_where_it_stopped(tmp_path):
     X, Y = random_problem(rows=3000, features=200, labels=200, density=0.15)
     path = tmp_path / "model"
     expected = weight_files(train_into(tmp_path / "reference", X, Y))
@@ -118,7 +118,7 @@ def test_damaged_block_of_an_unfinished_run_is_solved_again(tmp_path, problem_da
     assert weight_files(path) == reference
 
 
-def test_a_run_goes_on_with_blocks_of_another_size(tmp_path, problem_data, reference):
+def test_a_run_resumes_with_another_block_size(tmp_path, problem_data, reference):
     path = tmp_path / "model"
     train_unfinished(*problem_data, path, PARAMS)
     manifest = read_manifest(path)
@@ -163,7 +163,7 @@ def test_leftovers_of_killed_writers_are_cleared_away(tmp_path, problem_data, re
     }
 
 
-def test_finished_or_different_model_is_kept_unless_told_otherwise(tmp_path, problem_data):
+def test_a_finished_or_different_model_is_kept_by_default(tmp_path, problem_data):
     X, Y = problem_data
     path = tmp_path / "model"
     train(X, Y, path, PARAMS)
@@ -238,7 +238,7 @@ def test_label_matrix_that_points_outside_itself_is_refused(problem_data, kind):
         fit(X, Y)
 
 
-def test_label_that_is_given_256_times_is_a_label(problem_data):
+def test_a_label_given_256_times_counts_once(problem_data):
     X, _ = problem_data
     indptr = np.append(0, np.full(300, 256))
     Y = sp.csr_array((np.ones(256, np.uint8), np.zeros(256, np.int32), indptr), shape=(300, 2))
@@ -251,7 +251,7 @@ def test_parameters_may_be_numpy_numbers(tmp_path, problem_data):
     assert params == TrainingParams(C=2.0, tfidf=True, block_size=10)
 
 
-def test_unfinished_manifest_that_lies_does_not_outlive_the_resume(tmp_path, problem_data):
+def test_a_false_unfinished_manifest_is_corrected_on_resuming(tmp_path, problem_data):
     path = tmp_path / "model"
     whole = train(*problem_data, tmp_path / "whole", PARAMS).manifest
     train_unfinished(*problem_data, path, PARAMS)
@@ -284,7 +284,7 @@ def test_killed_at_any_moment_and_resumed_the_model_is_the_same(tmp_path):
     command += ["-o", str(path), "--C", "10", "--block-size", "4", "--quiet"]
     complete = False
     while not complete:
-        # Let it write a few files, named by the manifest or not yet, and kill it anywhere.
+        # Let it write a few files, whether or not the manifest names them, and kill it anywhere.
         enough = count_files(path) + rng.randrange(8)
         process = subprocess.Popen(command)
         while process.poll() is None and count_files(path) < enough:
@@ -314,7 +314,7 @@ def test_ctrl_c_stops_within_two_seconds_and_keeps_finished_blocks(tmp_path):
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     command = [sys.executable, "-m", "dismec", "train", str(tmp_path / "data.xmc")]
     command += ["-o", str(tmp_path / "model"), "--C", "10", "--block-size", "2"]
-    # Whoever runs the tests in the background has them ignore Ctrl-C.
+    # Tests that run in the background ignore Ctrl-C.
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Choosing C, and what each delta leaves of a model."""
+"""Choosing C, and sweeping delta."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRID = [0.1, 0.5, 2.0, 20.0]
 
 @pytest.fixture(scope="module")
 def data():
-    """More rows than other tests have: of few, every order of labels is as good as another."""
+    """More rows than in other tests: with few, every order of labels is equally good."""
     return random_problem(rows=700, labels=50, seed=3)
 
 
@@ -60,7 +60,7 @@ def test_of_equally_good_C_the_smallest_is_chosen(values):
     assert pick(table, "P@1") == min(row["C"] for row in table if row["P@1"] == best)
 
 
-def test_the_table_is_that_of_models_trained_one_by_one(data, tuned):
+def test_the_table_equals_models_trained_one_by_one(data, tuned):
     X, Y, judge_X, judge_Y = held_out(*data)
     for row in tuned[0].table:
         model = fit(X, Y, TrainingParams(C=row["C"]))
@@ -107,13 +107,13 @@ def test_a_path_does_not_change_with_threads_or_neighbors(data):
     assert some.items() <= everything.items()
 
 
-def test_the_model_is_that_of_a_training_at_this_C(data, tuned, tmp_path):
+def test_the_model_equals_a_training_at_the_chosen_C(data, tuned, tmp_path):
     result, path = tuned
     train(*data, tmp_path / "model", TrainingParams(C=result.C))
     assert weight_files(path) == weight_files(tmp_path / "model")
 
 
-def test_the_model_keeps_how_its_C_was_chosen(tuned):
+def test_the_model_records_how_its_C_was_chosen(tuned):
     result, path = tuned
     params = open_model(path).params
     assert params["C"] == result.C
@@ -121,7 +121,7 @@ def test_the_model_keeps_how_its_C_was_chosen(tuned):
     assert params["C_auto"] == {"metric": "nDCG@3", "grid": [0.1, 0.5, 2, 20], "rows": 70}
 
 
-def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
+def test_each_label_with_the_same_rows_counts(data, tmp_path):
     X, Y = data
     twice = sp.hstack([Y, Y, sp.csr_array((Y.shape[0], 1), dtype=np.uint8)], format="csr")
     result = tune(X, twice, tmp_path / "model", GRID[1:3])
@@ -132,7 +132,7 @@ def test_labels_with_the_same_rows_count_as_often_as_they_are(data, tmp_path):
 
 
 def test_labels_of_different_rows_may_have_the_same_weights(tmp_path):
-    """Two rows that are equal, with a label each: the labels' problems are the same."""
+    """Two equal rows with one label each: the problems of these labels are the same."""
     X = np.vstack([[1, 0, 0, 0.5]] * 2 + [[0, 1, 0, 0]] * 3 + [[0, 0, 1, 0]] * 3).astype(np.float32)
     Y = np.zeros((8, 5), np.uint8)
     Y[0, [0, 3]] = Y[1, [1, 4]] = 1  # 0 and 3 have the same rows, and so do 1 and 4
@@ -168,16 +168,16 @@ def test_delta_and_probabilities_are_learned_after_C(data, tmp_path):
     assert result.model.calibration is not None
 
 
-def test_given_rows_choose(data, tmp_path):
+def test_validation_rows_choose_C(data, tmp_path):
     X, Y = data
     result = tune(X, Y, tmp_path / "model", GRID, validation=(X[:100], Y[:100]))
     chosen = result.model.params["C_auto"]
     assert (chosen["metric"], chosen["grid"], chosen["rows"]) == ("nDCG@5", [0.1, 0.5, 2, 20], 100)
     assert len(chosen["data"]) == 16
-    assert result.C == 20.0  # they were trained on
+    assert result.C == 20.0  # the model was trained on these rows
 
 
-def test_a_killed_training_goes_on_with_the_C_chosen(data, tuned, tmp_path):
+def test_a_killed_training_resumes_with_the_chosen_C(data, tuned, tmp_path):
     path = tmp_path / "model"
     with (
         mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
@@ -241,7 +241,7 @@ def test_bad_metrics_are_refused(metric):
         check_metric(metric)
 
 
-def test_data_that_leave_nothing_to_choose_on_are_refused(data, tmp_path):
+def test_data_that_leaves_nothing_to_choose_on_is_refused(data, tmp_path):
     X, Y = data
     with pytest.raises(DataError, match="there is 1 label"):
         tune(X, Y[:, :1], tmp_path / "model", GRID)
@@ -251,7 +251,7 @@ def test_data_that_leave_nothing_to_choose_on_are_refused(data, tmp_path):
         tune(X, Y, tmp_path / "model", GRID, validation=(X[:5], Y[:4]))
 
 
-def test_a_metric_deeper_than_there_are_labels(data, tmp_path):
+def test_a_metric_may_be_deeper_than_the_number_of_labels(data, tmp_path):
     X, Y = data
     result = tune(X, Y[:, 45:48], tmp_path / "model", GRID, metric="PSP@7")
     assert all("PSP@7" in row for row in result.table)
@@ -279,7 +279,7 @@ def test_texts_are_tuned_as_their_features_are(texts, tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_cluster_chooses_as_threads_do(data, tuned, tmp_path):
+def test_a_cluster_chooses_the_same_C_as_threads(data, tuned, tmp_path):
     with Processes(tmp_path / "cluster") as processes:
         processes.scheduler()
         processes.worker(threads=2)
@@ -404,7 +404,7 @@ def test_bad_options_are_refused_in_one_line(file, tmp_path, arguments, reason):
     assert not (tmp_path / "model").exists()
 
 
-def test_what_cannot_be_drawn_or_measured_is_told_before_the_training(tmp_path):
+def test_unusable_figure_paths_and_data_are_reported_before_training(tmp_path):
     X, Y = random_problem()
     data, model = str(tmp_path / "data.xmc"), str(tmp_path / "model")
     save_data(Dataset(X, Y), data)

@@ -1,4 +1,4 @@
-"""An unfinished training says so wherever a model is opened."""
+"""An unfinished training is reported as such wherever a model is opened."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
-def test_commands_say_so(unfinished, file, tmp_path, command):
+def test_commands_report_an_unfinished_training(unfinished, file, tmp_path, command):
     path, line = unfinished
     (tmp_path / "list").write_text("3\n")
     stands = {"MODEL": path, "DATA": file, "NEW": tmp_path / "new", "LIST": tmp_path / "list"}
@@ -151,14 +151,14 @@ def contents(path: Path):
         lambda path: remove_labels(path, [3]),
     ],
 )
-def test_the_library_says_so(unfinished, door):
+def test_the_library_reports_an_unfinished_training(unfinished, door):
     path, line = unfinished
     with pytest.raises(ModelError) as caught:
         door(path)
     assert str(caught.value) == line
 
 
-def test_inspect_shows_how_far_it_is(unfinished):
+def test_inspect_shows_the_progress_of_an_unfinished_training(unfinished):
     path, line = unfinished
     state = line.removeprefix(f"{path}: ")
     result = CliRunner().invoke(main, ["inspect", str(path)])
@@ -183,7 +183,7 @@ def test_a_server_keeps_its_model_when_it_is_told_to_open_an_unfinished_one(
     assert service.model is model
 
 
-def test_a_directory_of_other_things_is_not_taken_for_a_training(tmp_path):
+def test_an_unrelated_directory_is_not_taken_for_a_training(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with locked(tmp_path):
         pass

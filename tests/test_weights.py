@@ -1,4 +1,4 @@
-"""Weights of rows through every way of training, and metrics that count rows by their weights."""
+"""Row weights in every way of training, and in metrics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def objective(rows, s, w, C, v):
 
 
 def excess(X, Y, v, labels, C=1.0):
-    """How much each label's objective is above that of LIBLINEAR, relative to it."""
+    """Return each label's objective relative to LIBLINEAR's, minus 1."""
     transform = Transform.fit(X)
     solution = Problem(X, Y, transform, v).solve(labels, SolverParams(C, 0.0))
     assert (solution.gradient <= 1).all()
@@ -87,7 +87,7 @@ def excess(X, Y, v, labels, C=1.0):
 # The solver
 
 
-def test_weighted_labels_are_as_near_the_optimum_as_liblinear():
+def test_weighted_labels_are_as_close_to_the_optimum_as_liblinear():
     X, Y = random_problem(rows=2000, features=300, labels=60, density=0.05)
     labels = np.flatnonzero(Y.sum(axis=0))
     found = excess(X, Y, some_weights(2000), labels)
@@ -122,13 +122,13 @@ def test_weighted_minimum_equals_the_reference(seed, C, spread):
     solution = Problem(X, Y, transform, v).solve([0], SolverParams(C, 0.0))
     rows, s = transform.apply(X).astype(np.float64), np.where(Y.toarray().ravel(), 1.0, -1.0)
     w = solution.weights.toarray().ravel().astype(np.float64)
-    # A row of weight v is one whose loss is that of √v times its slack: Newton on that is exact.
+    # Weight v scales the slack of a row by √v: Newton's method on that is exact.
     best = weighted_minimum(rows, s, C, v)
     assert objective(rows, s, w, C, v) <= objective(rows, s, best, C, v) * (1 + 1e-3)
 
 
 def weighted_minimum(rows, s, C, v):
-    """Newton's method with backtracking, in double precision."""
+    """Minimize by Newton's method with backtracking, in double precision."""
     X = rows.toarray() if sp.issparse(rows) else rows
     w = np.zeros(X.shape[1])
     for _ in range(100):
@@ -146,14 +146,14 @@ def weighted_minimum(rows, s, C, v):
 
 
 @pytest.mark.parametrize("weight", [2.0, 0.3, 1e-7, 1e5])
-def test_equal_weights_are_another_C(problem_data, weight):
+def test_equal_weights_equal_another_C(problem_data, weight):
     X, Y = problem_data
     weighted = fit(X, Y, EXACT, weights=np.full(300, weight))
     plain = fit(X, Y, TrainingParams(C=weight, precision="float32", delta=0))
     assert weights_of(weighted) == weights_of(plain)
 
 
-def test_twice_the_weights_are_twice_the_C(problem_data):
+def test_doubling_the_weights_equals_doubling_C(problem_data):
     X, Y = problem_data
     v = some_weights(300)
     doubled = fit(X, Y, EXACT, weights=2 * v)
@@ -161,7 +161,7 @@ def test_twice_the_weights_are_twice_the_C(problem_data):
     assert weights_of(doubled) == weights_of(other_C)
 
 
-def test_weights_as_counts_are_rows_repeated(problem_data):
+def test_integer_weights_equal_repeated_rows(problem_data):
     X, Y = problem_data
     counts = np.random.default_rng(0).integers(0, 4, 300)
     rows = np.repeat(np.arange(300), counts)
@@ -170,7 +170,7 @@ def test_weights_as_counts_are_rows_repeated(problem_data):
     assert np.abs((weighted.weights - repeated.weights).toarray()).max() < 2e-4
 
 
-def test_what_goes_to_C_is_a_power_of_two_near_the_mean():
+def test_the_factor_of_C_is_a_power_of_two_near_the_mean():
     assert split_weights(None) == (1.0, None)
     assert split_weights(np.full(3, 0.3)) == (0.3, None)
     scale, rest = split_weights(np.array([1e-40, 300.0, 500.0]))
@@ -209,7 +209,7 @@ def test_large_weighted_sets_are_solved_with_the_same_bytes_on_any_number_of_thr
     w = found[0].astype(np.float64)
     slack = np.maximum(0, 1 - s * (rows @ w))
     gradient = w - 2 * rows.T @ (v * slack * s)
-    # f is 1-strongly convex: this bounds the gap to its minimum.
+    # f is 1-strongly convex: this bounds the gap to the minimum.
     assert gradient @ gradient / 2 <= 1e-3 * objective(rows, s, w, 1.0, v)
 
 
@@ -235,13 +235,13 @@ def test_rows_of_weight_0_leave_no_trace(tmp_path, problem_data):
         assert weighted.manifest.n_rows == len(keep)
 
 
-def test_labels_that_only_rows_of_weight_0_have_are_none(tmp_path):
+def test_labels_only_in_rows_of_weight_0_are_not_trained(tmp_path):
     X = sp.csr_array(np.eye(6, dtype=np.float32))
     model = train(X, NAMES, tmp_path / "model", weights=[1, 1, 1, 1, 1, 0])
     assert model.names == ["bread", "egg", "pan"]
 
 
-def test_threads_blocks_and_a_kill_leave_weighted_bytes_as_they_are(tmp_path, problem_data):
+def test_threads_blocks_and_a_kill_do_not_change_weighted_bytes(tmp_path, problem_data):
     X, Y = problem_data
     v = some_weights(300)
     train(X, Y, tmp_path / "whole", weights=v, threads=1)
@@ -255,7 +255,7 @@ def test_threads_blocks_and_a_kill_leave_weighted_bytes_as_they_are(tmp_path, pr
     assert weights_of(whole) != weights_of(train(X, Y, tmp_path / "plain"))
 
 
-def test_other_weights_are_another_training(tmp_path, problem_data):
+def test_other_weights_start_a_new_training(tmp_path, problem_data):
     X, Y = problem_data
     v = some_weights(300)
     train_unfinished(X, Y, tmp_path / "model", weights=v)
@@ -270,7 +270,7 @@ def test_other_weights_are_another_training(tmp_path, problem_data):
     assert f"from {v.min():g} to {v.max():g}, {v.sum():g} in all" in facts
 
 
-def test_weights_of_one_are_no_weights(tmp_path, problem_data):
+def test_weights_of_one_change_nothing(tmp_path, problem_data):
     X, Y = problem_data
     train_unfinished(X, Y, tmp_path / "model")
     model = train(X, Y, tmp_path / "model", weights=np.ones(300, np.int8))
@@ -290,9 +290,7 @@ def test_weights_of_one_are_no_weights(tmp_path, problem_data):
         (np.full(300, 1e-60), "scale the weights so that they are near 1"),
     ],
 )
-def test_weights_that_cannot_be_used_are_refused_in_one_line(
-    tmp_path, problem_data, weights, message
-):
+def test_unusable_weights_are_refused_in_one_line(tmp_path, problem_data, weights, message):
     with pytest.raises(DataError, match=message) as caught:
         train(*problem_data, tmp_path / "model", weights=weights)
     assert "\n" not in str(caught.value)
@@ -325,7 +323,7 @@ def test_a_tuned_model_is_the_one_of_its_C_and_rows_held_out_count_by_weight(tmp
         assert judged["P@1"] != pytest.approx(plain["P@1"], abs=1e-3)
 
 
-def test_refined_models_have_the_weights_of_their_rows(tmp_path):
+def test_refined_models_are_trained_with_row_weights(tmp_path):
     X, Y = related(rows=600)
     params = TrainingParams(refine=True, calibrate=True)
     v = (np.random.default_rng(0).random(600) < 0.8).astype(float)
@@ -393,7 +391,7 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
     assert not list((tmp_path / "texts there").glob("*.xmc"))
 
 
-def test_the_file_of_a_training_holds_its_weights(tmp_path, problem_data):
+def test_the_training_file_holds_its_row_weights(tmp_path, problem_data):
     X, Y = problem_data
     v = some_weights(300)
     TrainingData(X, Y, v).save(tmp_path / "data.xmc")
@@ -469,7 +467,7 @@ def test_a_bad_weight_in_a_file_is_refused_with_its_line(tmp_path, value, messag
         train_text(file, tmp_path / "model", fmt=TextFormat(weight_column="v"))
 
 
-def test_another_number_of_weights_than_texts_is_refused(tmp_path):
+def test_a_different_number_of_weights_than_texts_is_refused(tmp_path):
     texts = Texts.of_lists(TEXTS, NAMES)
     for n in (5, 7):
         with pytest.raises(DataError, match=f"weights: {n} numbers for 6 texts"):
@@ -487,7 +485,7 @@ def ranked(seed=0, n_rows=60, n_labels=12):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_weight_of_2_is_the_row_twice_in_every_metric(seed):
+def test_weight_2_equals_repeating_the_row_in_every_metric(seed):
     Y, top, p, rng = ranked(seed)
     counts = rng.integers(0, 4, len(Y))
     rows = np.repeat(np.arange(len(Y)), counts)
@@ -519,7 +517,7 @@ def test_weighted_metrics_equal_the_slow_ones():
         assert found[f"PSP@{k}"] == pytest.approx(100 * reached / attainable)
 
 
-def test_equal_weights_leave_metrics_as_they_are():
+def test_equal_weights_do_not_change_metrics():
     Y, top, p, _ = ranked()
     assert evaluate(Y, top, propensities=p, weights=np.full(60, 0.3)) == pytest.approx(
         evaluate(Y, top, propensities=p)
@@ -564,7 +562,7 @@ def test_a_calibrated_model_is_evaluated_by_weight():
 # scikit-learn
 
 
-def test_sample_weight_is_the_weight_of_rows(problem_data):
+def test_sample_weight_sets_row_weights(problem_data):
     X, Y = problem_data
     v = some_weights(300)
     v[::7] = 0
@@ -584,7 +582,7 @@ def test_repeated_rows_score_as_weights_do_to_single_precision():
     np.testing.assert_allclose(weighted, repeated, rtol=1e-4, atol=1e-5)
 
 
-def test_a_class_of_weight_0_is_no_class():
+def test_a_class_of_weight_0_is_dropped():
     X = np.eye(6)
     clf = DiSMECClassifier().fit(X, list("aabbcc"), sample_weight=[1, 1, 1, 1, 0, 0])
     assert clf.classes_.tolist() == ["a", "b"]
@@ -617,7 +615,7 @@ def test_searches_route_sample_weight():
 
 @pytest.mark.parametrize("n_classes", [2, 4])
 @pytest.mark.parametrize("kind", ["balanced", "dict"])
-def test_class_weight_is_that_of_liblinear(n_classes, kind):
+def test_class_weight_equals_that_of_liblinear(n_classes, kind):
     rng = np.random.default_rng(n_classes)
     y = np.minimum(rng.geometric(0.5, 200), n_classes) * 10
     X = rng.standard_normal((200, 8)) + 0.05 * y[:, None]
@@ -630,7 +628,7 @@ def test_class_weight_is_that_of_liblinear(n_classes, kind):
 
 
 @pytest.mark.parametrize("class_weight", ["balanced", {2: 5.0}])
-def test_class_weight_of_columns_is_that_of_each_alone(class_weight):
+def test_class_weight_of_columns_equals_training_each_alone(class_weight):
     X, Y = random_problem(rows=200, labels=5)
     params = {"normalize": False, "delta": 0, "precision": "float32", "tol": 1e-4}
     ours = DiSMECClassifier(class_weight=class_weight, **params).fit(X, Y)

@@ -1,4 +1,4 @@
-"""Several server processes on one port: real ones, that are reloaded, killed and ended."""
+"""Several server processes on one port, which are reloaded, killed and stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files(tmp_path_factory):
 
 
 def children(pid):
-    """The processes that a process has started."""
+    """Return the child processes of a process."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -72,7 +72,7 @@ def test_connections_are_spread_evenly_and_counts_are_of_all_processes(server):
         return float(lines.get(name, 0))
 
     def connections():
-        """How many each process has."""
+        """Return the number of connections per process."""
         lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
         ends = [line.split() for line in lines]
         ours = {end[9] for end in ends if end[1].endswith(f":{server.port:04X}")}
@@ -122,7 +122,7 @@ def test_post_reload_reaches_all_processes_and_a_bad_model_none(files, tmp_path)
         clients = [held.enter_context(server.connect()) for _ in range(4)]
 
         def answers():
-            """What each process says; every second connection is to the same one."""
+            """Return what each process answers; connections alternate between them."""
             asked = ("POST", "/predict", json.dumps(ROW), token)
             return [exchange(client, *asked)[2] for client in clients]
 
@@ -142,7 +142,7 @@ def test_post_reload_reaches_all_processes_and_a_bad_model_none(files, tmp_path)
         assert 'dismec_reloads_total{result="ok"} 1' in text
         assert 'dismec_reloads_total{result="failed"} 1' in text
         log = server.log.read_text().splitlines()
-        assert len(log) == 2  # one line per reload, not one per process
+        assert len(log) == 2  # one line per reload, not per process
         assert "old model stays" in log[1]
 
 
@@ -176,7 +176,7 @@ def test_sighup_switches_all_processes_without_losing_a_request(files, tmp_path)
 
 
 def wait_until_answered(check):
-    """Wait for a check that asks the server; a dead process may take a connection with it."""
+    """Wait for a check that asks the server; a process that dies may take a connection with it."""
 
     def holds():
         with suppress(ConnectionError, HTTPException):
@@ -186,7 +186,7 @@ def wait_until_answered(check):
     wait_until(holds)
 
 
-def test_a_process_that_dies_is_replaced_and_the_port_goes_on_answering(files):
+def test_a_process_that_dies_is_replaced_and_the_port_keeps_answering(files):
     with serving(files, files / "named", "--workers", "2") as server:
         expected = server.predict(ROW)[2]
         rows = server.metric("dismec_rows_predicted_total")
@@ -204,12 +204,12 @@ def test_a_process_that_dies_is_replaced_and_the_port_goes_on_answering(files):
         assert before[1] in after
         assert len({*before, *after}) == 3
         assert server.metric("dismec_restarts_total") == 1
-        assert server.metric("dismec_rows_predicted_total") > rows  # what was counted stays
+        assert server.metric("dismec_rows_predicted_total") > rows  # counts are kept
         assert "was ended by signal 9; starting another" in server.log.read_text()
 
 
-def test_a_process_that_is_replaced_gets_the_model_that_the_others_have(files, tmp_path):
-    """The link was moved without a reload: the new process does not follow it on its own."""
+def test_a_replacement_process_gets_the_model_of_the_others(files, tmp_path):
+    """The link was moved without a reload: the new process must not follow it on its own."""
     link = tmp_path / "current"
     link.symlink_to(files / "named")
     with serving(tmp_path, link, "--workers", "2") as server:
@@ -226,7 +226,7 @@ def test_a_process_that_is_replaced_gets_the_model_that_the_others_have(files, t
 
 
 def test_processes_have_one_model_after_it_was_replaced_in_place(files, tmp_path):
-    """A new process can only open what is on disk now: the others follow it."""
+    """A new process can only open what is on disk now, so the others switch to that too."""
     train(*random_problem(), tmp_path / "model", TrainingParams(C=0.1))
     with serving(tmp_path, tmp_path / "model", "--workers", "2") as server:
         train(*random_problem(), tmp_path / "model", overwrite=True)
@@ -243,7 +243,7 @@ def test_a_signal_ends_all_processes_when_requests_are_finished(files, number):
     with serving(files, files / "named", "--workers", "2") as server:
         workers = children(server.process.pid)
         with server.half_sent(ROW) as finish:
-            # As Ctrl-C in a terminal does, to all of them at once.
+            # Like Ctrl-C in a terminal, which reaches all processes at once.
             for pid in (server.process.pid, *(workers if number == signal.SIGINT else ())):
                 os.kill(pid, number)
             wait_until(lambda: sum(map(is_running, workers)) == 1)
@@ -274,7 +274,7 @@ def refused(*arguments):
     return out.stderr
 
 
-def test_what_cannot_be_served_by_several_processes_is_told_in_one_line(files):
+def test_options_not_supported_by_several_processes_are_refused_in_one_line(files):
     alone, several = (refused(files / "nothing", "--workers", n) for n in (1, 2))
     assert alone == several
     assert "no such directory" in several
@@ -282,7 +282,7 @@ def test_what_cannot_be_served_by_several_processes_is_told_in_one_line(files):
     assert "--workers is not supported with --cluster" in line
 
 
-def test_channel_says_when_the_other_end_is_full_or_gone():
+def test_a_channel_reports_when_the_other_end_is_full_or_gone():
     here, there = Channel.pair()
     sent = 0
     while here.send({"number": sent}):
@@ -315,5 +315,5 @@ def test_counts_of_processes_add_up():
     assert 'dismec_request_seconds_bucket{path="/predict",le="+Inf"} 2' in lines
     assert 'dismec_request_seconds_sum{path="/predict"} 20.000100' in lines
     assert "dismec_rows_predicted_total 4" in lines
-    assert "dismec_pending_requests 1" in lines  # one that has ended computes nothing any more
+    assert "dismec_pending_requests 1" in lines  # a process that has ended computes nothing
     assert "dismec_processes 1" in lines

@@ -3,9 +3,9 @@
 #
 #     tools/aarch64.sh [PYTEST OPTIONS AND FILES]
 #
-# Everything is fetched and built under build/aarch64, once: a Debian root with Python (of the
-# release of this machine, or RELEASE), the packages that tests need, the modules. docs/contributing/platforms.md
-# says more.
+# Everything is downloaded and built once, under build/aarch64: a Debian root with Python (from the
+# release of this machine, or RELEASE), the packages that tests need, and the modules. See
+# docs/contributing/platforms.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$PWD/build/aarch64
@@ -23,7 +23,7 @@ if ((${#missing[@]})); then
   exit 0
 fi
 
-# Unpacked only: nothing of it runs here but Python, under emulation.
+# Only unpacked, not configured: nothing but Python runs from it, under emulation.
 if [ ! -e "$build/root/usr/bin/python3" ]; then
   echo "== Fetching Python for aarch64"
   rm -rf "$build/root"
@@ -33,7 +33,7 @@ if [ ! -e "$build/root/usr/bin/python3" ]; then
     "${RELEASE:-$(. /etc/os-release && echo "$VERSION_CODENAME")}" "$build/root"
 fi
 
-# Tests start `sys.executable`: it has to be something that this machine can run.
+# Tests start `sys.executable`, so it must be a program that this machine can run.
 cat > "$build/python" << END
 #!/bin/bash
 export PYTHONPATH="$build/install:$build/packages" DISMEC_PYTHON="$build/python"
@@ -50,7 +50,7 @@ if [ ! -e "$build/packages/complete" ]; then
     --implementation cp --python-version "$version" --platform manylinux_2_28_aarch64 \
     --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
     numpy scipy scikit-learn click rich pytest hypothesis safetensors
-  # There is none for ARM: a library of C++ that is loaded by the name it gets here, whatever it is.
+  # No wheel exists for ARM. It is a plain C++ library, loaded by the file name it gets here.
   CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ LDSHARED="aarch64-linux-gnu-g++ -shared" \
     $python -m pip install --quiet --target "$build/packages" --no-deps \
     --no-binary=liblinear-official --no-cache-dir liblinear-official
@@ -61,7 +61,7 @@ if [ ! -e "$build/packages/complete" ]; then
 fi
 
 echo "== Cross-compiling"
-# Python's headers for ARM include one by this name, and the C library's are the compiler's own.
+# Python's ARM headers include one under this path; the C library's come with the compiler.
 mkdir -p "$build/include/aarch64-linux-gnu"
 ln -sfn "$build/root/usr/include/aarch64-linux-gnu/python$version" \
   "$build/include/aarch64-linux-gnu/python$version"
@@ -79,7 +79,7 @@ mkdir "$build/install/dismec.dist-info"
 printf 'Metadata-Version: 2.1\nName: dismec\nVersion: %s\n' \
   "$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > "$build/install/dismec.dist-info/METADATA"
 
-# The loops of the pass, of sixteen-bit sums, of float16 and of the top k are vectors.
+# Checks that the loops of passes, sixteen-bit sums, float16 and top k are vectorized.
 code=$(aarch64-linux-gnu-objdump -d --no-show-raw-insn "$build"/install/dismec/_native_neon.*so)
 for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'tbl.*\.8b' 'fmaxv'; do
   found=$(grep -cE "\s$instruction" <<< "$code") || true

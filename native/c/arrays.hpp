@@ -1,5 +1,5 @@
-// A file with arrays, as docs/reference/model-format.md specifies it → views of them, mapped into
-// memory.
+// A file of arrays, as specified in docs/reference/model-format.md → views of its arrays, mapped
+// into memory.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace dismec::c {
 
 static_assert(std::endian::native == std::endian::little, "files are little-endian");
 
-/// A file's bytes, for as long as this lives.
+/// The bytes of a file, mapped for the lifetime of this object.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path) {
@@ -63,7 +63,8 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-/// Throws std::invalid_argument, with the reason but not the path, for what is not sound.
+/// The arrays of a file. Throws std::invalid_argument, with the reason but not the path, if they
+/// are damaged.
 class ArrayFile {
  public:
   explicit ArrayFile(const std::string& path) : file_(path) {
@@ -85,7 +86,7 @@ class ArrayFile {
     return sizes;
   }
 
-  /// The numbers of an array, row after row.
+  /// The numbers of an array, in row-major order.
   template <typename T>
   std::span<const T> get(std::string_view name, std::string_view type_name) const {
     if (type(name) != type_name) throw wrong(name, "has another type");

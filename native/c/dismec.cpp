@@ -1,5 +1,5 @@
-// The functions of dismec.h. No exception leaves them: each becomes a line that `dismec_error`
-// gives.
+// The functions of dismec.h. No exception leaves them: each becomes a message that `dismec_error`
+// returns.
 
 #include "c/dismec.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 thread_local std::string last_error;
 
-/// What `work` returns, or `failed` after an exception.
+/// Returns the result of `work`, or `failed` if it throws.
 template <typename Result, typename Work>
 Result guarded(Result failed, Work&& work) {
   try {
@@ -35,7 +35,7 @@ Result guarded(Result failed, Work&& work) {
   return failed;
 }
 
-/// Calls use(row) for one row in the arrays of a caller.
+/// Calls use(row) for one row in the caller's arrays.
 template <typename Use>
 auto with_row(const dismec_model* model, const std::int32_t* features, const float* values,
               std::size_t n, Use&& use) {

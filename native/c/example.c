@@ -1,5 +1,5 @@
-/* Prints the best labels of rows that are read from standard input, one per line, as
- * feature:value pairs in ascending order of features:
+/* Prints the best labels of rows read from standard input, one row per line, as feature:value pairs
+ * in ascending order of features:
  *
  *     echo "3:1 17:0.5" | build/c/example MODEL 5
  */
@@ -13,8 +13,8 @@
 static int32_t features[MOST_VALUES];
 static float values[MOST_VALUES];
 
-/* Reads one row; returns the number of its features, -1 at the end of the input and -2 if a line is
- * not a row. */
+/* Reads one row; returns the number of its features, -1 at the end of the input, and -2 if a line
+ * is not a row. */
 static int read_row(void) {
   int n = 0;
   for (;;) {

@@ -1,4 +1,4 @@
-// JSON text → values. Manifests and the headers of files with arrays are small.
+// JSON text → values. Its inputs, manifests and headers of array files, are small.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,9 @@ struct Json {
   double number = 0;  // 0 or 1 for a boolean
   std::string string;
   std::vector<Json> items;         // of a list, or the values of an object
-  std::vector<std::string> names;  // of an object's values
+  std::vector<std::string> names;  // keys of an object, in the order of `items`
 
-  /// The value of that name, or null if there is none.
+  /// The value of a key, or null if there is none.
   const Json& at(std::string_view name) const {
     static const Json none;
     for (std::size_t i = 0; i < names.size(); ++i)
@@ -30,7 +30,7 @@ struct Json {
   }
   bool is_true() const { return kind == Kind::boolean && number == 1; }
   const std::string& text() const { return get(Kind::text, "a text").string; }
-  /// A whole number from 0 to 2^53, all of which a double holds.
+  /// A whole number from 0 to 2^53, which a double represents exactly.
   std::int64_t integer() const {
     const double value = get(Kind::number, "a number").number;
     if (!(value >= 0 && value <= 9007199254740992.0) ||
@@ -48,7 +48,7 @@ struct Json {
   }
 };
 
-/// Throws std::invalid_argument for what is not JSON.
+/// Throws std::invalid_argument if the text is not JSON.
 class JsonParser {
  public:
   static Json parse(std::string_view text) {
@@ -121,7 +121,7 @@ class JsonParser {
 
   double number() {
     const auto stop = std::min(text_.find_first_not_of("+-.0123456789eE", at_), text_.size());
-    double value = 0;  // not by strtod, which reads what the locale says
+    double value = 0;  // not strtod, which depends on the locale
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + stop, value);
     if (error != std::errc() || end != text_.data() + stop) fail();
     at_ = stop;

@@ -1,4 +1,4 @@
-// A model directory → rows ranked by it, one at a time.
+// A model directory → its ranking of rows, one at a time.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace dismec::c {
 
-/// Calls `make`, with the path before whatever it throws.
+/// Calls `make`, and prefixes errors with the path.
 template <typename Make>
 auto named(const std::string& path, Make&& make) {
   try {
@@ -95,7 +95,7 @@ class ShardFile {
 
 class Model {
  public:
-  /// Throws std::invalid_argument, with one line that names the file.
+  /// Throws std::invalid_argument with one line that names the file.
   explicit Model(const std::string& directory)
       : manifest_(read_manifest(directory)), parts_(open_parts(directory, manifest_)) {
     named(directory + "/manifest.json", [&] {
@@ -119,14 +119,14 @@ class Model {
 
   std::int64_t n_features() const { return transform_.n_features; }
   std::int64_t n_labels() const { return n_labels_; }
-  /// Of a label that there is; its data is null where labels have no names.
+  /// The name of a valid label; its data is null if labels have no names.
   std::string_view name(std::int32_t label) const {
     if (name_ends_.empty()) return {};
     const std::int64_t begin = name_ends_[label];
     return names_.substr(begin, name_ends_[label + 1] - begin);
   }
 
-  /// Ranks one row; returns how many places have a label.
+  /// Ranks the labels for one row; returns how many places are filled.
   std::int64_t topk(const Csr& row, std::span<std::int32_t> labels, std::span<float> scores) const {
     const OwnedCsr own = transformed(row);
     std::ranges::fill(labels, -1);
@@ -138,7 +138,7 @@ class Model {
     return std::ranges::find(labels, -1) - labels.begin();
   }
 
-  /// Scores of all labels; −1 for one that training saw no row of.
+  /// The scores of all labels; −1 for labels without training rows.
   void scores(const Csr& row, std::span<float> scores) const {
     const OwnedCsr own = transformed(row);
     for (const ShardFile& shard : shards_) shard.dense_scores(view(own), scores);
@@ -147,7 +147,8 @@ class Model {
   }
 
  private:
-  static constexpr std::int64_t kVersion = 3;  // with dense features or in two stages it is higher
+  static constexpr std::int64_t kVersion =
+      3;  // models with dense features or two stages have a higher one
 
   static Json read_manifest(const std::string& directory) {
     const std::string path = directory + "/manifest.json";
@@ -172,7 +173,7 @@ class Model {
     });
   }
 
-  /// A file that an entry of the manifest names.
+  /// The path of a file that an entry of the manifest names.
   static std::string path_in(const std::string& directory, const Json& entry) {
     return named(directory + "/manifest.json", [&] {
       const std::string& name = entry.at("file").text();

@@ -4,7 +4,7 @@
 namespace dismec::bind {
 
 void mapped_memory(nb::module_& m) {
-  // The array is not kept: whoever owns the memory owns the watch, and ends it first.
+  // The array is not kept alive: the owner of the memory also owns the watch, and stops it first.
   nb::class_<data::Watch>(m, "Watch")
       .def(
           "__init__",

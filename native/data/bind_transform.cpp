@@ -46,7 +46,7 @@ nb::tuple apply(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
   OwnedCsr result;
   {
     nb::gil_scoped_release release;
-    // Only the rows that are asked for: others are the concern of other threads.
+    // Checks only the requested rows: other threads check the others.
     if (begin < 0 || begin > end || end > rows.n_rows() || rows.indptr[begin] < 0 ||
         rows.indptr[end] > std::min(std::ssize(rows.indices), std::ssize(rows.values)))
       throw std::invalid_argument("no such rows");

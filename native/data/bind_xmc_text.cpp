@@ -19,7 +19,7 @@ namespace {
 
 using Place = std::optional<std::pair<int64_t, std::string>>;
 
-/// An array of `size` values, or the first of more, as a NumPy array that owns it.
+/// The first `size` values of an array, as a NumPy array that owns it.
 template <typename T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> owned_array(std::unique_ptr<T[]> values, int64_t size) {
   T* const data = values.get();
@@ -82,7 +82,7 @@ int64_t first_non_finite(const Vector<float>& values) {
   return data::first_non_finite(view(values));
 }
 
-/// Ids, values and where they end in `body`; None for what needs the slower parser.
+/// Ids, values and where the list ends in `body`; None for input that needs the slower parser.
 nb::object parse_pairs(const nb::bytes& body, std::size_t begin, int64_t n_features) {
   if (begin > body.size()) throw std::out_of_range("begin is behind the body");
   const char* const text = body.c_str();

@@ -1,4 +1,4 @@
-// JSON pairs [id, value], the part of a request that is long → ids and values.
+// JSON pairs [id, value], which make up most of a request → ids and values.
 #pragma once
 
 #include <charconv>
@@ -16,7 +16,7 @@ namespace dismec::data {
 struct Pairs {
   std::vector<int32_t> ids;
   std::vector<float> values;
-  const char* end;  // behind the list
+  const char* end;  // one past the list
 };
 
 inline const char* skip_blanks(const char* p, const char* end) {
@@ -24,8 +24,8 @@ inline const char* skip_blanks(const char* p, const char* end) {
   return p;
 }
 
-/// Reads a number and returns where it ends, or nullptr. It is rounded to a double first, like
-/// everybody's JSON: a float rounded once may be another one.
+/// Reads a number and returns where it ends, or nullptr. It is rounded to a double first, as JSON
+/// parsers do: rounding directly to a float may give a different result.
 inline const char* parse_number(const char* p, const char* end, double& value) {
 #if defined(__cpp_lib_to_chars)
   const auto [stop, error] = std::from_chars(p, end, value);
@@ -36,7 +36,7 @@ inline const char* parse_number(const char* p, const char* end, double& value) {
 #endif
 }
 
-/// Whether JSON lets a number that has been read be written so.
+/// Whether JSON allows a number, already parsed, to be written this way.
 inline bool is_strict(const char* p, const char* end) {
   if (*p == '-') ++p;
   if (!is_digit(*p) || (*p == '0' && p + 1 < end && is_digit(p[1]))) return false;
@@ -45,7 +45,7 @@ inline bool is_strict(const char* p, const char* end) {
 }
 
 /// Reads `[[id, value], …]` at `p` if it is JSON with ascending ids below `n_features` and finite
-/// values, and nothing else: there is a slower parser for other orders, and to say what is wrong.
+/// values. Everything else, including other orders and error messages, is left to a slower parser.
 inline std::optional<Pairs> parse_pairs(const char* p, const char* end, int64_t n_features) {
   constexpr double kMost = std::numeric_limits<float>::max();
   Pairs pairs{};

@@ -1,13 +1,13 @@
-// Memory of mapped files that are watched: bytes that can no longer be read become zeros, and a
-// mark.
+// Watched memory of mapped files: bytes that can no longer be read turn into zeros, and the file is
+// marked.
 //
-// When somebody cuts a file off, the memory beyond its new end is gone, and a process that touches
-// it is killed by SIGBUS. Here the thread goes on instead, with zeros, and the file is marked
-// before they are there: whoever has read asks afterwards whether it read what the file held. So
-// only what is asked about may be watched, and code that reads watched memory must not run out of
-// its bounds when values that it has checked before turn into zeros.
+// When a file is truncated, the memory beyond its new end is gone, and a process that touches it is
+// killed by SIGBUS. Here the thread continues with zeros instead. The file is marked before the
+// zeros appear, so that a reader can check afterwards whether it read what the file held. Hence
+// only memory whose readers check the mark may be watched, and code that reads it must stay within
+// bounds even when values that it has checked before turn into zeros.
 //
-// All memory that is not watched behaves as before: the signal is passed on.
+// Memory that is not watched behaves as before: the signal is passed on.
 #pragma once
 
 #include <signal.h>
@@ -21,13 +21,13 @@
 
 namespace dismec::data {
 
-/// A range of memory. Ranges are in a list that only grows, and are used again: a signal handler
-/// may walk it at any moment, and cannot wait for a lock.
+/// A range of memory. Ranges are kept in a list that only grows, and are reused: a signal handler
+/// may traverse it at any moment, and cannot wait for a lock.
 struct Watched {
   std::atomic<std::uint32_t> version{0};  // odd while the range is being changed
   std::atomic<std::uintptr_t> begin{0}, end{0};
   std::atomic<bool> lost{false};
-  bool used = false;  // under the lock
+  bool used = false;  // guarded by the lock
   Watched* next = nullptr;
 
   void set(std::uintptr_t from, std::uintptr_t to) {
@@ -38,14 +38,14 @@ struct Watched {
     version.fetch_add(1);
   }
 
-  /// The end of the range, if an address is in it; 0 if not.
+  /// The end of the range if it contains an address, else 0.
   std::uintptr_t end_around(std::uintptr_t address) const {
     for (;;) {
       const std::uint32_t before = version.load();
       const std::uintptr_t from = begin.load(), to = end.load();
       if (before % 2 == 0 && version.load() == before)
         return address >= from && address < to ? to : 0;
-      if (before % 2 != 0) return 0;  // nobody reads what is being changed
+      if (before % 2 != 0) return 0;  // a range that is being changed is not in use
     }
   }
 };
@@ -64,7 +64,7 @@ inline WatchList& watch_list() {
   return *list;
 }
 
-/// Puts zeros in the place of what can no longer be read, from the page of `address` on.
+/// Maps zeros over what can no longer be read, from the page of `address` on.
 inline bool replace_lost(std::uintptr_t address) {
   const WatchList& list = watch_list();
   for (Watched* range = list.first.load(); range != nullptr; range = range->next) {
@@ -93,13 +93,13 @@ inline void on_bus_error(int number, siginfo_t* info, void* context) {
   } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
     before.sa_handler(number);
   } else {
-    signal(number, SIG_DFL);  // the same access ends the process when it is tried again
+    signal(number, SIG_DFL);  // the access is retried, and ends the process
     if (!by_kernel) raise(number);
   }
   errno = error;
 }
 
-/// Watches a range of memory, a mapped file from its first byte, until it is told to stop.
+/// Watches a range of memory, a mapped file from its first byte, until `stop`.
 class Watch {
  public:
   Watch(const void* data, std::size_t size) {
@@ -120,10 +120,10 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
   ~Watch() { stop(); }
 
-  /// Whether some of the memory was read after it had gone.
+  /// Whether some of the memory was read after it was gone.
   bool lost() const { return range_ != nullptr && range_->lost.load(); }
 
-  /// To be called before the memory is given back.
+  /// Call this before unmapping the memory.
   void stop() {
     if (range_ == nullptr) return;
     const std::lock_guard guard(watch_list().lock);

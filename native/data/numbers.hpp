@@ -1,4 +1,4 @@
-// Characters → ids and values, rounded to the nearest float, and back.
+// Characters ⇄ ids and values, rounded to the nearest float.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace dismec::data {
 inline bool is_digit(char c) { return static_cast<unsigned char>(c - '0') < 10; }
 
 /// Reads digits, and returns where they end: `p` itself if there are none. An id beyond any limit
-/// comes out as INT64_MAX.
+/// is returned as INT64_MAX.
 inline const char* parse_id(const char* p, const char* end, int64_t& id) {
   const char* start = p;
   uint64_t digits = 0;
@@ -26,7 +26,7 @@ inline const char* parse_id(const char* p, const char* end, int64_t& id) {
 }
 
 /// Rounds a decimal number of any length to the nearest float. `exponent` is the power of ten of
-/// its first non-zero digit: it tells too large a number from too small a one.
+/// its first non-zero digit: it distinguishes overflow from underflow.
 inline bool round_decimal(const char* start, const char* end, int64_t exponent, float& value) {
 #if defined(__cpp_lib_to_chars)
   const auto [stop, error] = std::from_chars(start, end, value);
@@ -37,7 +37,7 @@ inline bool round_decimal(const char* start, const char* end, int64_t exponent, 
   return error == std::errc{} && stop == end;
 #else
   static_cast<void>(exponent);
-  const std::string text(start, end);  // strtof wants an end mark
+  const std::string text(start, end);  // strtof needs a terminator
   char* stop = nullptr;
   value = std::strtof(text.c_str(), &stop);
   return stop == text.c_str() + text.size();
@@ -45,7 +45,7 @@ inline bool round_decimal(const char* start, const char* end, int64_t exponent, 
 }
 
 /// Reads `[+-]digits[.digits][e[+-]digits]`, rounded to the nearest float, and returns where it
-/// ends; nullptr if that is no number. Too large a number comes out infinite.
+/// ends; nullptr if that is not a number. Numbers that are too large become infinite.
 inline const char* parse_value(const char* p, const char* end, float& value) {
   static constexpr double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
                                       1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
@@ -73,13 +73,13 @@ inline const char* parse_value(const char* p, const char* end, float& value) {
     const char* stop = parse_id(p, end, power);
     if (stop == p) return nullptr;
     p = stop;
-    power = std::min<int64_t>(power, 1'000'000'000'000'000);  // sums stay in range
+    power = std::min<int64_t>(power, 1'000'000'000'000'000);  // keeps sums in range
     exponent += down ? -power : power;
   }
 
-  // Up to 2^53 and 10^22 are exact doubles, so one operation rounds once. Rounding the double to a
-  // float is then right too unless the double lies just between two floats: the exact number may
-  // lie on either side of it.
+  // Integers up to 2^53 and powers up to 10^22 are exact doubles, so one operation rounds once.
+  // Rounding the double to a float is then correct too, unless the double lies exactly between two
+  // floats: the exact number may lie on either side of it.
   if (n_digits <= 19 && digits <= (uint64_t{1} << 53) && exponent >= -22 && exponent <= 22) {
     double wide = static_cast<double>(digits);
     wide = exponent < 0 ? wide / powers[-exponent] : wide * powers[exponent];

@@ -1,4 +1,4 @@
-// Rows of a CSR matrix → the same rows elsewhere, and whether they are the same.
+// Rows of a CSR matrix → copies in another matrix; and which rows are equal.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace dismec::data {
 
-/// The entries of a row; throws if there is no such row, or it is not within the arrays.
+/// The range of a row's entries; throws if there is no such row, or it exceeds the arrays.
 inline std::pair<std::int64_t, std::int64_t> entries_of(const Csr& matrix, std::int64_t row) {
   if (row < 0 || row >= matrix.n_rows()) throw std::invalid_argument("no such row");
   const std::int64_t begin = matrix.indptr[row], end = matrix.indptr[row + 1];
@@ -23,14 +23,14 @@ inline std::pair<std::int64_t, std::int64_t> entries_of(const Csr& matrix, std::
   return {begin, end};
 }
 
-/// Arrays of a CSR matrix that is being put together; where rows begin is known.
+/// Arrays of a CSR matrix under construction, with known row starts.
 struct Target {
   std::span<const std::int64_t> indptr;
   std::span<std::int32_t> indices;
   std::span<float> values;
 };
 
-/// Copies row rows[i] of a matrix to row to[i] of another one, which has room for just that.
+/// Copies row rows[i] of a matrix to row to[i] of another one, which has exactly the room for it.
 inline void copy_rows(const Csr& matrix, std::span<const std::int64_t> rows,
                       std::span<const std::int64_t> to, const Target& target) {
   const Csr other{target.indptr, target.indices, target.values, matrix.n_columns};
@@ -44,7 +44,7 @@ inline void copy_rows(const Csr& matrix, std::span<const std::int64_t> rows,
   }
 }
 
-/// 1 for each i where rows left[i] and right[i] are the same bit by bit, otherwise 0.
+/// For each i: 1 if rows left[i] and right[i] are equal bit by bit, else 0.
 inline std::vector<std::uint8_t> same_rows(const Csr& matrix, std::span<const std::int32_t> left,
                                            std::span<const std::int32_t> right) {
   if (left.size() != right.size()) throw std::invalid_argument("rows come in pairs");

@@ -1,5 +1,4 @@
-// The parts of a CSR matrix → the first row or value that is not as others rely on, if there is
-// one.
+// The arrays of a CSR matrix → the first row or value that breaks what other code relies on.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,7 @@ struct Fault {
   std::string reason;
 };
 
-/// Why ids are not those of a matrix, sorted and unique within each row; nothing if they are.
+/// Why ids are not in range, sorted and unique within each row; nothing if they are.
 inline std::optional<Fault> find_fault(const Csr& matrix) {
   const auto indptr = matrix.indptr;
   const int64_t n_ids = std::ssize(matrix.indices);
@@ -41,7 +40,7 @@ inline std::optional<Fault> find_fault(const Csr& matrix) {
   return std::nullopt;
 }
 
-/// The place of the first NaN or infinity, or -1.
+/// The index of the first NaN or infinity, or -1.
 inline int64_t first_non_finite(std::span<const float> values) {
   constexpr std::size_t step = 4096;
   constexpr uint32_t exponent = 0x7f80'0000;

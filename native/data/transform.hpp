@@ -1,5 +1,5 @@
-// Rows as they are stored → rows as they are learned from and scored: x∘idf, divided by its norm,
-// and the bias as one more feature, the last.
+// Rows as stored → rows as classifiers see them: x∘idf divided by its norm, and the bias as the
+// last feature.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace dismec::data {
 
 struct Transform {
-  std::span<const float> idf;  // one factor per feature, or empty: none
+  std::span<const float> idf;  // one factor per feature; empty: none
   bool normalize;
   float bias;  // 0: none
   std::int32_t n_features;
@@ -30,13 +30,13 @@ inline float row_scale(const Transform& transform, const Csr& rows, std::int64_t
     sum += value * value;
   }
   if (!(sum > 0)) return 1.0f;
-  // Norms below float32's normal numbers have no finite float32 inverse.
+  // The inverse of a subnormal norm is not finite in float32.
   return static_cast<float>(
       std::min(1.0 / std::sqrt(sum), double{std::numeric_limits<float>::max()}));
 }
 
-/// Rows begin … end of a matrix that has been checked, transformed. A value is x·scale, then ·idf,
-/// each product rounded.
+/// Transforms rows begin … end − 1 of a matrix that has been checked. A value is x·scale, then
+/// ·idf, each product rounded.
 inline OwnedCsr apply(const Transform& transform, const Csr& rows, std::int64_t begin,
                       std::int64_t end) {
   const bool has_bias = transform.bias != 0;

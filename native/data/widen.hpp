@@ -1,4 +1,4 @@
-// Transformed rows and their best labels → rows that have these labels as further features.
+// Transformed rows and their best labels → rows that have these labels as additional features.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 
 namespace dismec::data {
 
-/// How labels become features: a label of score s has the value ½·scale·(1 + t/√(1 + t²)),
-/// t = slope·s, at the place of its column behind the row's own features.
+/// How labels become features: a label of score s gets the value ½·scale·(1 + t/√(1 + t²)),
+/// t = slope·s, in the column of the label, after the row's own features.
 struct Widening {
-  std::int32_t n_features;               // own ones
-  std::int32_t n_columns;                // with labels
-  bool has_bias;                         // of the rows as they come, the last entry of each
-  std::span<const std::int32_t> column;  // of each label, −1 for those without
+  std::int32_t n_features;               // of the rows themselves
+  std::int32_t n_columns;                // including labels
+  bool has_bias;                         // whether input rows have a bias as their last entry
+  std::span<const std::int32_t> column;  // of each label; −1 if it has none
   double scale;
   double slope;
-  float bias;  // of the rows as they go; 0: none
+  float bias;  // of output rows; 0: none
 };
 
 inline float value_of(const Widening& widening, float score) {
@@ -29,7 +29,7 @@ inline float value_of(const Widening& widening, float score) {
   return static_cast<float>(0.5 * widening.scale * (1 + t / std::sqrt(1 + t * t)));
 }
 
-/// Rows that have been checked, with k labels and scores each; empty places are label −1.
+/// Takes checked rows with k labels and scores each; empty places have label −1.
 inline OwnedCsr widen(const Widening& widening, const Csr& rows,
                       std::span<const std::int32_t> labels, std::span<const float> scores,
                       std::int64_t k) {

@@ -1,8 +1,8 @@
-// Rows of XMC or svmlight text ⇄ the parts of two CSR matrices.
+// Rows of XMC or svmlight text ⇄ the arrays of two CSR matrices.
 //
-// A row is `label,label feature:value feature:value`, ids counting from 0. A row without labels
-// begins with a space, a row may have no features, and an empty line is a row with neither. Blanks
-// are spaces and tabs; they may trail, and a line may end in CR LF.
+// A row is `label,label feature:value feature:value`, with ids from 0. A row without labels begins
+// with a space, a row may have no features, and an empty line is a row with neither. Blanks are
+// spaces and tabs; they may trail, and a line may end in CR LF.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct ParsedRows {
   int64_t n_rows = 0, n_labels = 0, n_features = 0;
 };
 
-/// Ids run from 0 to one less than these.
+/// Ids must be below these.
 struct Limits {
   int64_t features, labels;
 };
@@ -60,7 +60,7 @@ inline std::string excerpt(const char* p, const char* end) {
   return shown + "'";
 }
 
-/// Why there is no id where one should be.
+/// Why there is no id where one was expected.
 inline std::string no_id(const char* what, const char* p, const char* end) {
   if (p < end && *p == '{') return "this is not XMC or svmlight text: a row begins with '{'";
   if (std::memchr(p, '\0', static_cast<std::size_t>(end - p)) != nullptr)
@@ -91,7 +91,7 @@ inline int64_t sort_row(std::span<int32_t> ids, float* values) {
   return twice == ids.end() ? -1 : *twice;
 }
 
-/// Appends the row between `p` and `end` to `rows`. Returns why it cannot be, or nothing.
+/// Appends the row between `p` and `end` to `rows`. Returns the reason if it is bad, or nothing.
 inline std::string parse_row(const char* p, const char* end, const Limits& limits,
                              ParsedRows& rows) {
   int32_t* const labels = rows.labels.get() + rows.n_labels;
@@ -161,11 +161,11 @@ inline std::string parse_row(const char* p, const char* end, const Limits& limit
   return {};
 }
 
-/// Parses whole lines into `rows`. Only the last line of a file may lack its newline, and it is
-/// then taken only if it ends in a value: elsewhere the file must have been cut off.
+/// Parses whole lines into `rows`. Only the last line of a file may lack its newline, and is then
+/// accepted only if it ends in a value: otherwise the file must have been cut off.
 inline std::optional<Fault> parse_rows(std::string_view text, const Limits& limits,
                                        ParsedRows& rows) {
-  // Every feature has its ':', every label but the last of a row its ',': so these are the sizes,
+  // Every feature has a ':', and every label but the last of a row a ',': these are the exact sizes
   // unless a row is bad or has no label.
   const auto lines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
   const auto colons = static_cast<std::size_t>(std::count(text.begin(), text.end(), ':'));
@@ -199,11 +199,11 @@ inline std::optional<Fault> parse_rows(std::string_view text, const Limits& limi
   return std::nullopt;
 }
 
-/// The text of rows `begin` to `end` of sound features and labels.
+/// The text of rows `begin` to `end` − 1 of checked matrices.
 inline std::string format_rows(const Csr& X, const Csr& Y, std::size_t begin, std::size_t end) {
   const auto n_features = static_cast<std::size_t>(X.indptr[end] - X.indptr[begin]);
   const auto n_labels = static_cast<std::size_t>(Y.indptr[end] - Y.indptr[begin]);
-  // An id has at most 10 digits and a value, at its longest like -1.17549435e-38, 15 characters.
+  // An id has at most 10 digits, and a value at most 15 characters, as in -1.17549435e-38.
   std::string text((end - begin) + n_labels * 11 + n_features * 28 + 32, '\0');
   char* p = text.data();
   for (std::size_t row = begin; row < end; ++row) {

@@ -1,8 +1,8 @@
-// Labels that rows may be given → where to look in a shard, and a search of few classifiers.
+// The labels allowed for rows → the open classifiers of a shard, and a search restricted to them.
 //
-// What is not allowed is scored with the rest, and asked for a permit only when its score is good
-// enough for a place. Bounds leave it out, and so do tiles where nothing is allowed. Where few
-// classifiers are, just these are looked up.
+// Classifiers that are not open are scored with the rest; the permit of a label is checked only
+// when its score is good enough for a place. Bounds skip closed classifiers, and tiles without open
+// ones are skipped. If few classifiers are open, only these are looked up.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,16 @@
 
 namespace dismec::score {
 
-/// What the rows of a call may be given, for one shard: everything, one set of labels, or one set
-/// for each row.
+/// The labels allowed for the rows of a call, in terms of one shard: all labels, one set for all
+/// rows, or one set per row.
 struct Allowed {
   enum class Kind : std::uint8_t { all, set, rows };
 
   Kind kind = Kind::all;
-  // One set: a bit for each label of the model, and for each classifier that has one of these.
+  // One set: one bit per label of the model, and one per classifier that has an allowed label.
   std::span<const std::uint8_t> bits = {};
   Open open = {{}, 0};
-  // One for each row: its labels, ascending, and the classifiers that have one of these.
+  // One set per row: its labels, ascending, and the classifiers that have one of these.
   std::span<const std::int64_t> label_starts = {};
   std::span<const std::int32_t> labels_of_rows = {};
   std::span<const std::int64_t> starts = {};
@@ -47,8 +47,8 @@ struct Allowed {
   }
 };
 
-/// Throws if what a caller allows does not fit his rows, or a shard of so many classifiers whose
-/// highest label is this one, −1 if it has none.
+/// Throws if `among` does not match the rows, or a shard with this many classifiers whose highest
+/// label is `highest_label` (−1 if it has none).
 inline void check_allowed(const Allowed& among, std::int32_t highest_label, std::int64_t n_rows,
                           std::int64_t n_classifiers) {
   if (among.kind == Allowed::Kind::set) {
@@ -85,7 +85,8 @@ class OpenWords {
     for (const std::uint16_t classifier : last_) words_[classifier / kGroup] = 0;
     last_ = among_.classifiers_of(row);
     std::int64_t count = 0;
-    for (const std::uint16_t classifier : last_) {  // one that several labels share comes twice
+    for (const std::uint16_t classifier :
+         last_) {  // a classifier shared by several labels occurs repeatedly
       std::uint16_t& word = words_[classifier / kGroup];
       const unsigned bit = 1U << classifier % kGroup;
       count += (word & bit) == 0 ? 1 : 0;
@@ -101,7 +102,7 @@ class OpenWords {
   std::span<const std::uint16_t> last_;
 };
 
-/// What the rows of a batch may be given, as tiles ask for it.
+/// The labels allowed for the rows of a batch, in the form that tiles need.
 class SomeLabels {
  public:
   SomeLabels(const Allowed& among, const Labels& of, std::int64_t begin, std::int64_t n_rows,
@@ -137,8 +138,8 @@ class SomeLabels {
   std::vector<std::uint32_t> tiles_;
 };
 
-/// Whether to look up all open classifiers takes less time than to find the `k` best otherwise.
-/// `lookup` is as for `enter_by_bounds`; where it is 0, bounds are always tried.
+/// Whether looking up all open classifiers is faster than finding the `k` best in another way.
+/// `lookup` is as for `enter_by_bounds`; if it is 0, bounds are always tried.
 template <typename Code>
 inline bool few_open(const Shard<Code>& shard, std::span<const Term<Code>> terms, Open open,
                      std::int64_t lookup, std::size_t k) {
@@ -153,12 +154,13 @@ inline bool few_open(const Shard<Code>& shard, std::span<const Term<Code>> terms
     looking += walked ? n_words / 8 + 4 * n_open : n_open * lookup;
     if (lifts) adding += list.dense ? n_words : count / 3;
   }
-  // Bounds are found for all groups, and about as many classifiers looked up as there are places.
+  // Bounds are computed for all groups, and about as many classifiers looked up as there are
+  // places.
   if (shard.split) adding += n_words + lookup * std::ssize(terms) * static_cast<std::int64_t>(k);
   return looking <= adding;
 }
 
-/// Calls visit(classifier) for the open ones, in ascending order.
+/// Calls visit(classifier) for the open classifiers, in ascending order.
 template <typename Visit>
 inline void each_open(Open open, Visit&& visit) {
   for (std::int64_t i = 0; i < std::ssize(open.words); ++i)
@@ -166,7 +168,7 @@ inline void each_open(Open open, Visit&& visit) {
       visit(i * kGroup + __builtin_ctz(word));
 }
 
-/// How many bits of some words are set.
+/// The number of set bits.
 inline std::int64_t count_bits(const std::uint16_t* words, std::int64_t n_words) {
   std::int64_t count = 0, i = 0;
   for (; i + 4 <= n_words; i += 4) {
@@ -178,7 +180,7 @@ inline std::int64_t count_bits(const std::uint16_t* words, std::int64_t n_words)
   return count;
 }
 
-/// sums += value · weight for some classifiers, in ascending order, of a shard that is not split.
+/// sums += value · weight for the given classifiers, ascending, of a shard that is not split.
 template <typename Code>
 inline void add_some(const Shard<Code>& shard, const Term<Code>& term,
                      std::span<const std::int64_t> rows, float* sums) {
@@ -186,7 +188,7 @@ inline void add_some(const Shard<Code>& shard, const Term<Code>& term,
   const std::int64_t count = std::ssize(weights);
   if (count == 0) return;
   const float share = static_cast<float>(count) / static_cast<float>(shard.n_rows());
-  std::int64_t words = 0, before = 0;  // that were passed, and the bits set in them
+  std::int64_t words = 0, before = 0;  // words passed so far, and the bits set in them
   for (const std::int64_t row : rows) {
     std::int64_t at = count;
     if (!dense) {
@@ -200,8 +202,8 @@ inline void add_some(const Shard<Code>& shard, const Term<Code>& term,
   }
 }
 
-/// Lets the labels of the open classifiers compete for the places of one row, by looking up just
-/// these. The sums are 0 before and after.
+/// Lets the labels of the open classifiers compete for the places of one row, looking up only these
+/// classifiers. The sums are 0 before and after.
 template <typename Code>
 inline void enter_few(const Shard<Code>& shard, const Labels& of, std::span<const Term<Code>> terms,
                       float bias, Open open, float* sums, std::span<Place> heap,

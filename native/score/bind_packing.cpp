@@ -31,8 +31,8 @@ AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t 
   throw std::invalid_argument("precision must be float32, float16 or int8");
 }
 
-/// A shard that is being put together. Python brings it in pieces, each with `begin` and `take_in`,
-/// and calls `count` for all features of each; then gives it room, and has all pieces placed.
+/// A shard under construction. Python passes it in pieces: for each piece it calls `begin`,
+/// `take_in`, and `count` for all features; then it provides the arrays, and the pieces are placed.
 class Packer {
  public:
   Packer(const std::string& precision, std::int64_t n_rows, std::int64_t n_features, bool split)
@@ -57,14 +57,14 @@ class Packer {
     std::visit([&](auto& s) { score::count(s, begin, end); }, shard_);
   }
 
-  /// Ends counting: how many places there are, and bytes of weights.
+  /// Ends counting; returns the number of places and the bytes of weights.
   nb::tuple measure() {
     if (room_) throw std::invalid_argument("counting is over");
     room_ = std::visit([](auto& s) { return score::measure(s); }, shard_);
     return nb::make_tuple(room_->n_places, room_->weight_bytes);
   }
 
-  /// Takes arrays of these sizes, all 0, to place into.
+  /// Accepts zeroed arrays of these sizes to write to.
   void give(Writable<std::uint16_t> places, Writable<std::uint8_t> weights) {
     if (!room_ || std::ssize(view(places)) != room_->n_places ||
         std::ssize(view(weights)) != room_->weight_bytes)
@@ -78,7 +78,7 @@ class Packer {
     std::visit([&](auto& s) { score::place(s, begin, end); }, shard_);
   }
 
-  /// scales, bias, starts; the arrays that were given are whole now.
+  /// Returns scales, bias and starts; the arrays that were given are now complete.
   nb::tuple take() {
     if (!arrays_) throw std::invalid_argument("there is no room yet");
     nb::tuple result = std::visit(
@@ -96,7 +96,7 @@ class Packer {
  private:
   AnyPacked shard_;
   std::optional<score::Room> room_;
-  // Kept alive: the shard looks into them.
+  // Keeps alive the arrays that the shard refers to.
   std::optional<std::pair<Writable<std::uint16_t>, Writable<std::uint8_t>>> arrays_;
 };
 

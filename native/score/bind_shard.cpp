@@ -36,10 +36,10 @@ std::span<T> span_of(const Matrix<T>& matrix) {
 
 // -- shards --------------------------------------------------------------------------------------
 
-/// A shard and the labels that its classifiers stand for, on the memory of Python's arrays.
+/// A shard and the labels of its classifiers, on the memory of Python's arrays.
 class Handle {
  public:
-  /// Calls `use` with the shard as the type of its weights.
+  /// Calls `use` with the shard, typed by the codes of its weights.
   template <typename Use>
   auto visit(Use&& use) const {
     if (weights_.dtype() == nb::dtype<float>()) return use(shard<float>());
@@ -63,7 +63,7 @@ class Handle {
       throw std::invalid_argument("starts must be two or four for each feature, and the ends");
     score::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
     for (const std::int32_t label : view(labels_)) highest_label_ = std::max(highest_label_, label);
-    visit([](const auto&) {});  // refuses weights of another type
+    visit([](const auto&) {});  // throws if the type of the weights is unknown
   }
 
   score::Labels labels() const { return {view(label_starts_), view(labels_)}; }
@@ -103,8 +103,8 @@ nb::tuple unpack(const Handle& handle) {
 
 // -- cutting -------------------------------------------------------------------------------------
 
-/// The arrays of a shard, but for its labels, of those classifiers that shards of one precision
-/// send there; its weights as bytes.
+/// The arrays of the shard (without labels) made of the classifiers that several shards of equal
+/// precision send to it; its weights are returned as bytes.
 nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector<std::int32_t>>& to,
               std::int64_t n_rows, bool split) {
   if (shards.empty() || shards.size() != to.size())
@@ -139,10 +139,11 @@ nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector
 
 // -- scoring -------------------------------------------------------------------------------------
 
-/// What the rows of a call may be given, for one shard, on the memory of Python's arrays.
+/// The labels allowed for the rows of a call, in terms of one shard, on the memory of Python's
+/// arrays.
 class AllowedLabels {
  public:
-  /// One set for all rows: a bit for each label, and for each classifier of the shard.
+  /// One set for all rows: one bit per label, and one per classifier of the shard.
   AllowedLabels(Vector<std::uint8_t> bits, Vector<std::uint16_t> open)
       : bits_(std::move(bits)), words_(std::move(open)) {
     allowed_.kind = score::Allowed::Kind::set;
@@ -150,7 +151,7 @@ class AllowedLabels {
     allowed_.open = {view(words_), 0};
     for (const std::uint16_t word : view(words_)) allowed_.open.count += std::popcount(word);
   }
-  /// One for each row: its labels, and the classifiers of the shard that have one of these.
+  /// One set per row: its labels, and the classifiers of the shard that have one of these.
   AllowedLabels(Vector<std::int64_t> label_starts, Vector<std::int32_t> labels,
                 Vector<std::int64_t> starts, Vector<std::uint16_t> classifiers)
       : label_starts_(std::move(label_starts)),

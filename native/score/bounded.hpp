@@ -1,16 +1,16 @@
 // A row × a split shard → its k best labels, exactly, without reading most of the shard.
 //
-// A value times a weight lifts a sum only where their signs agree. Adding just those parts of the
-// row's features bounds every score from above. Few weights of trained models are positive, and few
-// classifiers have a bound above the k-th best score: only these are scored, by looking them up in
-// all parts.
+// A product value · weight raises a sum only if both have the same sign. Adding only those parts of
+// the row's features whose products can be positive bounds every score from above. Few weights of
+// trained models are positive, and few classifiers have a bound above the k-th best score: only
+// these are scored, by looking them up in all parts.
 //
-// Why the bounds need no slack: they are added in the order of the scores, and rounding is
-// monotone. x ≤ y implies fl(x + t) ≤ fl(y + t), and fl(x + t) ≤ x for t ≤ 0; so a bound that is
-// not below the sum before a term is not below it after, whether both take the term or only the sum
-// takes one that is not above 0. Scaling by any number above 0 and adding the bias are monotone
-// too. Nor does overflow break it: all terms of a bound are at least 0, so if it is finite, then so
-// was every term above 0, and the sum can at worst be −inf; and if it is infinite, or not a number
+// Why the bounds need no slack: terms are added in the same order as for the scores, and rounding
+// is monotone. x ≤ y implies fl(x + t) ≤ fl(y + t), and fl(x + t) ≤ x for t ≤ 0; so a bound that is
+// not below the sum before a term is not below it after, whether both add the term or only the sum
+// adds one that is not positive. Scaling by a positive number and adding the bias are monotone too.
+// Overflow does not break this either: all terms of a bound are at least 0, so if it is finite,
+// then so was every positive term, and the sum can at worst be −inf; and if it is infinite, or NaN
 // with the bias, the classifier is looked up.
 #pragma once
 
@@ -31,16 +31,16 @@ namespace dismec::score {
 
 // Measured on generated models of 50,000 and 500,000 labels, k from 5 to 100.
 
-/// Classifiers that are looked up together: most of that is waiting for memory.
+/// Classifiers looked up together, because most of the time is spent waiting for memory.
 inline constexpr std::size_t kAtOnce = 8;
-/// How long it takes to look up a classifier in a part, in times of adding a weight or a word.
+/// Cost of looking up a classifier in a part, relative to adding a weight or a word.
 inline constexpr std::int64_t kLookup = 8;
-/// Classifiers that are looked up for a place that is still empty, about.
+/// Approximate number of classifiers looked up per place that is still empty.
 inline constexpr std::int64_t kTries = 2;
-/// Entries of a list that are looked at together.
+/// Entries of a list examined together.
 inline constexpr std::int64_t kWindow = 32;
 
-/// A term of the score of one of the classifiers that are looked up.
+/// A term of the score of one of the classifiers being looked up.
 template <typename Code>
 struct Found {
   const Code* weight;
@@ -48,14 +48,14 @@ struct Found {
   std::uint32_t candidate;
 };
 
-/// The bounds of a row's classifiers, and which of them have been looked up. The highest one is
-/// found from the highest of each group of kGroup classifiers and of each block of kGroup groups.
+/// The bounds of a row's classifiers, and which of these have been looked up. The highest bound is
+/// found through the maxima of groups of kGroup classifiers, and of blocks of kGroup groups.
 struct Bounds {
-  std::vector<float> groups, blocks;  // −inf where there are no more
-  std::vector<std::uint16_t> taken;   // a bit for each classifier of a group
+  std::vector<float> groups, blocks;  // padded with −inf
+  std::vector<std::uint16_t> taken;   // one bit per classifier of a group
 };
 
-/// Memory that is used for one row after another.
+/// Scratch memory, reused from row to row.
 template <typename Code>
 struct Scratch {
   Bounds bounds;
@@ -63,14 +63,14 @@ struct Scratch {
   std::vector<std::int64_t> rows;
 };
 
-/// Where the window of a list begins in which a classifier is if they are spread evenly. `share` is
-/// how many entries the list has for a classifier.
+/// Start of the window of a list in which a classifier would be if entries were spread evenly.
+/// `share` is the number of list entries per classifier.
 inline std::int64_t guess(std::int64_t count, float share, std::int64_t row) {
   const auto at = static_cast<std::int64_t>(static_cast<float>(row) * share);
   return std::clamp<std::int64_t>(at - kWindow / 2, 0, std::max<std::int64_t>(count - kWindow, 0));
 }
 
-/// Where a classifier's weight is in a list of places; its length or more if it has none.
+/// The position of a classifier's weight in a list of places; `count` or more if it has none.
 inline std::int64_t find_listed(const std::uint16_t* places, std::int64_t count, float share,
                                 std::int64_t row) {
   std::int64_t begin = guess(count, share, row);
@@ -97,8 +97,8 @@ inline std::int64_t find_dense(const std::uint16_t* words, std::int64_t count, s
   return at + std::popcount(words[word] & (bit - 1));
 }
 
-/// The sums of some classifiers, added as a scan adds them. Hardly anything of what is read here is
-/// in a cache, so that places, and weights, are asked for some time before they are used.
+/// The sums of some classifiers, added in the order of a scan. Hardly any of this memory is cached,
+/// so places and weights are prefetched well before they are used.
 template <typename Code>
 inline void look_up(const Shard<Code>& shard, std::span<const Term<Code>> terms,
                     std::span<const std::int64_t> candidates, float* sums,
@@ -136,7 +136,7 @@ inline void look_up(const Shard<Code>& shard, std::span<const Term<Code>> terms,
   for (const auto& [weight, value, j] : found) sums[j] += value * decode(*weight);
 }
 
-/// The highest of kGroup numbers.
+/// The maximum of kGroup numbers.
 inline float highest_of_group(const float* numbers) {
   Wide highest = load(numbers);
   for (int l = kWide; l < kGroup; l += kWide) {
@@ -146,7 +146,7 @@ inline float highest_of_group(const float* numbers) {
   return highest_of(highest);
 }
 
-/// Where the first of the highest numbers is. There are a multiple of kGroup, and none is a NaN.
+/// The position of the first maximum. The size is a multiple of kGroup, and there is no NaN.
 inline std::int64_t first_highest(std::span<const float> numbers) {
   Wide highest = load(numbers.data());
   for (std::size_t i = kWide; i < numbers.size(); i += kWide) {
@@ -156,7 +156,8 @@ inline std::int64_t first_highest(std::span<const float> numbers) {
   return std::ranges::find(numbers, highest_of(highest)) - numbers.begin();
 }
 
-/// Classifiers that may be looked at: a word of bits for each group, none if all may; and how many.
+/// The classifiers that may be ranked: one word of bits per group, empty if all may; and their
+/// number.
 struct Open {
   std::span<const std::uint16_t> words;
   std::int64_t count;
@@ -164,7 +165,8 @@ struct Open {
   bool all() const { return words.empty(); }
 };
 
-/// Bounds the open classifiers, given the sums of what lifts them. The others count as taken.
+/// Computes the bounds of the open classifiers from the sums of their positive terms. The others
+/// count as taken.
 template <typename Code>
 inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums, Open open,
                         Bounds& bounds) {
@@ -183,8 +185,9 @@ inline void find_bounds(const Shard<Code>& shard, float bias, const float* sums,
     bounds.blocks[block] = highest_of_group(&bounds.groups[block * kGroup]);
 }
 
-/// Takes the classifier with the highest bound, the first of several; −1 if it does not rank before
-/// `worst`, so that none does. A bound of −inf is not told from there being no more: −2.
+/// Takes the classifier with the highest bound, the first if several share it. Returns −1 if it
+/// does not rank before `worst`, so that none does, and −2 at a bound of −inf, which may also mean
+/// that no classifier is left.
 template <typename Code>
 inline std::int64_t take_best(const Shard<Code>& shard, const Labels& of, float bias,
                               const float* sums, const Place& worst, Bounds& bounds) {
@@ -215,7 +218,7 @@ inline std::int64_t take_best(const Shard<Code>& shard, const Labels& of, float 
   return group * kGroup + best;
 }
 
-/// How many classifiers can be looked up in the time that is saved by not reading all parts.
+/// How many classifiers can be looked up in the time saved by not reading all parts.
 template <typename Code>
 inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term<Code>> terms,
                                   std::int64_t lookup) {
@@ -226,10 +229,10 @@ inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term
   return saved / (lookup * std::ssize(terms));
 }
 
-/// Lets the labels of a split shard compete for the places of one row, as adding all terms and then
-/// `enter` does. Where that takes less time, gives up and returns false; the places may have
-/// changed by then. The sums are 0 before and after. `lookup` is kLookup, or 0 to never give up.
-/// Those that are not `open` are left out.
+/// Lets the labels of a split shard compete for the places of one row, with the same result as
+/// adding all terms and calling `enter`. If that would be faster, gives up and returns false; the
+/// places may have changed by then. The sums are 0 before and after. `lookup` is kLookup, or 0 to
+/// never give up. Classifiers that are not `open` are skipped.
 template <typename Code>
 inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
                             std::span<const Term<Code>> terms, float bias, Open open,
@@ -238,7 +241,7 @@ inline bool enter_by_bounds(const Shard<Code>& shard, const Labels& of,
   std::int64_t left = lookups_worth(shard, terms, lookup);
   const std::int64_t empty = heap.front().label == Place::empty ? std::ssize(heap) : 0;
   if (left <= kTries * empty || shard.n_rows() == 0) return false;
-  // Nothing may fail for want of memory while the sums are not 0.
+  // No allocation may fail while the sums are not 0.
   Bounds& bounds = scratch.bounds;
   const std::int64_t n_blocks = (shard.n_words() + kGroup - 1) / kGroup;
   const std::int64_t some_blocks = (n_blocks + kGroup - 1) / kGroup * kGroup;

@@ -1,7 +1,7 @@
-// A weight, divided by its classifier's scale → the code that is stored for it, and back.
+// A weight divided by its classifier's scale ⇄ the code stored for it.
 //
-// A code is a small float of at most 1 in magnitude: sign, exponent and mantissa. Which number it
-// stands for follows from its bits by moving them to where a float32 has them.
+// A code is a small float of magnitude at most 1: sign, exponent and mantissa. Moving its bits to
+// where a float32 has them yields the number.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline float decode(Mini code) {
   return std::bit_cast<float>(magnitude | bits >> 7 << 31);
 }
 
-/// How often 2^(exponent − mantissa) goes into a number: ties to even.
+/// The number in multiples of 2^(exponent − mantissa), rounded to nearest, ties to even.
 inline std::uint32_t steps(float number, int exponent, int mantissa) {
   return static_cast<std::uint32_t>(std::nearbyint(std::fabs(number) * power(mantissa - exponent)));
 }
@@ -49,8 +49,8 @@ inline int exponent_of(float number) {
   return static_cast<int>(std::bit_cast<std::uint32_t>(number) >> 23 & 0xff) - 127;
 }
 
-/// The code nearest to a number; nothing if that is 0. Numbers have at most the magnitude 1, or 2
-/// where no scale is large enough.
+/// The code nearest to a number; nothing if that is 0. Magnitudes are at most 1, or 2 where no
+/// scale is large enough.
 template <typename Code>
 inline std::optional<Code> encode(float number);
 
@@ -62,7 +62,7 @@ template <>
 inline std::optional<Half> encode(float number) {
   constexpr int mantissa = 10, least_exponent = -14;
   const int exponent = std::max(exponent_of(number), least_exponent);
-  // The count carries the implied bit, and into the exponent where it is rounded up to there.
+  // `steps` includes the implied bit, and carries into the exponent when it is rounded up that far.
   const std::uint32_t magnitude =
       (static_cast<std::uint32_t>(exponent - least_exponent) << mantissa) +
       steps(number, exponent, mantissa);
@@ -83,8 +83,8 @@ inline std::optional<Mini> encode(float number) {
       static_cast<std::uint8_t>(std::min(magnitude, 0x7fU) | (std::signbit(number) ? 0x80U : 0U))};
 }
 
-/// A power of two above every weight of a classifier, so that codes use their range; float32 has
-/// range enough.
+/// A power of two above the magnitude of every weight of a classifier, so that codes use their
+/// range; float32 has enough range without it.
 template <typename Code>
 inline float scale_of(float largest) {
   if (largest == 0) return 1.0f;

@@ -16,12 +16,13 @@
 
 namespace dismec::score {
 
-/// A shard and where its classifiers go: to[i] is the new number of the i-th, −1 if it stays out.
+/// A shard and where its classifiers go: to[i] is the new number of classifier i, −1 if it is left
+/// out.
 template <typename Code>
 struct Source {
   Shard<Code> shard;
   std::span<const std::int32_t> to;
-  std::vector<std::uint16_t> open;  // a bit for each that goes somewhere, of all that may be named
+  std::vector<std::uint16_t> open;  // one bit per number that `places` can hold: set if it is kept
 
   Source(const Shard<Code>& from, std::span<const std::int32_t> targets)
       : shard(from), to(targets), open(kShardRows / kGroup) {
@@ -41,14 +42,14 @@ struct Cut {
   std::vector<Code> weights;
 };
 
-/// A classifier of the new shard, and its weight for a feature.
+/// A classifier of the new shard, and its weight for one feature.
 template <typename Code>
 struct NewWeight {
   std::int32_t row;
   Code code;
 };
 
-/// Adds the weights of a list that go to the new shard.
+/// Adds the weights of a list that are kept in the new shard.
 template <typename Code>
 inline void collect(const Source<Code>& source, const typename Shard<Code>::List& list,
                     std::vector<NewWeight<Code>>& found) {
@@ -100,8 +101,8 @@ inline void append_part(std::span<const NewWeight<Code>> found, const Layout& la
                         static_cast<std::uint32_t>(cut.places.size())});
 }
 
-/// The shard of `n_rows` classifiers that sources of the same features send there. Every one must
-/// be sent once.
+/// The shard of `n_rows` classifiers made of those that the sources, all with the same features,
+/// send to it. Each must be sent exactly once.
 template <typename Code>
 inline Cut<Code> cut_shards(std::span<const Source<Code>> sources, std::int64_t n_features,
                             std::int64_t n_rows, bool split) {
@@ -142,7 +143,7 @@ inline Cut<Code> cut_shards(std::span<const Source<Code>> sources, std::int64_t 
     append_part(std::span<const NewWeight<Code>>(found), layout, cut);
     if (split) append_part(std::span<const NewWeight<Code>>(below), layout, cut);
   }
-  if (split) cut.starts.push_back(cut.starts.back());  // as many ends as parts
+  if (split) cut.starts.push_back(cut.starts.back());  // one end per part
   cut.weights.resize(cut.weights.size() + kGroup);
   return cut;
 }

@@ -1,4 +1,4 @@
-// A row × one classifier → what each feature adds to the score.
+// A row × one classifier → the contribution of each feature to the score.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace dismec::score {
 
-/// Where a classifier's weight is in bits without ranks; `count` or more if it has none.
+/// The position of a classifier's weight in bits without ranks; `count` or more if it has none.
 inline std::int64_t find_unranked(const std::uint16_t* words, std::int64_t count,
                                   std::int64_t row) {
   const std::int64_t word = row / kGroup;
@@ -21,8 +21,8 @@ inline std::int64_t find_unranked(const std::uint16_t* words, std::int64_t count
   return at;
 }
 
-/// Writes the classifier's weight for each entry of the first row, 0 where it has none; returns its
-/// score, added as a scan of the shard adds it.
+/// Writes the classifier's weight for each entry of the first row, 0 where it has none; returns the
+/// score, added in the order of a scan.
 template <typename Code>
 inline float explain(const Shard<Code>& shard, const Csr& rows, std::int64_t row,
                      std::span<float> weights) {

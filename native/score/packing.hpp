@@ -1,7 +1,7 @@
-// Weights by label → a shard, and back. They come in pieces of some rows at a time: a first round
-// over all pieces counts, a second one places what was counted, so that no more than the shard and
-// one piece is in memory. Rows of a piece, and then ranges of its parts, may be dealt with on
-// several threads at the same time.
+// Weights by label ⇄ a shard. Weights come in pieces of some rows at a time: a first round over all
+// pieces counts, a second one places what was counted, so that only the shard and one piece are in
+// memory. The rows of a piece, and then ranges of its parts, may be processed by several threads at
+// once.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +19,20 @@
 
 namespace dismec::score {
 
-/// A shard in memory of its own, whole or on its way.
+/// A shard that owns its memory, complete or under construction.
 template <typename Code>
 struct Packed {
   std::int64_t n_features;
   bool split;
   std::vector<float> scales, bias;
   std::vector<Start> starts;
-  std::vector<std::uint32_t> done;  // weights of each part that were counted, then placed
+  std::vector<std::uint32_t> done;  // weights of each part counted so far, then placed so far
 
-  // The caller's.
+  // Owned by the caller.
   std::span<std::uint16_t> places = {};
   std::span<Code> weights = {};
 
-  // Classifiers first … first + ends.size() − 1. Entries of one are in ascending order of parts.
+  // Classifiers first … first + ends.size() − 1. The entries of each are sorted by part.
   struct Piece {
     std::int64_t first = 0;
     std::vector<std::int64_t> begins, ends;
@@ -51,7 +51,7 @@ struct Packed {
   Layout layout() const { return {n_rows(), split}; }
 };
 
-/// Begins a piece, of classifiers from `first` on with up to so many weights each.
+/// Begins a piece of classifiers from `first` on, with at most sizes[i] weights each.
 template <typename Code>
 inline void begin_piece(Packed<Code>& shard, std::int64_t first,
                         std::span<const std::int64_t> sizes) {
@@ -69,15 +69,15 @@ inline void begin_piece(Packed<Code>& shard, std::int64_t first,
   }
   piece.ends = piece.begins;
   piece.begins.push_back(total);
-  // What was there before need not be cleared: a row's entries end where it says.
+  // Old contents need not be cleared: `ends` says where a row's entries end.
   if (total > std::ssize(piece.parts)) {
     piece.parts.resize(total);
     piece.codes.resize(total);
   }
 }
 
-/// Takes rows of a matrix into the piece: row rows[i] becomes the to[i]-th classifier of it.
-/// Weights that round to 0 are left out.
+/// Adds rows of a matrix to the piece: row rows[i] becomes its classifier to[i]. Weights that round
+/// to 0 are left out.
 template <typename Code>
 inline void take_in(Packed<Code>& shard, const Csr& matrix, std::span<const std::int32_t> rows,
                     std::span<const std::int32_t> to) {
@@ -105,7 +105,7 @@ inline void take_in(Packed<Code>& shard, const Csr& matrix, std::span<const std:
       throw std::invalid_argument("features must ascend and be in range");
     const std::int64_t classifier = piece.first + to[i];
     if (size > 0 && feature[size - 1] == shard.n_features) shard.bias[classifier] = weight[--size];
-    std::uint32_t largest = 0;  // the bits of a magnitude are in the order of magnitudes
+    std::uint32_t largest = 0;  // magnitudes are ordered like their bit patterns
     for (std::int64_t k = 0; k < size; ++k)
       largest = std::max(largest, std::bit_cast<std::uint32_t>(weight[k]) & 0x7fff'ffffU);
     const float scale = scale_of<Code>(std::bit_cast<float>(largest));
@@ -124,14 +124,15 @@ inline void take_in(Packed<Code>& shard, const Csr& matrix, std::span<const std:
   }
 }
 
-/// Calls visit(classifier, part, code) for the weights of a piece that features first … last − 1
-/// have: for some parts of all rows, then for the next ones, so that what is written to stays in
-/// the cache.
+/// Calls visit(classifier, part, code) for the weights of a piece for features first … last − 1. It
+/// visits a range of parts for all rows, then the next range, so that the memory being written
+/// stays in the cache.
 template <typename Code, typename Visit>
 inline void each_weight(const Packed<Code>& shard, std::int64_t first, std::int64_t last,
                         Visit&& visit) {
-  constexpr std::int64_t kParts = 1024;  // at a time: half a megabyte of places to write to
-  constexpr std::int64_t kEntries = 8;   // of a row at a time, at least: to begin costs as much
+  constexpr std::int64_t kParts = 1024;  // per range: half a megabyte of places to write to
+  constexpr std::int64_t kEntries =
+      8;  // per row and range, at least: starting a row costs about as much
   if (first < 0 || first > last || last > shard.n_features)
     throw std::invalid_argument("a feature is out of range");
   const std::int64_t begin = first * parts_of(shard.split), end = last * parts_of(shard.split);
@@ -146,7 +147,7 @@ inline void each_weight(const Packed<Code>& shard, std::int64_t first, std::int6
     n_entries += std::lower_bound(from, all + piece.ends[i], end) - from;
   }
   const std::int64_t at_once = std::max(kParts, kEntries * n_rows * (end - begin) / n_entries);
-  // In variables of their own, as what is written might else be any of them.
+  // Local copies: otherwise the compiler must assume that writes change them.
   const std::uint32_t* parts = piece.parts.data();
   const Code* codes = piece.codes.data();
   const std::int64_t* ends = piece.ends.data();
@@ -169,12 +170,12 @@ inline void count(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
   each_weight(shard, first, last, [done](std::int64_t, std::uint32_t part, Code) { ++done[part]; });
 }
 
-/// What a shard takes: elements of `places`, bytes of `weights`.
+/// The size of a shard: elements of `places`, bytes of `weights`.
 struct Room {
   std::int64_t n_places, weight_bytes;
 };
 
-/// Between the rounds: finds where the parts begin.
+/// Between the rounds: computes where each part begins.
 template <typename Code>
 inline Room measure(Packed<Code>& shard) {
   std::int64_t weights = 0, places = 0;
@@ -189,11 +190,11 @@ inline Room measure(Packed<Code>& shard) {
         {static_cast<std::uint32_t>(weights), static_cast<std::uint32_t>(places)});
     count = 0;
   }
-  if (shard.split) shard.starts.push_back(shard.starts.back());  // as many ends as parts
+  if (shard.split) shard.starts.push_back(shard.starts.back());  // one end per part
   return {places, (weights + kGroup) * std::int64_t{sizeof(Code)}};
 }
 
-/// Takes the arrays, all 0, that are written to from now on.
+/// Accepts the zeroed arrays that are written from now on.
 template <typename Code>
 inline void give(Packed<Code>& shard, std::span<std::uint16_t> places,
                  std::span<std::uint8_t> weights) {
@@ -217,7 +218,7 @@ inline void place(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
     const std::uint32_t at = done[part]++;
     if (at >= size) throw std::invalid_argument("more weights than were counted");
     weights[begin.weight + at] = code;
-    // Whether a part has bits or a list is nothing that a CPU could guess.
+    // Whether a part has bits or a list is unpredictable for the CPU.
     const auto row = static_cast<std::uint32_t>(classifier);
     const std::uint32_t bits = layout.dense(size) ? ~0U : 0U;
     std::uint16_t& place = places[begin.place + ((row / kGroup & bits) | (at & ~bits))];
@@ -226,7 +227,7 @@ inline void place(Packed<Code>& shard, std::int64_t first, std::int64_t last) {
   });
 }
 
-/// At the end: how many bits are set before each kRankWords-th word of a split shard.
+/// At the end: counts the bits set before every kRankWords-th word of a split shard.
 template <typename Code>
 inline void add_ranks(Packed<Code>& shard) {
   const Layout layout = shard.layout();
@@ -242,7 +243,7 @@ inline void add_ranks(Packed<Code>& shard) {
   }
 }
 
-/// The other way: the weights of a shard by classifier, bias last, as they were rounded.
+/// The reverse: the weights of a shard by classifier, bias last, as they were rounded.
 template <typename Code>
 inline OwnedCsr unpack(const Shard<Code>& shard) {
   const std::int64_t n_rows = shard.n_rows();

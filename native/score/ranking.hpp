@@ -1,4 +1,4 @@
-// Scores of the classifiers of a shard → places of their labels in the ranking of a row.
+// Scores of a shard's classifiers → places of their labels in the ranking of a row.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,7 @@
 
 namespace dismec::score {
 
-/// Which labels may have a place: all of them, those whose bit is set, or those of an ascending
-/// list.
+/// Which labels may be ranked: all of them, those whose bit is set, or those of an ascending list.
 struct Permit {
   enum class Kind : std::uint8_t { all, bits, list };
 
@@ -26,12 +25,12 @@ struct Permit {
   }
 };
 
-/// The labels that a shard's classifiers stand for: those of row i are labels[starts[i]] …, in
-/// ascending order, and so are the first ones of the rows.
+/// The labels of a shard's classifiers: those of row i are labels[starts[i]] … in ascending order.
+/// The first labels of the rows ascend as well.
 struct Labels {
   std::span<const std::int32_t> starts;
   std::span<const std::int32_t> labels;
-  Permit permit = {};  // those of them that compete
+  Permit permit = {};  // the labels that may compete
 
   std::int32_t first(std::int64_t row) const { return labels[starts[row]]; }
 };
@@ -66,8 +65,8 @@ inline bool before(const Place& a, const Place& b) {
 }
 
 /// Lets the labels of a classifier compete for places; returns whether any entered. `heap` is
-/// ordered by `before`, its worst place in front. Few labels are good enough to be asked for their
-/// permit.
+/// ordered by `before`, with the worst place in front. The permit is checked last, since few labels
+/// score high enough.
 inline bool compete(const Labels& of, std::int64_t row, float score, std::span<Place> heap) {
   bool entered = false;
   for (std::int32_t i = of.starts[row]; i < of.starts[row + 1]; ++i) {

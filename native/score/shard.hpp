@@ -1,15 +1,16 @@
-// Arrays as a file holds them → the weights of up to 65,536 classifiers, by feature.
+// Arrays as stored in a file → the weights of up to 65,536 classifiers, by feature.
 //
-// Classifiers are numbered within the shard, so that sixteen bits name one. A feature either lists
-// those that have a weight for it or, where these are more than one in sixteen, has a bit for each,
-// which takes less room and can be walked sixteen classifiers at a time.
+// Classifiers are numbered within the shard, so that sixteen bits identify one. A feature either
+// lists the classifiers that have a weight for it or, if these are more than one in sixteen, has
+// one bit per classifier, which takes less space and can be processed sixteen classifiers at a
+// time.
 //
-// In a large shard the weights of a feature are split by their sign into two such parts. Most of
-// them are negative, and bounded.hpp tells how to find the best labels without reading those.
+// In a large shard the weights of a feature are split by sign into two such parts. Most weights are
+// negative; bounded.hpp explains how the best labels are found without reading those.
 //
-// A stored weight is a code times its classifier's scale, a power of two: as the scaling of a sum
-// of products by a power of two is exact, it is done once for the sum. A view of a shard that ranks
-// by probability has other scales, all above 0. The bias is kept apart, in float32: it is the
+// A stored weight is a code times its classifier's scale, a power of two: scaling a sum of products
+// by a power of two is exact, so it is done once per sum. A view of a shard that ranks by
+// probability has other scales, all positive. The bias is stored separately, in float32: it is the
 // largest term of nearly every score.
 #pragma once
 
@@ -20,21 +21,21 @@
 namespace dismec::score {
 
 inline constexpr std::int64_t kShardRows = std::int64_t{1} << 16;
-inline constexpr std::int64_t kGroup = 16;           // classifiers that share a word of bits
-inline constexpr std::int64_t kSplitRows = 1 << 14;  // a larger shard is split
-inline constexpr std::int64_t kRankWords = 32;       // words of a split shard that share a rank
+inline constexpr std::int64_t kGroup = 16;           // classifiers per word of bits
+inline constexpr std::int64_t kSplitRows = 1 << 14;  // larger shards are split
+inline constexpr std::int64_t kRankWords = 32;       // words per rank in a split shard
 
 struct Start {
   std::uint32_t weight, place;
 };
 
-/// How many parts the weights of a feature are in. With two, the first has those above 0.
+/// The number of parts of a feature's weights. If there are two, the first holds the positive ones.
 inline std::int64_t parts_of(bool split) { return split ? 2 : 1; }
 
-/// How the weights of a part are placed: as a list, or as bits where that takes less room.
+/// How the weights of a part are stored: as a list, or as bits if that takes less space.
 struct Layout {
-  std::int64_t n_words;  // of bits
-  std::int64_t n_ranks;  // behind them: how many bits are set before each kRankWords-th word
+  std::int64_t n_words;  // words of bits
+  std::int64_t n_ranks;  // after the words: how many bits are set before every kRankWords-th word
 
   Layout(std::int64_t n_rows, bool split)
       : n_words((n_rows + kGroup - 1) / kGroup),
@@ -46,15 +47,15 @@ struct Layout {
   }
 };
 
-/// Views of a shard's arrays. They may come straight from a damaged file: `list` checks what it
-/// hands out, and whatever `places` holds stays within kShardRows.
+/// Views of a shard's arrays. These may come straight from a damaged file: `list` checks what it
+/// returns, and any value in `places` stays within kShardRows.
 template <typename Code>
 struct Shard {
   std::span<const float> scales;
   std::span<const float> bias;
-  std::span<const Start> starts;          // of each part of each feature, and as many ends
+  std::span<const Start> starts;          // one per part of each feature, and one end per part
   std::span<const std::uint16_t> places;  // classifiers, or words of bits
-  std::span<const Code> weights;          // kGroup more than there are, so that whole vectors load
+  std::span<const Code> weights;          // padded by kGroup, so that whole vectors can be loaded
   bool split;
 
   std::int64_t n_rows() const { return std::ssize(scales); }
@@ -63,11 +64,11 @@ struct Shard {
   std::int64_t n_features() const { return std::ssize(starts) / n_parts() - 1; }
   Layout layout() const { return {n_rows(), split}; }
 
-  /// The weights of one part of a feature, and whose they are.
+  /// The weights of one part of a feature, and the classifiers that they belong to.
   struct List {
     std::span<const Code> weights;
     const std::uint16_t* places;
-    bool dense;  // whether `places` are words of bits, and their ranks
+    bool dense;  // whether `places` holds words of bits, followed by ranks
   };
   List list(std::int64_t feature, std::int64_t part) const {
     const std::int64_t at = feature * n_parts() + part;
@@ -82,7 +83,7 @@ struct Shard {
   }
 };
 
-/// Calls visit(row, weight code) for the classifiers that have a weight in the list.
+/// Calls visit(row, weight code) for each classifier that has a weight in the list.
 template <typename Code, typename Visit>
 inline void each(const Shard<Code>& shard, const typename Shard<Code>::List& list, Visit&& visit) {
   const std::int64_t count = std::ssize(list.weights);

@@ -1,5 +1,4 @@
-// Sets of bits → where a shuffle of bytes finds the numbers that they stand for, which follow one
-// another.
+// Bit masks → byte shuffles that move consecutive numbers to the lanes whose bits are set.
 #pragma once
 
 #include <array>
@@ -8,8 +7,8 @@
 
 namespace dismec::score {
 
-/// For every set of some bits: the bytes of the first numbers for those that are set. What is not
-/// set is out of range, which a shuffle makes 0.
+/// For every mask: the shuffle that moves the first numbers to the lanes whose bits are set. The
+/// other indices are out of range, for which a shuffle yields 0.
 template <unsigned bits, unsigned bytes>
 consteval auto shuffles() {
   std::array<std::array<std::uint8_t, bits * bytes>, 1U << bits> all{};

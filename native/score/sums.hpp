@@ -1,9 +1,9 @@
 // A row × one shard → the sums of its classifiers.
 //
 // The score of a classifier is the sum of value·weight over the row's features in ascending order,
-// the bias last, in float32, from 0, each product and each sum rounded: the order in which a sparse
-// matrix product adds them, so that results equal brute force bit for bit. Terms with weight 0 do
-// not change a score; adding or leaving them out is a matter of speed.
+// the bias last, in float32, starting from 0, with each product and each sum rounded. A sparse
+// matrix product adds in this order, so results equal brute force bit for bit. Terms with weight 0
+// do not change a score: whether they are added is a matter of speed.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,10 @@
 
 namespace dismec::score {
 
-/// This thread's sums: room for every classifier that sixteen bits can name, whatever a file holds.
-/// Those of a shard's words are 0 whenever a row is begun. Others are not if a damaged list names
-/// classifiers that the shard does not have: they are set to 0 for the first shard that has them.
+/// This thread's sums, with room for every classifier that sixteen bits can identify, whatever a
+/// file holds. Those of a shard's words are 0 whenever a row is started. Others may not be, if a
+/// damaged list names classifiers that the shard does not have: they are zeroed for the first shard
+/// that has them.
 inline float* sums(std::int64_t n_words) {
   struct alignas(64) Line {
     float sums[kGroup] = {};
@@ -35,25 +36,24 @@ inline float* sums(std::int64_t n_words) {
   return memory.front().sums;
 }
 
-/// A part of one of the row's features, and what its weights are multiplied with.
+/// One part of one of the row's features, and the value that its weights are multiplied by.
 template <typename Code>
 struct Term {
   typename Shard<Code>::List list;
   float value;
-  bool lifts;  // whether it may have products above 0
+  bool lifts;  // whether its products can be positive
 };
 
-/// Codes ahead of where they are needed: prefetchers of processors stop at the end of a page.
+/// How far ahead codes are prefetched: hardware prefetchers stop at the end of a page.
 inline constexpr std::int64_t kAhead = 512;
 
-/// The lists that will be added next, on their way from memory to the cache a line at a time: who
-/// has little to wait for now asks for one line of them now and then. All at once would wait for
-/// one another.
+/// Prefetches the lists that are added next, one cache line at a time: the loops request a line
+/// whenever they have little to wait for. Requested all at once, the lines would delay one another.
 template <typename Code>
 class Ahead {
  public:
   Ahead() = default;
-  /// Of the terms that lift, or of all of them; lists of bits have so many words.
+  /// Lists of the terms that lift, or of all terms; lists of bits have `n_words` words.
   Ahead(std::span<const Term<Code>> terms, bool lifting, std::int64_t n_words)
       : terms_(terms), n_words_(n_words), lifting_(lifting) {}
 
@@ -64,14 +64,14 @@ class Ahead {
   }
 
  private:
-  /// Goes on to the places of the list, or to the weights of the next one.
+  /// Continues with the places of the list, or with the weights of the next one.
   bool turn() {
     while (!terms_.empty()) {
       const auto& [list, value, lifts] = terms_.front();
       const std::int64_t count = std::ssize(list.weights);
       if (!places_ && (!lifting_ || lifts)) {
         places_ = true;
-        // Those behind kAhead are asked for as the list is added.
+        // Those beyond kAhead are prefetched while the list is added.
         set(list.weights.data(), list.dense ? std::min(count, kAhead) : count);
       } else {
         const bool read = places_;
@@ -123,12 +123,12 @@ inline void add_listed(std::span<const Code> weights, const std::uint16_t* __res
   for (; j < count; ++j) sums[places[j]] += value * decode(weight[j]);
 }
 
-/// sums += value · weight for the classifiers whose bit is set, a word of them at a time.
+/// sums += value · weight for the classifiers whose bit is set, one word of bits at a time.
 template <typename Code>
 inline void add_dense(std::span<const Code> weights, const std::uint16_t* __restrict words,
                       std::int64_t n_words, float value, float* __restrict sums) {
   const Code* __restrict weight = weights.data();
-  // Bits that stand for more weights than there are, in a damaged file, lead no further than here.
+  // In a damaged file the bits may claim more weights than there are: never read beyond this.
   const Code* const end = weight + weights.size();
 #if defined(DISMEC_WIDE_CODES)
   for (std::int64_t i = 0; i < n_words && weight < end; ++i) {
@@ -147,9 +147,9 @@ inline void add_dense(std::span<const Code> weights, const std::uint16_t* __rest
 #endif
 }
 
-/// Finds the terms of a row; returns the value of its bias feature. That is all that can fail in a
-/// damaged file, and is done while the sums are still 0. The lists are fetched from memory before
-/// the first is added.
+/// Finds the terms of a row; returns the value of its bias feature. This is the only step that can
+/// fail on a damaged file, and it happens while the sums are still 0. The lists are fetched from
+/// memory before the first one is added.
 template <typename Code>
 inline float find_terms(const Shard<Code>& shard, const Csr& rows, std::int64_t row,
                         std::vector<Term<Code>>& terms) {
@@ -184,8 +184,8 @@ inline void add_term(const Term<Code>& term, std::int64_t n_words, float* sums,
 
 #if defined(DISMEC_WIDE_CODES)
 
-/// The same as `add_term` for some dense terms in turn, but sums are read and written only once. As
-/// many codes as there are bits must be in the array, whatever these say.
+/// The same as `add_term` for several dense terms in turn, but reads and writes the sums only once.
+/// The array must hold as many codes as a part can have bits, whatever the bits say.
 template <int n, typename Code>
 inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_words,
                                float* __restrict sums, Ahead<Code>& ahead) {
@@ -222,8 +222,8 @@ inline void add_dense_together(const Term<Code>* const* terms, std::int64_t n_wo
 
 #endif
 
-/// sums += value · weight for the terms that lift, or for all of them, in their order. What is
-/// needed later is fetched `ahead`.
+/// sums += value · weight for the terms that lift, or for all terms, in order. `ahead` prefetches
+/// what is needed later.
 template <typename Code>
 inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> terms, bool lifting,
                       float* sums, Ahead<Code> ahead = {}) {
@@ -242,7 +242,7 @@ inline void add_terms(const Shard<Code>& shard, std::span<const Term<Code>> term
   for (const auto& term : terms) {
     if ((lifting && !term.lifts) || term.list.weights.empty()) continue;
     const auto behind = shard.weights.data() + shard.weights.size() - term.list.weights.data();
-    // What is not finite must not meet the zeros of those that have no weight.
+    // Non-finite values must not be multiplied by the zeros of missing weights.
     if (term.list.dense && behind >= (n_words + 1) * kGroup && std::isfinite(term.value)) {
       dense[n++] = &term;
       if (n == together) add_waiting();
@@ -270,10 +270,10 @@ inline Wide scores_of(const Shard<Code>& shard, float bias, const float* sums, s
   return load(sums + row) * load(&shard.scales[row]) + bias * load(&shard.bias[row]);
 }
 
-/// The score, or +inf for a NaN.
+/// The score, or +inf if it is NaN.
 inline float at_most(float score) { return score < HUGE_VALF ? score : HUGE_VALF; }
 
-/// The highest score of the kGroup classifiers from `start` on; +inf if one is a NaN.
+/// The highest score of the kGroup classifiers from `start` on; +inf if one is NaN.
 template <typename Code>
 inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
                            std::int64_t start) {
@@ -292,7 +292,7 @@ inline float highest_score(const Shard<Code>& shard, float bias, const float* su
   return highest_of(best);
 }
 
-/// The same among the classifiers whose bit is set; −inf if none is.
+/// The same among the classifiers whose bit is set; −inf if there are none.
 template <typename Code>
 inline float highest_score(const Shard<Code>& shard, float bias, const float* sums,
                            std::int64_t start, std::uint32_t open) {

@@ -1,10 +1,10 @@
-// Many rows × a shard → the best labels of each, a tile of classifiers at a time.
+// Many rows × a shard → the best labels of each, one tile of classifiers at a time.
 //
-// A row alone spends most of its time on decoding weights and on reading and writing sums. Here the
-// weights of some classifiers are decoded once for many rows, into a table that has a line for each
-// feature of these rows; a tile of it stays in the cache while all rows are scored, and the sums of
-// a row are in registers. They are added in the same order as elsewhere, so that scores are the
-// same to the last bit.
+// A single row spends most of its time decoding weights and reading and writing sums. Here the
+// weights of some classifiers are decoded once for many rows, into a table with one line per
+// feature of these rows. A tile of the table stays in the cache while all rows are scored, and the
+// sums of a row stay in registers. Terms are added in the same order as elsewhere, so that scores
+// are the same to the last bit.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@
 
 namespace dismec::score {
 
-inline constexpr std::int64_t kTile = 32;        // classifiers whose sums are in registers
-inline constexpr std::int64_t kTiles = 4;        // tiles that are decoded together
-inline constexpr std::int64_t kLines = 1 << 13;  // features that rows may have together
+inline constexpr std::int64_t kTile = 32;        // classifiers whose sums fit in registers
+inline constexpr std::int64_t kTiles = 4;        // tiles decoded together
+inline constexpr std::int64_t kLines = 1 << 13;  // features of all rows of a batch
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 2;
 inline constexpr std::int64_t kTiledRows = 1 << 10;  // rows that share a table, at most
 
-/// What the table holds: codes where a vector of them is decoded in one step, or floats.
+/// What the table holds: codes if a vector of them is decoded in one step, otherwise floats.
 #if defined(DISMEC_WIDE_CODES)
 template <typename Code>
 using Kept = std::conditional_t<std::is_same_v<Code, Half>, Half, float>;
@@ -38,7 +38,7 @@ template <typename Code>
 using Kept = float;
 #endif
 
-/// A feature of a row, and its value.
+/// A feature of a row and its value.
 struct Entry {
   std::uint32_t line;
   float value;
@@ -53,22 +53,22 @@ struct Rest {
   bool dense;
 };
 
-/// Some rows and the features they have, prepared for a shard.
+/// Some rows and their features, prepared for a shard.
 template <typename Code>
 struct Batch {
   std::vector<Entry> entries;         // of all rows
-  std::vector<std::int64_t> ends;     // of each row's entries
-  std::vector<float> bias, worst;     // of each row: value of its bias feature, score to beat
+  std::vector<std::int64_t> ends;     // end of each row's entries
+  std::vector<float> bias, worst;     // per row: value of its bias feature, score to beat
   std::vector<Rest<Code>> features;   // by line
   std::vector<std::int32_t> line_of;  // by feature of the model; −1 if no row has it
   std::vector<std::int32_t> used;     // features of the model that have a line
-  std::int64_t scanning, tiling;      // how long either way takes, in times of adding a word
+  std::int64_t scanning, tiling;      // cost of either way, relative to adding a word
 
   std::int64_t n_rows() const { return std::ssize(ends); }
 };
 
-/// Takes rows from `begin` on, as many as may share a table. Throws if their features' weights are
-/// out of range.
+/// Fills a batch with rows from `begin` on, as many as can share a table. Throws if the weights of
+/// their features are out of range.
 template <typename Code>
 inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t begin,
                       Batch<Code>& batch) {
@@ -99,7 +99,7 @@ inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t be
       }
       const auto& [weight, end, place, dense] = batch.features[line];
       if (weight == end) continue;
-      // What is not finite must not meet the zeros of those that have no weight.
+      // Non-finite values must not be multiplied by the zeros of missing weights.
       if (!std::isfinite(rows.values[e])) batch.tiling = kNever;
       batch.scanning += dense ? n_words : (end - weight) / 3;
       batch.tiling += n_words / 2;
@@ -110,7 +110,7 @@ inline void take_rows(const Shard<Code>& shard, const Csr& rows, std::int64_t be
   }
 }
 
-/// A word of codes, or of the numbers they stand for, 0 where there is none.
+/// Expands a word of codes, or of the numbers they stand for; 0 where there is none.
 template <typename Code>
 inline void decode_word(std::uint32_t word, const Code* codes, Kept<Code>* to) {
 #if defined(DISMEC_WIDE_CODES)
@@ -150,7 +150,7 @@ struct Table {
   Line& line(std::int64_t tile, std::int64_t feature) { return lines[tile * n_features + feature]; }
 };
 
-/// Decodes the weights of the classifiers from `start` on.
+/// Decodes the weights of the kTiles tiles from classifier `start` on.
 template <typename Code>
 inline void fill_table(std::int64_t start, std::int64_t n_words, Batch<Code>& batch,
                        Table<Code>& table) {
@@ -168,14 +168,14 @@ inline void fill_table(std::int64_t start, std::int64_t n_words, Batch<Code>& ba
       for (std::int64_t tile = 0; tile < kTiles; ++tile) table.line(tile, f) = {};
       for (; weight < end && *place < stop; ++weight, ++place) {
         const std::int64_t row = *place - start;
-        // In a damaged file they may not ascend.
+        // In a damaged file places may not ascend.
         if (row >= 0) keep(*weight, table.line(row / kTile, f).weights[row % kTile]);
       }
       continue;
     }
     for (std::int64_t i = 0; i < words; ++i, ++place) {
       Kept<Code>* const to = table.line(i * kGroup / kTile, f).weights + i * kGroup % kTile;
-      // Bits that stand for more weights than there are lead no further than kGroup behind them.
+      // Bits that claim more weights than there are read at most kGroup codes beyond them.
       const std::uint32_t word = weight < end ? *place : 0;
       decode_word(word, weight, to);
       weight += std::popcount(word);
@@ -183,8 +183,8 @@ inline void fill_table(std::int64_t start, std::int64_t n_words, Batch<Code>& ba
   }
 }
 
-// Narrow are kNarrow numbers that are computed with at once here: eight at most. To convert sixteen
-// codes in one step takes longer than in two (Zen 4: a fifth of all time).
+// Narrow is a vector of kNarrow numbers, at most eight: converting sixteen codes in one step takes
+// longer than in two (Zen 4: a fifth of the total time).
 #if defined(__AVX512F__)
 inline constexpr int kNarrow = 8;
 using Narrow = __m256;
@@ -209,8 +209,8 @@ inline Narrow decode_kept(const Half* codes) {
 inline Narrow decode_kept(const Half* codes) { return decode_wide(codes); }
 #endif
 
-/// Rows that may be given every label. Others are told what a row may be given in the same words:
-/// the labels with its permit, and a bit for each classifier of a tile that has one of these.
+/// For rows that may get every label. `SomeLabels` has the same interface: the labels with the
+/// row's permit, and one bit per classifier of a tile that has a permitted label.
 struct EveryLabel {
   Labels of;
 
@@ -262,8 +262,8 @@ inline void enter_tile(const Shard<Code>& shard, const Among& among, std::int64_
 }
 
 /// Lets the labels of a shard that is not split compete for the places of a batch's rows. `heaps`
-/// are ordered as for `compete`, one after another, `k` places each. `among` says what each row may
-/// be given.
+/// holds one heap of `k` places per row, ordered as for `compete`. `among` gives the labels allowed
+/// for each row.
 template <typename Code, typename Among>
 inline void enter_tiled(const Shard<Code>& shard, const Among& among, Batch<Code>& batch,
                         Table<Code>& table, std::size_t k, std::span<Place> heaps) {

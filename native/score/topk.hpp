@@ -17,11 +17,11 @@
 
 namespace dismec::score {
 
-/// Fewer rows than this hardly share a table.
+/// Fewer rows than this share too few features for a table.
 inline constexpr std::int64_t kFewRows = 32;
 
-/// Lets the labels of a shard compete for the places of one row, and sets the sums back to 0.
-/// `heap` is ordered by `before`, its worst place in front; returns whether anything entered.
+/// Lets the labels of a shard compete for the places of one row, and resets the sums to 0. `heap`
+/// is ordered by `before`, with the worst place in front; returns whether any label entered.
 template <typename Code>
 inline bool enter(const Shard<Code>& shard, const Labels& of, float bias, float* sums,
                   std::span<Place> heap) {
@@ -36,7 +36,7 @@ inline bool enter(const Shard<Code>& shard, const Labels& of, float bias, float*
     Mask may_enter{};
     for (std::int64_t row = start; row < start + kGroup; row += kWide)
       may_enter |= scores_of(shard, bias, sums, row) >= worst;
-    // Labels only grow from here: a tie that is lost for the first one is lost for the group.
+    // Labels only grow from here on: if the first one loses a tie, the whole group does.
     if (any(may_enter) &&
         before({highest_score(shard, bias, sums, start), of.first(start)}, heap.front()))
       enter_each(start, start + kGroup);
@@ -47,16 +47,15 @@ inline bool enter(const Shard<Code>& shard, const Labels& of, float bias, float*
   return entered;
 }
 
-/// Where the best labels of rows are kept: rows × k, best first; empty places hold label −1 and
-/// score −inf.
+/// The best labels of rows: rows × k, best first; empty places hold label −1 and score −inf.
 struct Ranking {
   std::size_t k;
   std::span<std::int32_t> labels;
   std::span<float> scores;
 
-  /// The places of a row as a heap, its worst place in front.
+  /// The places of a row as a heap, with the worst place in front.
   void read(std::int64_t row, std::span<Place> heap) const {
-    // Best first is ascending by `before`: reversed, it is a heap.
+    // Best first is ascending by `before`; reversed, that is a heap.
     for (std::size_t j = 0; j < k; ++j) {
       const std::int32_t label = labels[row * k + j];
       heap[k - 1 - j] = {scores[row * k + j], label < 0 ? Place::empty : label};
@@ -71,8 +70,8 @@ struct Ranking {
   }
 };
 
-/// Merges a shard into the ranking of some rows, one after another. `among` says what may be
-/// chosen.
+/// Merges a shard into the ranking of some rows, one row at a time. `among` gives the labels
+/// allowed.
 template <typename Code>
 inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& rows,
                        std::int64_t begin, std::int64_t stop, std::int64_t lookup,
@@ -82,7 +81,7 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
   Scratch<Code> scratch;
   std::vector<Place> heap(best.k);
   OpenWords words(among, shard.n_rows());
-  // The next row's lists are on their way from memory while this one's are added.
+  // The next row's lists are prefetched while this row's are added.
   float next_bias = begin < stop ? find_terms(shard, rows, begin, next) : 0.0f;
   for (std::int64_t row = begin; row < stop; ++row) {
     const float bias = next_bias;
@@ -106,8 +105,8 @@ inline void merge_rows(const Shard<Code>& shard, const Labels& of, const Csr& ro
   }
 }
 
-/// Merges a shard into the ranking of every row. The order in which shards come does not matter.
-/// `lookup` is as for `enter_by_bounds`, and `among` says which labels each row may be given.
+/// Merges a shard into the ranking of every row. The order of shards does not matter. `lookup` is
+/// as for `enter_by_bounds`, and `among` gives the labels allowed for each row.
 template <typename Code>
 inline void merge_topk(const Shard<Code>& shard, const Labels& of, const Csr& rows,
                        std::int64_t lookup, const Allowed& among, const Ranking& best) {

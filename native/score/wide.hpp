@@ -1,5 +1,5 @@
-// Codes → floats, sixteen or eight at a time where the processor has vectors for them; and floats
-// that follow one another → the lanes whose bit is set.
+// Codes → floats, sixteen or eight at a time where the CPU has vectors for them; and consecutive
+// floats → the lanes whose bits are set.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@
 #include "score/shuffles.hpp"
 
 #if defined(__AVX2__) || defined(DISMEC_NEON)
-#define DISMEC_WIDE_CODES  // there are vectors of codes, too
+#define DISMEC_WIDE_CODES  // there are vectors of codes as well
 #endif
 
 namespace dismec::score {
 
 #if defined(__AVX2__)
 
-/// For every byte, and each of its bits in a byte of its own: how many lower bits are set.
+/// For every byte: one byte per bit, holding the number of lower bits that are set.
 inline constexpr std::array<std::uint64_t, 256> kRanks = [] {
   std::array<std::uint64_t, 256> ranks{};
   for (unsigned byte = 0; byte < 256; ++byte)
@@ -35,7 +35,7 @@ inline constexpr std::array<std::uint64_t, 256> kRanks = [] {
   return ranks;
 }();
 
-/// Eight codes: the first ones for the bits that are set, 0 for the others.
+/// Eight codes: consecutive ones in the lanes whose bits are set, 0 in the others.
 inline __m128i spread_codes(std::uint32_t bits, const Half* codes) {
   return _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)),
                           _mm_load_si128(reinterpret_cast<const __m128i*>(&kCodeShuffles[bits])));
@@ -43,14 +43,14 @@ inline __m128i spread_codes(std::uint32_t bits, const Half* codes) {
 inline void store(Half* to, __m128i codes) {
   _mm_store_si128(reinterpret_cast<__m128i*>(to), codes);
 }
-/// How many bits are set.
+/// The number of set bits.
 inline int ones(std::uint32_t bits) { return std::popcount(bits); }
 
 #endif
 
-// Wide are kWide numbers that are computed with at once. Where there are vectors of codes as well,
-// decode_wide(p) are the numbers that p[0] … stand for. spread(bits, numbers) hands the first
-// numbers, one after another, to the lanes whose bit is set, and 0 to the others.
+// Wide is a vector of kWide numbers. Where there are vectors of codes as well, decode_wide(p) is
+// the vector of numbers that p[0] … stand for. spread(bits, numbers) moves the first numbers, in
+// order, to the lanes whose bits are set, and puts 0 in the others.
 
 #if defined(__AVX512F__)
 
@@ -70,7 +70,7 @@ inline Wide decode_wide(const Mini* weights) {
   const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MIN));
   return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
 }
-/// That is what the expand instruction does, which takes half as long again on AMD's processors.
+/// This is what the expand instruction does, which takes 1.5 times as long on AMD CPUs.
 inline Wide spread(std::uint32_t bits, Wide numbers) {
   const std::uint64_t low = kRanks[bits & 0xff];
   const auto before = static_cast<std::uint64_t>(std::popcount(bits & 0xff));
@@ -129,10 +129,10 @@ using Wide = float __attribute__((vector_size(4 * kWide)));
 
 #endif
 
-/// A number for each lane: −1 if what was compared is so, else 0.
+/// Per lane: −1 where a comparison holds, else 0.
 using Mask = decltype(Wide{} < Wide{});
 
-/// Whether it is so in any lane.
+/// Whether it holds in any lane.
 inline bool any(Mask mask) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask(std::bit_cast<__m512i>(mask), std::bit_cast<__m512i>(mask)) != 0;
@@ -145,7 +145,7 @@ inline bool any(Mask mask) {
 #endif
 }
 
-/// The highest of numbers none of which is a NaN.
+/// The maximum of numbers without NaNs.
 inline float highest_of(Wide numbers) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(numbers);
@@ -161,7 +161,7 @@ inline float highest_of(Wide numbers) {
 #endif
 }
 
-/// The numbers of the lanes whose bit is set, and −inf in the others.
+/// The numbers of the lanes whose bits are set, and −inf in the others.
 inline Wide only(std::uint32_t bits, Wide numbers) {
 #if defined(__AVX512F__)
   const Wide none = _mm512_set1_ps(-HUGE_VALF);
@@ -176,7 +176,7 @@ inline Wide only(std::uint32_t bits, Wide numbers) {
 #endif
 }
 
-inline Wide load(const float* from) {  // from anywhere
+inline Wide load(const float* from) {  // unaligned
   Wide numbers;
   std::memcpy(&numbers, from, sizeof(Wide));
   return numbers;
@@ -189,7 +189,7 @@ template <typename Code>
 inline Wide decode_spread(std::uint32_t bits, const Code* codes) {
   return spread(bits, decode_wide(codes));
 }
-/// Codes are half as wide as floats, and shuffles of bytes faster than those of floats.
+/// Codes are half as wide as floats, and byte shuffles are faster than float shuffles.
 inline Wide decode_spread(std::uint32_t bits, const Half* codes) {
 #if defined(__AVX512F__)
   const __m128i low = spread_codes(bits & 0xff, codes);

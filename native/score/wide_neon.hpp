@@ -1,4 +1,4 @@
-// The numbers of wide.hpp in registers of four: what every 64-bit ARM CPU has.
+// The numbers of wide.hpp in registers of four, for every 64-bit ARM CPU.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,7 +16,7 @@ namespace dismec::score {
 inline constexpr int kWide = 4;
 using Wide = float32x4_t;
 
-/// How many of eight bits are set: only vectors have an instruction for that.
+/// The number of set bits of a byte: only vectors have an instruction for that.
 inline constexpr auto kOnes = [] {
   std::array<std::uint8_t, 256> ones{};
   for (unsigned bits = 0; bits < ones.size(); ++bits)

@@ -47,7 +47,7 @@ void check_dense(const solve::Transformed& X) {
   }
 }
 
-/// X with its transform and the rows of every label, checked once.
+/// X with its transform, and the rows of every label, checked once.
 class Problem {
  public:
   Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
@@ -93,7 +93,7 @@ class Problem {
   std::optional<solve::Tiers> tiers;
 
  private:
-  // The arrays are kept alive here; X and positives look into them.
+  // Keeps alive the arrays that X and positives refer to.
   Vector<std::int64_t> indptr_;
   Vector<std::int32_t> indices_;
   Vector<float> values_;
@@ -109,14 +109,14 @@ class Problem {
 void check_costs(std::span<const double> costs, std::int64_t n_labels) {
   if (std::ssize(costs) != n_labels)
     throw std::invalid_argument("costs: one number a label expected");
-  // Their roots and what they make of C have to be numbers of single precision.
+  // Their roots, and their products with C, must be finite in single precision.
   for (const double cost : costs) {
     if (!(cost >= 1e-30 && cost <= 1e30)) throw std::invalid_argument("costs: out of range");
   }
 }
 
-/// One thread's solver, which the others of its team may help. `cancel` is one byte that another
-/// thread may set; answers are then incomplete.
+/// One thread's solver, which other threads of its team may help. `cancel` is one byte that another
+/// thread may set; results are then incomplete.
 class Worker {
  public:
   Worker(const Problem& problem, float C, double tolerance, float delta, std::int64_t first,
@@ -149,8 +149,8 @@ class Worker {
     std::visit([&](auto& solver) { solver.follow(view(path)); }, solver_);
   }
 
-  /// Labels that are done, where the weights of each end, and their statistics as columns, of which
-  /// the last has kBins entries per label. The weights themselves are for `take`.
+  /// Returns the finished labels, the end of each label's weights, and their statistics as columns,
+  /// the last of which has kBins entries per label. `take` returns the weights themselves.
   nb::tuple solve(const Vector<std::int64_t>& labels, bool drain) {
     const auto wanted = view(labels);
     {
@@ -179,7 +179,7 @@ class Worker {
                           column(&SolvedLabel::seconds), owned(std::move(counts)));
   }
 
-  /// Moves the weights of the labels that `solve` has just returned into arrays of their size.
+  /// Moves the weights of the labels that `solve` has just returned into arrays of that size.
   void take(Writable<std::int32_t> features, Writable<float> weights) {
     std::size_t nnz = 0;
     for (const auto& label : solved_) nnz += label.features.size();
@@ -215,7 +215,7 @@ class Worker {
   }
 
   const Problem& problem_;
-  // The solver looks into them.
+  // The solver refers to these.
   Vector<double> positive_costs_;
   Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
@@ -224,7 +224,7 @@ class Worker {
   std::vector<SolvedLabel> solved_;
 };
 
-/// Gives back to the system what threads have freed and the C library keeps for them.
+/// Returns to the system what threads have freed but the C library keeps for them.
 void release_memory() {
 #if defined(__GLIBC__)
   malloc_trim(0);

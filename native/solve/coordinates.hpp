@@ -1,5 +1,5 @@
-// One label's working set, and how exact to be → its weights there under the L1 penalty: features
-// are chosen, swept (sweeps.hpp) and chosen again, until the gap is small.
+// One label's working set and a target accuracy → its weights there under the L1 penalty: features
+// are chosen, swept (sweeps.hpp) and chosen again, until the duality gap is small.
 #pragma once
 
 #include <algorithm>
@@ -17,28 +17,29 @@
 namespace dismec::solve {
 
 namespace coordinate_limits {
-// So many features that break the optimality condition come in at a time, or as many as have
-// weights.
+// At most this many violating features are added per round, or as many as have weights already,
+// whichever is more.
 inline constexpr std::int64_t kGrowth = 64;
-// Chosen features are swept until what they break the condition by is this share of what all did.
+// The chosen features are swept until their violation is this share of what it was over all
+// features.
 inline constexpr double kSweepReduction = 0.1;
 inline constexpr double kLeastReduction = 1e-4;
-// The sub-problem is solved to this share of the goal; the rest is for rows outside.
+// The sub-problem is solved to this share of the goal; the rest is left for the rows outside.
 inline constexpr double kShare = 0.5;
-// Or until the gap is this share of what it was: more rows are about to come in.
+// Or until the gap is this share of what it was: more rows are about to be added anyway.
 inline constexpr double kReduction = 0.01;
-// With a gain of less than this share of the goal it is the rounding that keeps the gap open.
+// A gain of less than this share of the goal means that only rounding keeps the gap open.
 inline constexpr double kStalled = 1e-3;
 }  // namespace coordinate_limits
 
-/// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
-/// for each stand-in.
+/// Buffers that live as long as their thread, so that they are allocated once. Those over rows have
+/// one extra entry per stand-in.
 struct CoordinateScratch {
   std::vector<double> slack;  // 1 − s_i·w·x_i
   std::vector<float> gradient, scaled, sums;
   std::vector<std::int32_t> chosen;    // features
-  std::vector<std::int32_t> place_of;  // in `chosen`, −1 for others
-  Columns columns;                     // of the chosen
+  std::vector<std::int32_t> place_of;  // position in `chosen`; −1 for the others
+  Columns columns;                     // of the chosen features
   /// An entry on its way to its column.
   struct Found {
     std::int32_t place;
@@ -50,17 +51,17 @@ struct CoordinateScratch {
 };
 
 /// Minimizes f_W(w) = ‖w‖₁ + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
-/// from set.w, where `mean` is that of the n_out rows outside. A group of these stands apart: it
-/// has a mean of its own, and the rest has another.
+/// starting from set.w, where `mean` is the mean of the n_out rows outside. A group of these rows
+/// can be split off: the group and the rest then have one mean each.
 class CoordinateSolver {
  public:
   struct Minimum {
     double objective = 0;
-    double gap = 0;           // objective less a lower bound of the least one of all rows
-    double gap_here = 0;      // less a lower bound of the least one of the sub-problem
-    double outside_loss = 0;  // C·Σ slack² of the rows that stand in
+    double gap = 0;           // objective minus a lower bound of the minimum over all rows
+    double gap_here = 0;      // objective minus a lower bound of the sub-problem's minimum
+    double outside_loss = 0;  // C·Σ slack² of the stand-ins
     int steps = 0;            // sweeps
-    bool reached = false;     // the goal
+    bool reached = false;     // the goal was reached
     bool stalled = false;     // rounding leaves nothing to gain
   };
 
@@ -87,8 +88,8 @@ class CoordinateSolver {
     s_.place_of.assign(set.w.size(), -1);
   }
 
-  /// Until the gap is down to the goal, a share of the objective, or so much smaller than it was
-  /// that it is time to look at the other rows again.
+  /// Runs until the gap has reached the goal (a share of the objective), or has shrunk so much that
+  /// it is time to look at the other rows again.
   template <typename Stop>
   Minimum minimize(double goal, const Stop& stop) {
     using namespace coordinate_limits;
@@ -121,7 +122,8 @@ class CoordinateSolver {
   }
 
  private:
-  /// A row for n others: √n times their mean, so that its squared slack counts n times.
+  /// A row that stands in for n others: √n times their mean, so that its squared slack counts n
+  /// times.
   struct StandIn {
     double root;   // √n
     double share;  // 1/√n
@@ -169,8 +171,8 @@ class CoordinateSolver {
 
   /// Objective and gap. The dual problem is
   ///     max_α Σ_i α_i − α_i²/4C  where α ≥ 0 and |Σ_i α_i·s_i·x_ij| ≤ 1 for every feature j,
-  /// and α_i = 2C·slack_i, divided by the largest of these sums, is one of its points. Rows outside
-  /// have the slack of their mean.
+  /// and α_i = 2C·slack_i, divided by the largest of these sums, is a feasible point. Rows outside
+  /// get the slack of their mean.
   void measure(Minimum& result) const {
     double loss = 0;
     double slacks = rest_.root * active(rest()) + group_.root * active(group());
@@ -185,7 +187,7 @@ class CoordinateSolver {
       return result.objective - C_ * (2 * slacks - loss / divisor) / divisor;
     };
     result.gap_here = gap(largest);
-    // Features that the set has not: not for this sub-problem to mend.
+    // Features that the set does not have: this sub-problem cannot reduce their sums.
     const double outside = std::max(active(rest()) * rest_.share, active(group()) * group_.share);
     if (outside > 0 && set_.compact) {
       largest = std::max(largest, 2 * C_ * outside * largest_sum_elsewhere());
@@ -202,8 +204,8 @@ class CoordinateSolver {
     return s_.scaled.empty() ? 0 : *std::max_element(s_.scaled.begin(), s_.scaled.end());
   }
 
-  /// Chooses the features that have weights, and those of the others that break the optimality
-  /// condition most; returns by how much all features break it.
+  /// Chooses the features that have weights, and of the others those that violate the optimality
+  /// condition most; returns the violation over all features.
   double choose() {
     using namespace coordinate_limits;
     auto& chosen = s_.chosen;
@@ -243,7 +245,7 @@ class CoordinateSolver {
     Columns& columns = s_.columns;
     columns.has_bias = X_.bias != 0;
     for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
-    // Row by row first, then put in order of the features; the bias is the last of them.
+    // Collected row by row, then sorted by feature; the bias comes last.
     s_.found.clear();
     columns.starts.assign(n + 1, 0);
     const auto take = [&](std::int32_t place, std::int64_t i, float value) {
@@ -265,7 +267,7 @@ class CoordinateSolver {
       if (columns.has_bias) take(n - 1, i, set_.signed_root(i) * X_.bias);
     }
     for (std::int32_t c = 0; c < n; ++c)
-      columns.starts[c + 1] += columns.starts[c] + 2;  // the stand-ins
+      columns.starts[c + 1] += columns.starts[c] + 2;  // + 2 for the stand-ins
     columns.entries.resize(columns.starts[n]);
     s_.next.assign(columns.starts.begin(), columns.starts.end() - 1);
     for (const auto& found : s_.found) columns.entries[s_.next[found.place]++] = found.entry;

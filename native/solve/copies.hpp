@@ -1,4 +1,4 @@
-// Rows of X → copies one after the other, whose features are renumbered by first use.
+// Rows of X → contiguous copies whose features are renumbered in order of first use.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace dismec::solve {
 
-/// Memory for the copies of one thread's sets, in chunks that go from set to set: nothing is
-/// zeroed, moved or given back in between.
+/// Memory for the copies of one thread's sets, in chunks that are reused from set to set: nothing
+/// is zeroed, moved or returned in between.
 class ChunkPool {
  public:
   static constexpr std::int64_t kChunk = std::int64_t{1} << 16;
@@ -40,7 +40,7 @@ class ChunkPool {
   std::vector<std::byte*> free_;
 };
 
-/// What one thread's sets share.
+/// Memory shared by the sets of one thread.
 struct SetMemory {
   ChunkPool pool;
   HugeArray<std::int32_t> local_of;  // global feature → local one; all −1 between uses
@@ -50,8 +50,8 @@ struct SetMemory {
   }
 };
 
-/// Calls change(f, x[features[f]]) for each feature. Where a table is larger than the cache, its
-/// entries have to be asked for before.
+/// Calls change(f, x[features[f]]) for each feature, prefetching: the table may be larger than the
+/// cache.
 template <typename T, typename Change>
 void each_entry(std::span<const std::int32_t> features, T* x, const Change& change) {
   constexpr std::size_t kAhead = 32;
@@ -61,19 +61,20 @@ void each_entry(std::span<const std::int32_t> features, T* x, const Change& chan
   }
 }
 
-/// What a copied non-zero takes: its value, and its place in sixteen bits if that many suffice.
+/// Bytes per copied non-zero: its value and its index, which takes sixteen bits if those suffice.
 inline std::int64_t copy_bytes(bool narrow) {
   return sizeof(float) + (narrow ? sizeof(std::uint16_t) : sizeof(std::int32_t));
 }
 
-/// Rows copied one after the other, with their features renumbered by first use.
+/// Rows copied one after the other, with features renumbered in order of first use.
 struct Copies {
-  std::vector<Row> rows;               // they look into chunks
+  std::vector<Row> rows;               // views into chunks
   std::vector<std::int32_t> features;  // new number → old one
   std::int64_t bytes = 0;              // of all rows
 
-  /// Copies `n` rows of `nnz` non-zeros together and at most `longest` each. Old numbers are below
-  /// `n_features`, and rows are multiplied by `factor`, one number per feature, unless it is empty.
+  /// Copies `n` rows with `nnz` non-zeros in total and at most `longest` each. Old feature numbers
+  /// are below `n_features`. Values are multiplied by `factor`, one number per feature, unless it
+  /// is empty.
   template <typename RowAt>
   void append(std::int64_t n, std::int64_t nnz, std::int64_t n_features,
               std::span<const float> factor, SetMemory& memory, const RowAt& row_at) {
@@ -93,7 +94,7 @@ struct Copies {
         left_ = chunk;
         narrow_ = narrow;
       }
-      // All values first, then all places: whoever walks the rows reads both as streams.
+      // All values first, then all indices: both are then read as streams.
       auto* values = reinterpret_cast<float*>(chunks_.back());
       void* places = values + chunk;
       const std::int64_t used = chunk - left_;
@@ -118,7 +119,7 @@ struct Copies {
     each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
   }
 
-  /// A row that is longer cannot be copied.
+  /// Longer rows cannot be copied.
   static constexpr std::int64_t kLongest =
       ChunkPool::kChunk / (sizeof(float) + sizeof(std::int32_t));
 
@@ -134,11 +135,11 @@ struct Copies {
   static constexpr std::int64_t kNarrow =
       std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
 
-  /// Copies a row to `value` and `index`; `local` maps old numbers to new ones.
+  /// Copies a row to `value` and `index`; `local` maps old feature numbers to new ones.
   template <typename From, typename To>
   void copy_row(const Row& x, const From* old, std::span<const float> factor, float* value,
                 To* index, std::int32_t* local, std::int32_t& n_local) {
-    // Whether a feature is new cannot be guessed, so nothing branches on it.
+    // Whether a feature is new is unpredictable, so nothing branches on it.
     for (std::int64_t k = 0; k < x.size; ++k) {
       const auto j = old[k];
       const std::int32_t known = local[j];
@@ -155,8 +156,8 @@ struct Copies {
   }
 
   std::vector<std::byte*> chunks_;
-  std::int64_t left_ = 0;  // non-zeros that still fit into the last chunk
-  bool narrow_ = true;     // places are of sixteen bits there
+  std::int64_t left_ = 0;  // non-zeros that still fit in the last chunk
+  bool narrow_ = true;     // indices in that chunk take sixteen bits
 };
 
 }  // namespace dismec::solve

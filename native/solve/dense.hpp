@@ -1,5 +1,5 @@
-// Dense features of rows, as their owner stores them → products with vectors, and with the weights
-// of many labels at once.
+// Dense features, in the caller's own array → their products with vectors, and with the weights of
+// many labels at once.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@ namespace dismec::solve {
 struct DenseRows {
   std::span<const float> values;  // row after row
   std::span<const float> scale;   // one number per row
-  std::int64_t width = 0;         // 0: there are none
+  std::int64_t width = 0;         // 0: no dense features
 
   const float* row(std::int64_t i) const { return values.data() + i * width; }
 };
 
-/// Rows that are multiplied with one vector at once, so that this is loaded once for all of them.
-/// What comes out for a row is the same whatever the others are, and however many.
+/// Rows multiplied by one vector at a time, so that the vector is loaded once for all of them. The
+/// result for a row does not depend on which rows, or how many, are processed with it.
 inline constexpr int kDenseTogether = 4;
 
 /// out[r] = rows[r] · w
@@ -41,7 +41,7 @@ template <int R>
   }
 }
 
-/// w += Σ_r t[r] · rows[r], in the order of rows
+/// w += Σ_r t[r] · rows[r], in row order
 template <int R>
 [[gnu::always_inline]] inline void dense_add(const float* t, const float* const* rows,
                                              std::int64_t n, float* w) {
@@ -58,7 +58,7 @@ template <int R>
   }
 }
 
-/// The product of one row with a vector, its scale included.
+/// The product of one row, scale included, with a vector.
 inline float dense_score(const DenseRows& dense, std::int64_t i, const float* w) {
   const float* row = dense.row(i);
   float product;
@@ -66,7 +66,7 @@ inline float dense_score(const DenseRows& dense, std::int64_t i, const float* w)
   return dense.scale[i] * product;
 }
 
-/// Calls take(i, product of row row_at(i) with w) for begin ≤ i < end.
+/// Calls take(i, product of row row_at(i) and w) for begin ≤ i < end.
 template <typename RowAt, typename Take>
 void each_dense_score(const DenseRows& dense, std::int64_t begin, std::int64_t end,
                       const RowAt& row_at, const float* w, const Take& take) {
@@ -82,8 +82,8 @@ void each_dense_score(const DenseRows& dense, std::int64_t begin, std::int64_t e
   for (; i < end; ++i) take(i, dense_score(dense, row_at(i), w));
 }
 
-/// w += Σ factor_at(i) · row row_at(i) for begin ≤ i < end, in this order, for the columns from
-/// `first` to `last`; entry 0 of w is that of column 0.
+/// w += Σ factor_at(i) · row row_at(i) for begin ≤ i < end, in this order, over the columns from
+/// `first` to `last`; w[0] belongs to column 0.
 template <typename RowAt, typename FactorAt>
 void add_dense_rows(const DenseRows& dense, std::int64_t begin, std::int64_t end,
                     const RowAt& row_at, const FactorAt& factor_at, std::int64_t first,
@@ -107,15 +107,15 @@ void add_dense_rows(const DenseRows& dense, std::int64_t begin, std::int64_t end
   }
 }
 
-// Rows that are multiplied with a panel at once: as many as there are registers for their sums.
+// Rows multiplied by a panel at a time: as many as there are registers for their sums.
 #if defined(__AVX512F__)
 inline constexpr int kPanelRows = 8;
 #else
 inline constexpr int kPanelRows = 2;
 #endif
 
-/// sums[r] = rows[r] · panel, where the panel has two vectors of lanes per column. A sum is made in
-/// the order of columns, so it is off by at most width·2⁻²⁴ of Σ|row·weight|.
+/// sums[r] = rows[r] · panel, where the panel has two vectors of lanes per column. Sums are taken
+/// in column order, so that each is off by at most width·2⁻²⁴ of Σ|row·weight|.
 template <int R>
 inline void panel_products(const float* first_row, const float* panel, std::int64_t width,
                            std::array<Lanes, 2>* sums) {

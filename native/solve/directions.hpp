@@ -1,4 +1,4 @@
-// How slacks change along a few directions → how far to go along each, to the exact minimum.
+// How slacks change along a few directions → the step along each that minimizes f_W exactly.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace dismec::solve {
 namespace search_limits {
 inline constexpr int kRefinements = 12;
 inline constexpr int kTrials = 30;
-// The subspace is searched until what is left to gain is this share of what has been gained.
+// The search stops when the remaining gain is this share of the gain so far.
 inline constexpr double kPrecision = 1e-2;
 }  // namespace search_limits
 
-// What a step is made of: the gradient, earlier steps, and the bias by itself.
+// A step combines the gradient, this many earlier steps, and the bias by itself.
 inline constexpr int kHistory = 2;
 inline constexpr int kBias = 1 + kHistory;
 inline constexpr int kDirections = 2 + kHistory;
@@ -32,13 +32,14 @@ inline double inner(const Coefficients& a, const Coefficients& b) {
   return sum;
 }
 
-/// A direction d and how it changes the slack of each row of a set.
+/// A direction d, and how it changes the slack of each row of a set.
 struct Direction {
   std::vector<float> d;
   std::vector<float> change;
 };
 
-/// φ(a) = f_W(w + Σ_k a_k·d_k): convex, piecewise quadratic; a look costs as much as a few scores.
+/// φ(a) = f_W(w + Σ_k a_k·d_k): convex and piecewise quadratic. Evaluating it costs as much as
+/// scoring a few rows.
 struct Subspace {
   std::int64_t n_rows;  // a multiple of kLanes
   double C;
@@ -85,7 +86,7 @@ struct Subspace {
     return look;
   }
 
-  /// −hessian⁻¹·gradient, leaving out directions that the others before them make up.
+  /// −hessian⁻¹·gradient, skipping directions that depend linearly on earlier ones.
   static Coefficients newton_step(const Look& look) {
     constexpr double kDependent = 1e-6;
     Matrix left = look.hessian;
@@ -112,9 +113,9 @@ struct Subspace {
 
   struct Point {
     Coefficients a;
-    double gain;  // by how much φ is smaller there than at 0
+    double gain;  // φ(0) minus φ there
   };
-  /// By Newton's method; a step that leads up again is cut back to where the slope vanishes.
+  /// Newton's method; a step that goes uphill is cut back to where the slope vanishes.
   Point minimum() const {
     using namespace search_limits;
     Point found{};
@@ -128,7 +129,7 @@ struct Subspace {
         for (int k = 0; k < kDirections; ++k) a[k] += t * step[k];
         return a;
       };
-      if (descent <= kPrecision * found.gain) {  // so little that a look would tell nothing new
+      if (descent <= kPrecision * found.gain) {  // too little for another evaluation to matter
         found.a = reached(1);
         break;
       }

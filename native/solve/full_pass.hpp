@@ -22,8 +22,8 @@
 
 namespace dismec::solve {
 
-/// One pass over X for all slots. Scores are a little off: rows are reported from that much below
-/// the margin, and `rescore` gives exact scores.
+/// One pass over X for all slots. Its scores are approximate: rows within the error of the margin
+/// are reported too, and `rescore` computes exact scores.
 class FullPass {
  public:
   FullPass(const Transformed& X, const Summary& summary, const Tiers& tiers, Team& team)
@@ -33,7 +33,7 @@ class FullPass {
         lists_(X.size()),
         exact_(X.n_features()) {}
 
-  /// Says that rows are in the working set of a slot's label, and not to be reported.
+  /// Marks rows as members of the working set of a slot's label: they are not reported.
   void join(int slot, std::span<const std::int32_t> rows) {
     std::visit(
         [&](const auto& scores) {
@@ -41,7 +41,7 @@ class FullPass {
         },
         scores_);
   }
-  /// Says that they are not, any more.
+  /// Unmarks them.
   void leave(int slot, std::span<const std::int32_t> rows) {
     std::visit(
         [&](const auto& scores) {
@@ -50,8 +50,8 @@ class FullPass {
         scores_);
   }
 
-  /// What the next pass scores rows with; it reports the worst `most` violators at least, and all
-  /// of them unless it says that there are `more`.
+  /// Sets the weights that the next pass scores rows with. It reports at least the worst `most`
+  /// violators, and all of them unless `more` is set.
   void set_weights(int slot, WorkingSet& set, std::int64_t most) {
     const double error =
         std::visit([&](auto& scores) { return scores.set_weights(slot, set); }, scores_);
@@ -66,7 +66,7 @@ class FullPass {
     lists_.close(slot);
   }
 
-  /// What a slot takes of memory.
+  /// Bytes used by a slot.
   std::int64_t bytes(int slot) const {
     return lists_.bytes(slot) +
            std::visit([&](const auto& scores) { return scores.bytes(slot); }, scores_);
@@ -75,7 +75,7 @@ class FullPass {
   std::vector<Violator>& violators(int slot) { return lists_.of(slot); }
   bool more(int slot) const { return lists_.more(slot); }
 
-  /// Gives a slot's violators their exact scores, and keeps those that are above −1.
+  /// Replaces the scores of a slot's violators by exact ones, and keeps those above −1.
   void rescore(int slot, const WorkingSet& set) {
     constexpr std::int64_t kAhead = 8;
     constexpr std::int64_t kNext = 2;
@@ -107,7 +107,7 @@ class FullPass {
     each_feature(set, exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
   }
 
-  /// Reports, without a pass, the `most` rows that score highest by features that few rows have.
+  /// Reports, without a pass, the `most` rows that score highest by rare features.
   void find_near(int slot, WorkingSet& set, std::int64_t most) {
     set_weights(slot, set, most);
     std::get<TierScores>(scores_).find_near(slot, most, lists_, violators(slot));
@@ -124,11 +124,11 @@ class FullPass {
  private:
   using Scores = std::variant<RowScores, TierScores>;
 
-  // With fewer rows a pass is over before others have found out what to do.
+  // With fewer rows the pass is over before other threads have joined in.
   static constexpr std::int64_t kShared = std::int64_t{1} << 16;
 
-  /// Rows are looked at in stretches, whose lists come together in one: all threads that are there
-  /// take stretches, and which ones does not matter.
+  /// Rows are scored in stretches by all available threads, and the lists of the stretches are then
+  /// merged: which thread scored which does not matter.
   template <typename AnyScores, typename Stop>
   void run(AnyScores& scores, const Stop& stop) {
     const std::int64_t n_helpers = X_.size() < kShared ? 0 : team_.n_helpers();

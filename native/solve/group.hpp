@@ -1,4 +1,4 @@
-// Rows outside a working set → their sum: what the L1 penalty's second stand-in is made of.
+// Rows outside a working set → their sum, from which the L1 penalty makes its second stand-in.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace dismec::solve {
 
-/// Some of the rows outside a set, which stand together apart from the rest.
+/// Some of the rows outside a set, with a stand-in of their own.
 struct Group {
   std::int64_t size = 0;
-  std::vector<float> sums;  // Σ x over these, for the entries of set.w
+  std::vector<float> sums;  // Σ x over these rows, for the entries of set.w
 };
 
-/// Makes these rows the group, in place of those that it had.
+/// Makes these rows the group, replacing the previous ones.
 inline void assign(Group& group, std::span<const std::int32_t> rows, const WorkingSet& set,
                    const Transformed& X, SetMemory& memory) {
   group.size = std::ssize(rows);
@@ -28,7 +28,7 @@ inline void assign(Group& group, std::span<const std::int32_t> rows, const Worki
     for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
     for (std::size_t j = 0; j < X.idf.size(); ++j) sums[j] *= X.idf[j];
   } else {
-    // Features that the set has not go to the place of the bias.
+    // Features that the set does not have go to the entry of the bias.
     const auto last = static_cast<std::int32_t>(set.copies.features.size());
     for (std::int32_t f = 0; f < last; ++f) local_of[set.copies.features[f]] = f;
     for (const auto r : rows) {

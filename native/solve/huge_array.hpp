@@ -1,4 +1,4 @@
-// A size → a table of zeros that is quick to read all over.
+// A size → a zeroed table with fast random access.
 #pragma once
 
 #if defined(__linux__)
@@ -15,8 +15,8 @@
 
 namespace dismec::solve {
 
-/// Numbers, at first 0, in huge pages where the system has them and there are enough to fill some:
-/// else most of what a look-up costs is to find its page.
+/// Numbers, initially 0, in huge pages where the system offers them and the array fills at least
+/// one: with small pages, most of the cost of a look-up is the TLB miss.
 template <typename T>
 class HugeArray {
  public:

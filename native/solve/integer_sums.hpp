@@ -1,4 +1,5 @@
-// Pairs of sixteen-bit weights of all slots and two values → the slots' sums, in exact integers.
+// Pairs of sixteen-bit weights of all slots, and two values → the sums of all slots, in exact
+// integers.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +17,16 @@ namespace dismec::solve {
 
 /// 2·kLanes sums of products of sixteen-bit numbers, one per slot.
 ///
-/// A line holds the first factors of all slots, that of `slot` at `place_in_line(slot)`.
+/// A line holds one factor per slot, that of `slot` at `place_in_line(slot)`.
 #if defined(__AVX512BW__)
 
 class IntegerSums {
  public:
-  /// The sums to begin with, in the order of slots.
+  /// Initial sums, in slot order.
   explicit IntegerSums(const std::int32_t* sums)
       : sums_{_mm512_loadu_si512(sums), _mm512_loadu_si512(sums + 16)} {}
 
-  /// Adds a·x + b·y for two lines a and b. `pair` are the bits of x and then of y.
+  /// Adds a·x + b·y for two lines a and b. `pair` holds the bits of x, then those of y.
   void add(const std::int16_t* a, const std::int16_t* b, std::int32_t pair) {
     const __m512i x = _mm512_set1_epi32(pair);
     const __m512i left = _mm512_loadu_si512(a);

@@ -1,4 +1,4 @@
-// The sums of integer_sums.hpp in registers of four, with products that widen as they are added.
+// The sums of integer_sums.hpp in registers of four, with widening multiply-add.
 #pragma once
 
 #include <arm_neon.h>

@@ -1,5 +1,5 @@
-// The penalty ‖w‖₁: a label's working set and what a pass has found → whether it is solved, and if
-// not, a better one. docs/explanation/l1.md says what is different from L2.
+// The penalty ‖w‖₁: a label's working set and the violators of a pass → whether the label is
+// solved, and if not, a better set. docs/explanation/l1.md says how it differs from L2.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +21,14 @@ class L1 {
   static constexpr std::int32_t kMostSteps = 50000;  // sweeps
 
   struct State {
-    // So many violators are asked for at least: those that the set has no room for are the group.
+    // At least this many violators are requested; those that do not fit in the set form the group.
     std::int64_t wanted = 0;
     Group group;
     CoordinateSolver::Minimum minimum;
   };
 
-  /// Sweeps go from feature to feature, each from what the last has left: no other thread can help.
+  /// A sweep updates one feature after another, each from the result of the last, so other threads
+  /// cannot help.
   L1(const Transformed& X, const Summary& summary, double tolerance, Team&)
       : X_(X), summary_(summary), goal_(kGap * tolerance) {}
 
@@ -67,8 +68,8 @@ class L1 {
       verdict.gradient = std::max(0.0, minimum.gap + more_loss) / (goal_ * verdict.objective);
     };
     measure();
-    // Exact scores are costly where many rows are close to the margin: not before they may be good
-    // enough, unless rounded ones leave no violator to go on with.
+    // Exact scores are expensive where many rows are close to the margin. They are computed only
+    // when the gap may be small enough, or when the rounded scores leave no violators to add.
     constexpr double kClose = 10;
     const bool some = std::any_of(violators.begin(), violators.end(),
                                   [](const Violator& v) { return v.score > -1.0F; });
@@ -83,12 +84,12 @@ class L1 {
     return verdict;
   }
 
-  /// Drops rows that are outside the margin after all, and makes those that the set has no room for
-  /// the next group.
+  /// Drops rows that turned out to be outside the margin, and makes the violators that do not fit
+  /// in the set the next group.
   void grow(State& state, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) {
     std::vector<Violator>& violators = pass.violators(slot);
     std::erase_if(violators, [](const Violator& v) { return v.score <= -1.0F; });
-    // So many rows are close to the margin that some may be inside it and were not reported.
+    // So many rows are close to the margin that some inside it may not have been reported.
     if (violators.empty() && pass.more(slot)) state.wanted *= 2;
     grouped_.clear();
     if (std::ssize(violators) > room(set)) {
@@ -104,11 +105,11 @@ class L1 {
   void follow(State&, float) const {}
 
  private:
-  // A label is solved when the gap is this share of ε, as a share of the objective.
+  // A label is solved when the gap, as a share of the objective, is at most this share of ε.
   static constexpr double kGap = 0.01;
   static constexpr std::int64_t kWanted = std::int64_t{1} << 15;
 
-  /// How many violators the set may take in.
+  /// How many violators the set may add.
   static std::int64_t room(const WorkingSet& set) { return std::max(kGrowth, set.size()); }
 
   const Transformed& X_;

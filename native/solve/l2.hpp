@@ -1,5 +1,6 @@
-// The penalty ½‖w‖²: a label's working set and what a pass has found → whether it is solved, and if
-// not, a better one. docs/explanation/solver.md says why the result is the optimum over all rows.
+// The penalty ½‖w‖²: a label's working set and the violators of a pass → whether the label is
+// solved, and if not, a better set. docs/explanation/solver.md explains why the result is the
+// optimum over all rows.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +26,9 @@ class L2 {
     Goal goal;
     SubspaceSolver::Minimum minimum;
     std::int64_t n_active = 0;       // rows of the set inside the margin
-    std::vector<std::int32_t> kept;  // places of the rows that are not far outside it
+    std::vector<std::int32_t> kept;  // places of the rows inside the margin or near it
     int rounds = 0;
-    std::int64_t wider = 1;  // so many times as many violators are asked for
+    std::int64_t wider = 1;  // multiplies the number of violators requested
   };
 
   L2(const Transformed& X, const Summary& summary, double tolerance, Team& team)
@@ -42,7 +43,7 @@ class L2 {
     state.goal.trial = on_path;
   }
 
-  /// Whether a pass costs so much that it is better to begin with rows that are near the positives.
+  /// Whether passes are so expensive that starting with rows near the positives pays off.
   bool begins_near(const WorkingSet& set) const {
     return is_large_data() || (growth_ >= kMedium && set.n_positive <= kFew);
   }
@@ -58,7 +59,7 @@ class L2 {
   }
 
   /// Near the margin of a frequent label there are many rows that only rounding puts inside it:
-  /// these must not take the places of others.
+  /// these must not crowd out real violators.
   std::int64_t wanted(const State& state, const WorkingSet&) const {
     return state.wider * room(state) * (state.n_active > kMany ? 2 : 1);
   }
@@ -67,8 +68,8 @@ class L2 {
   Verdict judge(const State& state, const WorkingSet& set, float C, FullPass& pass,
                 int slot) const {
     const SubspaceSolver::Minimum& minimum = state.minimum;
-    // With more violators than can be taken in the label is not done, and which are worst is known
-    // well enough, unless there are many.
+    // With more violators than the set can add, the label is not solved, and their approximate
+    // order is good enough unless they are many.
     const bool more = pass.more(slot);
     if (!more || state.n_active > kMany) pass.rescore(slot, set);
     const std::vector<Violator>& violators = pass.violators(slot);
@@ -81,8 +82,8 @@ class L2 {
     }
     violation *= set.cost.negative;
     loss *= set.cost.negative;
-    // ∇f and ∇f_W differ by the rows outside, which count in the one and not in the other, and by
-    // their stand-in, which counts in the other only.
+    // ∇f and ∇f_W differ by the rows outside, which only ∇f counts, and by their stand-in, which
+    // only ∇f_W counts.
     const double stand_in = minimum.mean_slack * weight_outside(set, summary_) * set.cost.negative;
     const double bound =
         minimum.gradient_norm + 2.0 * C * summary_.longest * (violation + stand_in);
@@ -91,16 +92,15 @@ class L2 {
     verdict.objective = minimum.objective + C * (loss - stand_in_loss);
     const double allowed = state.goal.gradient_allowed(verdict.objective);
     verdict.gradient = bound == 0 ? 0.0 : bound / allowed;
-    // A step is impossible where rounding leaves nothing to gain.
+    // No step was possible: rounding leaves nothing to gain.
     const bool stuck = violators.empty() && !more && minimum.steps == 0;
     verdict.done = (verdict.gradient <= 1 && !more) || stuck;
     return verdict;
   }
 
-  /// Takes in the worst violators, and drops the rows that are far outside the margin if they are
-  /// many.
+  /// Adds the worst violators, and drops the rows far outside the margin if there are many.
   void grow(State& state, WorkingSet& set, FullPass& pass, int slot, SetMemory& memory) const {
-    // So many rows are close to the margin that some may be inside it and were not reported.
+    // So many rows are close to the margin that some inside it may not have been reported.
     const bool crowded = std::ssize(pass.violators(slot)) < room(state);
     if (crowded && pass.more(slot)) state.wider *= 4;
     const auto added = worst_rows(pass.violators(slot), room(state), X_);
@@ -115,33 +115,33 @@ class L2 {
   void follow(State& state, float ratio) const { state.goal.liblinear *= ratio; }
 
  private:
-  // A set or number of rows beyond this is solved less exactly before the last rounds, and
-  // violators get exact scores before they are taken in.
+  // Larger sets are solved less exactly in early rounds; with more rows inside the margin than
+  // this, violators get exact scores before they are added.
   static constexpr std::int64_t kMany = 4096;
-  // Rows this far outside the margin are dropped, if no more than this share of the set is nearer,
-  // and not after so many rounds, so that every label comes to an end.
+  // Rows this far outside the margin are dropped if no more than this share of the set is nearer,
+  // but only in this many rounds, so that every label terminates.
   static constexpr float kFar = 0.1F;
   static constexpr double kNear = 0.7;
   static constexpr int kDroppingRounds = 50;
-  // Where more than so many rows come in at a time, a pass costs so much that labels begin near
-  // their positives; where it is at least kMedium, that pays for labels of at most kFew rows.
+  // If more than kLarge rows may be added per round, a pass is so expensive that labels start near
+  // their positives; from kMedium on, that pays off for labels of at most kFew rows.
   static constexpr std::int64_t kLarge = 512;
   static constexpr std::int64_t kMedium = 256;
   static constexpr std::int64_t kFew = 32;
 
   bool is_large_data() const { return growth_ > kLarge; }
 
-  /// How many rows may come in at a time, at least: the more the larger X is, because a pass then
+  /// The least number of rows that may be added per round. It grows with X, because a pass then
   /// costs more and a set does not.
   static std::int64_t growth_of(std::int64_t n_nonzeros) {
     const std::int64_t some = std::clamp<std::int64_t>(n_nonzeros >> 14, 160, 256);
     return std::clamp<std::int64_t>(n_nonzeros >> 15, some, 1024);
   }
 
-  /// How many rows may come in at a time.
+  /// How many rows may be added in this round.
   std::int64_t room(const State& state) const { return std::max(growth_, state.n_active); }
 
-  /// Notes which rows of the set are inside the margin, and which not far outside.
+  /// Records which rows of the set are inside the margin, and which are not far outside.
   void sift(State& state, const WorkingSet& set) const {
     state.kept.clear();
     state.n_active = 0;
@@ -155,8 +155,8 @@ class L2 {
   }
 
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. `set` holds
-  /// the positives.
+  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. `set` must
+  /// hold exactly the positives.
   Goal goal_of(const WorkingSet& set, float C) {
     const auto factor = set.factor(X_);
     const auto pos = static_cast<double>(set.size());
@@ -192,7 +192,7 @@ class L2 {
   const Summary& summary_;
   double tolerance_;
   Team& team_;
-  std::int64_t growth_;  // rows that may come in at a time, at least
+  std::int64_t growth_;  // least number of rows that may be added per round
   SubspaceScratch scratch_;
 };
 

@@ -1,5 +1,4 @@
-// Sixteen floats side by side, of as many labels or rows: one cache line, and arithmetic on all at
-// once.
+// Sixteen floats side by side, one per label or row: one cache line, with element-wise arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -56,13 +55,13 @@ inline Four fused(Four a, Four b, Four c) {
 
 #endif
 
-// Lanes where_positive(a, b) is b where a > 0, else 0.
+// Lanes where_positive(a, b): b where a > 0, else 0.
 //
-// int store_chosen(mask, a, p) stores those lanes of a that have their bits set in the mask one
-// after the other, and says how many; the rest of kLanes numbers at p is then any.
+// int store_chosen(mask, a, p): stores the lanes of a whose mask bits are set contiguously at p and
+// returns their number; the rest of the kLanes numbers at p is unspecified.
 //
-// LanePair widen(p) takes 2·kLanes numbers of sixteen bits (see `narrow`), those at even places
-// apart from those at odd ones: on a little-endian machine a shift and a mask.
+// LanePair widen(p): loads 2·kLanes sixteen-bit numbers (see `narrow`), those at even places
+// separately from those at odd ones: on a little-endian machine a shift and a mask.
 
 #if defined(__AVX512F__)
 
@@ -210,7 +209,7 @@ inline LanePair widen(const std::uint16_t* p) {
 struct IntegerLanes {
   std::int32_t v[kLanes];
 };
-/// The numbers from `first` on.
+/// first, first + 1, first + 2, …
 inline IntegerLanes from(std::int32_t first) {
   IntegerLanes a;
   for (int lane = 0; lane < kLanes; ++lane) a.v[lane] = first + lane;
@@ -226,7 +225,7 @@ inline IntegerLanes load_integers(const std::int32_t* p) {
   std::memcpy(a.v, p, sizeof a.v);
   return a;
 }
-/// A bit for each lane that is one of `first` to `end` − 1.
+/// One bit per lane, set where first ≤ lane < end.
 inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end) {
   std::uint32_t mask = 0;
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -234,7 +233,7 @@ inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end
   }
   return mask;
 }
-// Which lanes are chosen cannot be guessed, so nothing branches on it.
+// Which lanes are chosen is unpredictable, so nothing branches on it.
 template <typename T>
 inline int store_chosen_of(std::uint32_t mask, const T (&from)[kLanes], T* p) {
   int n = 0;
@@ -261,7 +260,7 @@ inline std::uint16_t narrow(float x) {
   std::memcpy(&bits, &x, sizeof bits);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
-/// The float that a number of sixteen bits stands for.
+/// The float that a sixteen-bit number represents.
 inline float widen(std::uint16_t x) {
   const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
   float y;

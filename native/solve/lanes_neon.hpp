@@ -1,6 +1,6 @@
-// The floats and integers of lanes.hpp in registers of four: what every 64-bit ARM CPU has. Sums
-// are fused and added in the order of the other vectors, so that weights are theirs to the last
-// bit.
+// The floats and integers of lanes.hpp in registers of four, for every 64-bit ARM CPU. Sums are
+// fused, and added in the same order as by the other instruction sets, so that weights agree with
+// theirs to the last bit.
 #pragma once
 
 #include <arm_neon.h>
@@ -54,7 +54,7 @@ inline float sum(Lanes a) {
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 
-/// A bit for each of sixteen lanes that are all ones; others are all zeros.
+/// One bit for each of sixteen lanes, which are all ones or all zeros.
 inline std::uint32_t bits_of(const uint32x4_t (&lanes)[4]) {
   const uint16x8_t low =
       vuzp1q_u16(vreinterpretq_u16_u32(lanes[0]), vreinterpretq_u16_u32(lanes[1]));
@@ -113,8 +113,8 @@ inline std::uint32_t inside(IntegerLanes a, std::int32_t first, std::int32_t end
   return bits_of(lanes);
 }
 
-/// For every four bits: where a shuffle finds the bytes of the numbers whose bits are set, one
-/// after the other; and how many these are.
+/// For every four-bit mask: the shuffle that packs the numbers whose bits are set, and how many
+/// these are.
 struct Chosen {
   std::array<std::uint8_t, 16> bytes;
   int count;

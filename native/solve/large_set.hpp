@@ -1,7 +1,7 @@
-// A working set of many rows → scores of its rows and sums over them, in pieces that threads share.
+// A working set of many rows → scores of its rows and sums over them, in pieces shared by threads.
 //
-// Sets of up to kWhole rows are not cut. What comes out depends on how a set is cut, never on which
-// threads there are.
+// Sets of up to kWhole rows are not cut. The result depends on how a set is cut, never on the
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,10 @@ inline constexpr std::int64_t kWhole = std::int64_t{1} << 14;
 
 inline bool is_large(const WorkingSet& set) { return set.size() > kWhole; }
 
-/// Rows that are read in place are asked for so many rows ahead: they are all over memory.
+/// Rows read in place are scattered over memory: prefetch this many rows ahead.
 inline constexpr std::int64_t kRowsAhead = 8;
 
-/// Like `each_score`: the scores of a piece are summed up first, and then the pieces.
+/// Like `each_score`, but sums the scores of each piece first, then the pieces.
 template <typename Take>
 double each_score_of_large(const WorkingSet& set, const Transformed& X, const std::vector<float>& d,
                            std::vector<float>& scaled, Team& team, const Take& take) {
@@ -65,7 +65,8 @@ std::array<double, pairs.size()> inner_products_of_set(const WorkingSet& set,
   return products;
 }
 
-/// out += Σ factors[i]·x_i over some places i of a set, in their order, for some dense columns.
+/// out += Σ factors[i]·x_i over some places i of a set, in this order, for a range of dense
+/// columns.
 inline void add_dense(const WorkingSet& set, const Transformed& X,
                       std::span<const std::int32_t> places, const float* factors,
                       std::int64_t first, std::int64_t last, float* out) {
@@ -89,10 +90,10 @@ class RowSums {
   }
 
  private:
-  // As many pieces as are worth a vector each, which has to be cleared and added up.
+  // At most this many pieces: each needs a vector that has to be cleared and added up.
   static constexpr std::int64_t kMostPieces = 8;
 
-  /// Each piece but the first has a vector of its own, and these are added in their order.
+  /// Each piece but the first has its own vector, and the vectors are added in order.
   void add_in_pieces(const WorkingSet& set, const Transformed& X,
                      std::span<const std::int32_t> places, const float* factors,
                      std::vector<float>& out, Team& team) {
@@ -130,7 +131,7 @@ class RowSums {
     while (std::ssize(parts_) < n) parts_.emplace_back(size, 0.0F);
   }
 
-  /// Adds the first `n` parts to a range of a vector, and leaves zeros.
+  /// Adds the first `n` parts to a range of a vector, and zeroes them.
   void take_up(std::int64_t n, std::int64_t begin, std::int64_t end, std::vector<float>& out) {
     for (std::int64_t part = 0; part < n; ++part) {
       float* sums = parts_[part].data();
@@ -141,8 +142,8 @@ class RowSums {
     }
   }
 
-  /// Vectors over all features are too long for that. Threads take ranges of features instead, of
-  /// all rows: every sum is then made in the order of rows, however the ranges are chosen.
+  /// Vectors over all features are too long for that. Instead threads take ranges of features, over
+  /// all rows: every sum is then taken in row order, however the ranges are chosen.
   static void add_in_ranges(const WorkingSet& set, const Transformed& X,
                             std::span<const std::int32_t> places, const float* factors,
                             std::vector<float>& out, Team& team) {
@@ -169,7 +170,7 @@ class RowSums {
     });
   }
 
-  /// The entries of a row that have these features; they are in ascending order.
+  /// The entries of a row, whose features ascend, within a range of features.
   static Row within(Row x, std::int32_t first, std::int32_t last) {
     const std::int32_t* begin = std::lower_bound(x.index, x.index + x.size, first);
     const std::int32_t* end = std::lower_bound(begin, x.index + x.size, last);
@@ -179,7 +180,7 @@ class RowSums {
     return x;
   }
 
-  /// Ranges of features with about as many entries each.
+  /// Ranges of features with about equally many entries.
   static std::vector<std::int32_t> bounds_of_ranges(const WorkingSet& set, const Transformed& X,
                                                     std::span<const std::int32_t> places,
                                                     std::int64_t n_ranges) {

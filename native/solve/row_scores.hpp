@@ -1,4 +1,4 @@
-// The weights of many labels → their scores of all rows, row by row in the order of X: for data
+// The weights of many labels → their scores for all rows, row by row in the order of X: for data
 // with few features or long rows.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace dismec::solve {
 
-/// The slots' weights for a feature are one cache line of sixteen-bit numbers.
+/// The weights of all slots for one feature form a cache line of sixteen-bit numbers.
 class RowScores {
  public:
   RowScores(const Transformed& X, const Summary& summary)
@@ -26,7 +26,8 @@ class RowScores {
 
   std::int64_t place(std::int64_t row) const { return row; }
 
-  /// What rows are scored with, bias apart; returns by how much a score may be off.
+  /// Sets the weights that rows are scored with, except the bias; returns a bound on the error of a
+  /// score.
   double set_weights(int slot, const WorkingSet& set) {
     clear(slot);
     double squared = 0;
@@ -48,13 +49,13 @@ class RowScores {
       squared += static_cast<double>(w) * w;
       lost += off * off;
     }
-    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them.
+    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds the scores, and likewise the effect of rounding the weights.
     const double of_sparse = std::sqrt(lost) + kSumError * std::sqrt(squared);
     const double sum_error = static_cast<double>(set.n_dense + kLast) * kRounding;
     return summary_.longest_features * (of_sparse + sum_error * std::sqrt(dense_squared));
   }
 
-  /// What a slot's lists take of memory.
+  /// Bytes used by the lists of a slot.
   std::int64_t bytes(int slot) const { return bytes_of(used_[slot]); }
 
   void clear(int slot) {
@@ -69,7 +70,7 @@ class RowScores {
     for (std::int64_t k = 0; k < X_.dense.width; ++k) panel_[k * kSlots + slot] = 0;
   }
 
-  struct Desk {};  // a thread needs nothing else
+  struct Desk {};  // threads need no state of their own
   static constexpr std::int64_t kRowsTogether = 4096;
   static Desk desk() { return {}; }
   Desk& own_desk() { return own_desk_; }
@@ -105,16 +106,16 @@ class RowScores {
   }
 
  private:
-  // By how much sums of single precision may be off, as a share of ‖w‖·‖x‖.
+  // Error bound of single-precision sums, as a share of ‖w‖·‖x‖.
   static constexpr double kSumError = 1e-5;
-  // The same of one sum; a dense part has as many as columns, and a few more to become a score.
+  // The same per addition; a dense part has one per column, and a few more to become a score.
   static constexpr double kRounding = 1.0 / (1 << 24);
   static constexpr std::int64_t kLast = 8;
 
-  /// What the sparse features of a row add to its scores so far.
+  /// The given scores plus the contribution of a row's sparse features.
   [[gnu::always_inline]] std::array<Lanes, 2> with_sparse(
       std::int64_t i, const std::array<Lanes, 2>& so_far) const {
-    // Far enough for a feature's weights to arrive from memory.
+    // Far enough ahead for a feature's weights to arrive from memory.
     constexpr std::int64_t kAhead = 32;
     const Lanes none = broadcast(0.0F);
     const std::int32_t* index = X_.x.indices.data();
@@ -145,7 +146,7 @@ class RowScores {
             fused(scale, add(first.odd, second.odd), so_far[1])};
   }
 
-  /// `widen` takes even places apart from odd ones: the first half of the slots has the even ones.
+  /// `widen` separates even places from odd ones: the first half of the slots uses the even ones.
   std::uint16_t& at(int slot, std::int64_t feature) {
     return weights_[feature * kSlots + slot % kLanes * 2 + slot / kLanes];
   }

@@ -1,5 +1,5 @@
-// X as it is stored and its transform → rows as classifiers see them, read in place, their products
-// with dense vectors, and what is known of all rows together.
+// X as stored, and its transform → rows as classifiers see them, read in place; their products with
+// dense vectors; and a summary of all rows.
 #pragma once
 
 #include <algorithm>
@@ -16,17 +16,17 @@
 
 namespace dismec::solve {
 
-/// Dense vectors are walked in steps of so many floats.
+/// Dense vectors are processed in strides of this many floats.
 inline constexpr std::int64_t kStride = 4 * kLanes;
 
-/// Row i is scale_i · (x_i ∘ idf), followed by its dense features from index n_sparse on, if there
-/// are any, and by the bias feature at index n_features.
+/// Row i is scale_i · (x_i ∘ idf), followed by its dense features, if any, from index n_sparse on,
+/// and by the bias feature at index n_features.
 struct Transformed {
   Csr x;
   std::span<const float> scale;
   std::span<const float> idf;  // empty: all ones
   float bias = 1.0F;
-  std::span<const float> weights = {};  // what each row's loss is multiplied by; empty: all ones
+  std::span<const float> weights = {};  // factor of each row's loss; empty: all ones
   DenseRows dense = {};
 
   std::int64_t size() const { return x.n_rows(); }
@@ -35,7 +35,7 @@ struct Transformed {
   float weight(std::int64_t i) const { return weights.empty() ? 1.0F : weights[i]; }
 };
 
-/// The sparse features of a row: scale · value[k] at place index[k], or narrow[k] if there is that.
+/// The sparse features of a row: scale · value[k] at index[k], or at narrow[k] if that is set.
 struct Row {
   const float* value;
   const std::int32_t* index;
@@ -50,7 +50,7 @@ inline Row row_of(const Transformed& X, std::int64_t i) {
           static_cast<std::int32_t>(X.x.nnz(i)), X.scale[i]};
 }
 
-/// Says that a row will be read soon.
+/// Prefetches a row.
 inline void prefetch(const Row& x) {
   constexpr std::int64_t kLine = 16;  // numbers
   for (std::int64_t k = 0; k < x.size; k += kLine) {
@@ -59,7 +59,8 @@ inline void prefetch(const Row& x) {
   }
 }
 
-/// a · b of two dense vectors, n a multiple of kStride, in chains that the CPU can overlap.
+/// a · b of two dense vectors, n a multiple of kStride, in independent chains that the CPU
+/// overlaps.
 inline float inner(const float* a, const float* b, std::int64_t n) {
   Lanes sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
   for (std::int64_t k = 0; k < n; k += kStride) {
@@ -70,7 +71,7 @@ inline float inner(const float* a, const float* b, std::int64_t n) {
   return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
-/// a · b of two dense vectors of n numbers; single precision only within short stretches.
+/// a · b of two dense vectors of n numbers; uses single precision only within short stretches.
 inline double inner_product(const float* a, const float* b, std::int64_t n) {
   constexpr std::int64_t kStretch = 16 * kStride;
   const std::int64_t whole = n / kStride * kStride;
@@ -81,7 +82,7 @@ inline double inner_product(const float* a, const float* b, std::int64_t n) {
   for (std::int64_t k = whole; k < n; ++k) sum += static_cast<double>(a[k]) * b[k];
   return sum;
 }
-/// The same of two vectors of one size.
+/// The same for two vectors of equal size.
 inline double inner(const std::vector<float>& a, const std::vector<float>& b) {
   return inner_product(a.data(), b.data(), std::ssize(a));
 }
@@ -90,7 +91,7 @@ struct SumAndSquares {
   double sum = 0;
   double squares = 0;
 };
-/// Sums over the numbers above 0; single precision only within short stretches.
+/// Sums over the positive numbers; uses single precision only within short stretches.
 inline SumAndSquares sums_of_positive(const float* x, std::int64_t n) {
   constexpr std::int64_t kStretch = 64 * kLanes;
   SumAndSquares found;
@@ -116,12 +117,12 @@ inline SumAndSquares sums_of_positive(const float* x, std::int64_t n) {
   return found;
 }
 
-/// Which of some vectors are multiplied with each other.
+/// Which pairs of some vectors are multiplied.
 template <std::size_t N>
 using Pairs = std::array<std::array<int, 2>, N>;
 
-/// Inner products of dense vectors of one size, all pairs in one sweep; single precision only
-/// within short stretches.
+/// Inner products of dense vectors of equal size, all pairs in one sweep; uses single precision
+/// only within short stretches.
 template <auto pairs, std::size_t V>
 std::array<double, pairs.size()> inner_products(const std::array<const float*, V>& vectors,
                                                 std::int64_t n) {
@@ -150,7 +151,7 @@ std::array<double, pairs.size()> inner_products(const std::array<const float*, V
   return products;
 }
 
-/// Σ_k value[k] · w[index[k]], in four chains that the CPU can overlap.
+/// Σ_k value[k] · w[index[k]], in four independent chains that the CPU overlaps.
 template <typename Index>
 [[gnu::always_inline]] inline float dot(const float* value, const Index* index, std::int64_t size,
                                         const float* w) {
@@ -165,8 +166,8 @@ template <typename Index>
   return (first + sums.v[1]) + (sums.v[2] + sums.v[3]);
 }
 
-/// w[index[k]] += t · value[k], four at a time, loads before stores: a row's features are distinct,
-/// which only we know.
+/// w[index[k]] += t · value[k], four at a time with loads before stores: the features of a row are
+/// distinct, which the compiler cannot know.
 template <typename Index>
 [[gnu::always_inline]] inline void add_scaled(float t, const float* value, const Index* index,
                                               std::int64_t size, float* w) {
@@ -199,17 +200,17 @@ template <typename Index>
            : add_scaled(t, x.value, x.index, x.size, w);
 }
 
-/// What the solver needs to know of all rows together; v_i is the weight of a row.
+/// What the solver needs to know about all rows together; v_i is the weight of row i.
 struct Summary {
   std::vector<double> sums;        // Σ_i v_i·x_i, bias last
   HugeArray<float> sums_float{0};  // the same in single precision
-  std::vector<float> magnitudes;   // Σ_i |x_i| of sparse features
+  std::vector<float> magnitudes;   // Σ_i |x_i| over the sparse features
   double sums_squared = 0;         // ‖Σ_i v_i·x_i‖²
   double weight = 0;               // Σ_i v_i
   double longest = 0;              // max ‖x_i‖
   double longest_features = 0;     // max ‖x_i‖ without the bias
-  double mean_length = 0;          // of the rows without the bias
-  bool nonnegative = true;         // all sparse features of X
+  double mean_length = 0;          // mean ‖x_i‖ without the bias
+  bool nonnegative = true;         // no sparse feature of X is negative
 };
 
 inline Summary summarize(const Transformed& X) {

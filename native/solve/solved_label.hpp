@@ -1,4 +1,4 @@
-// What comes out for a label: its pruned weights, how exact they are, and what they took.
+// The result for a label: its pruned weights, how exact they are, and what they cost.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 namespace dismec::solve {
 
-/// Weights before pruning, by sign and size: half an octave per bin from 2⁻²⁰ outwards on both
-/// sides of the middle, which is for what is smaller; the outermost are open. Zeros are not
-/// counted.
+/// Histogram of weights before pruning, by sign and size: bins of half an octave from 2⁻²⁰ outwards
+/// on both sides of the middle bin, which counts everything smaller; the outermost bins are open.
+/// Zeros are not counted.
 struct WeightCounts {
   static constexpr int kSide = 48;
   static constexpr int kBins = 2 * kSide + 1;
@@ -26,7 +26,7 @@ struct WeightCounts {
     const bool upper = (bits & 0x7FFFFFU) >= 0x3504F3U;  // the mantissa of √2
     const int half_octaves = 2 * (static_cast<int>(bits >> 23U) - (127 - 20)) + upper;
     const int place = std::clamp(half_octaves + 1, 0, kSide);
-    const int negative = -static_cast<int>(weight < 0);  // all bits, or none
+    const int negative = -static_cast<int>(weight < 0);  // all ones, or 0
     ++of[kSide + ((place ^ negative) - negative)];
   }
 };
@@ -37,7 +37,7 @@ struct SolvedLabel {
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
   std::vector<float> weights = {};
   double objective = 0;  // before pruning
-  // Upper bound of ‖∇f(w)‖ (L1: of the gap) over what the goal allows: at most 1 is solved.
+  // Upper bound of ‖∇f(w)‖ (L1: of the gap) divided by what the goal allows: solved if at most 1.
   double gradient = 0;
   std::int32_t passes = 0;
   std::int32_t steps = 0;
@@ -46,13 +46,12 @@ struct SolvedLabel {
   WeightCounts counts = {};
 };
 
-/// Memory for sorting the weights of one label after another.
+/// Buffers for sorting the weights of one label after another.
 struct SortedWeights {
   std::vector<Weight> all;
   std::vector<Weight> other;
 
-  /// Sorts `all` by features, which are below `n`, digit by digit: nothing is compared that a CPU
-  /// would have to guess.
+  /// Radix sort of `all` by feature (below `n`): no comparisons that a CPU would mispredict.
   void sort(std::int64_t n) {
     constexpr int kBits = 11;
     constexpr std::int32_t kDigit = (1 << kBits) - 1;
@@ -67,15 +66,15 @@ struct SortedWeights {
   }
 };
 
-/// Weights of smaller magnitude are dropped; those of features from `first` on, but for the bias,
-/// have a limit of their own.
+/// Weights of smaller magnitude are dropped. Features from `first` on, except the bias, have a
+/// threshold of their own.
 struct Pruning {
   float delta = 0.01F;
   std::int64_t first = std::numeric_limits<std::int32_t>::max();
   float delta_from_first = 0.01F;
 };
 
-/// Takes the weights that are kept out of a set; `sorted` is memory.
+/// Collects the weights of a set that survive pruning; `sorted` is scratch memory.
 inline void collect(const WorkingSet& set, std::int64_t n_features, const Pruning& pruning,
                     SortedWeights& sorted, SolvedLabel& out) {
   out.set_size = set.size();

@@ -2,7 +2,7 @@
 //     min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)²
 // where a positive row costs a and a negative one b; or with ‖w‖₁ in place of ½‖w‖².
 //
-// A label is solved in rounds on a working set, which are numbered as in
+// A label is solved in rounds on a working set. The steps of a round are numbered as in
 // docs/explanation/solver.md. What depends on the penalty is in l2.hpp and l1.hpp.
 #pragma once
 
@@ -31,7 +31,7 @@ struct SolverOptions {
   Pruning pruning;
 };
 
-/// What the losses of positive and negative rows are multiplied by, one number per label.
+/// Cost factors of positive and negative rows, one pair per label.
 struct Costs {
   std::span<const double> positive, negative;
   Cost of(std::int64_t label) const { return {positive[label], negative[label]}; }
@@ -39,19 +39,19 @@ struct Costs {
 
 namespace solver_limits {
 inline constexpr int kPasses = 1000;
-// Labels are begun while the working sets of a thread are expected to take less than this, or than
-// so many bytes per row and feature of X: the fewer labels there are, the more a pass costs each.
+// New labels are started while the working sets of a thread are expected to take less than this,
+// or than this many bytes per row and feature of X: with fewer labels per pass, each pays more.
 inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 inline constexpr std::int64_t kBytesPerRowOrFeature = 40;
 }  // namespace solver_limits
 
-/// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
-/// depends on nothing but X, its positives, its costs and the options.
+/// Solves labels, one per slot; an idle slot takes the next label. A label's weights depend only on
+/// X, its positives, its costs and the options.
 template <Penalty P>
 class Solver {
  public:
-  /// Row l of `positives` are the rows of X that have label l. The team is that of all solvers of a
-  /// run.
+  /// Row l of `positives` lists the rows of X that have label l. All solvers of a run share one
+  /// team.
   Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
          const Costs& costs, const SolverOptions& options, Team& team)
       : X_(X),
@@ -64,15 +64,16 @@ class Solver {
         most_bytes_(std::max(solver_limits::kBytes,
                              solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}
 
-  /// Solves every label at these C one after the other instead of at the one C of the options, each
-  /// from the solution at the first or at the last before it, whichever C is nearer. They are above
-  /// 0; to be called before the first label. It is enough here that the gap is certain, or that it
-  /// is nearly so and LIBLINEAR's rule holds.
+  /// Solves every label at these C in turn instead of at the C of the options, each starting from
+  /// the solution at the first or at the previous C, whichever is nearer. They must be positive;
+  /// call this before the first label. On a path it is enough that the gap is certain, or that it
+  /// nearly is and LIBLINEAR's rule holds.
   void follow(std::span<const float> path) { path_.assign(path.begin(), path.end()); }
 
-  /// Takes labels in and returns what is done, in the order in which it was. Labels that are still
-  /// on their way when no more wait stay for the next call, unless `drain` is set: so that slots do
-  /// not run empty between calls. `stop()` is asked often; once it is true results are incomplete.
+  /// Starts labels and returns the finished ones, in the order in which they finished. Labels still
+  /// in progress when none are waiting continue in the next call, so that slots do not run empty
+  /// between calls, unless `drain` is set. `stop()` is polled; once it is true, results are
+  /// incomplete.
   template <typename Stop>
   std::vector<SolvedLabel> solve(std::span<const std::int64_t> labels, bool drain,
                                  const Stop& stop) {
@@ -105,16 +106,16 @@ class Solver {
   }
 
  private:
-  /// One label on its way through the rounds.
+  /// One label in progress.
   struct Task {
     std::int64_t label = -1;  // −1: the slot is idle
     float C = 0;
     WorkingSet set;
     typename P::State state;
-    std::int64_t bytes = 0;     // counted for the set
-    std::int64_t expected = 0;  // at the end
+    std::int64_t bytes = 0;     // counted for the set so far
+    std::int64_t expected = 0;  // when solved
     SolvedLabel out;
-    // On a path of several C the weights at the first.
+    // On a path of several C, the weights at the first.
     std::vector<Weight> first = {};
     float first_bias = 0;
   };
@@ -126,7 +127,7 @@ class Solver {
     }
   }
 
-  /// Gives labels to idle slots while there is memory for them; returns how many.
+  /// Gives labels to idle slots while there is memory for them; returns how many it started.
   std::int64_t fill_slots(std::span<const std::int64_t> labels, std::vector<SolvedLabel>& solved) {
     std::int64_t next = 0;
     for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
@@ -159,7 +160,7 @@ class Solver {
     }
   }
 
-  /// Rows near the positives are nearly those that a first pass would find.
+  /// Rows near the positives are mostly the ones that a first pass would find.
   void begin_near(int slot, Task& task) {
     task.out.steps += penalty_.minimize(task.state, task.set, task.C, [] { return false; });
     pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set));
@@ -172,7 +173,7 @@ class Solver {
     pass_.set_weights(slot, task.set, penalty_.wanted(task.state, task.set));
   }
 
-  /// Whether the label is done, or given up.
+  /// Whether the label is solved or given up.
   bool judge(int slot, Task& task) {
     const Verdict verdict = penalty_.judge(task.state, task.set, task.C, pass_, slot);
     task.out.objective = verdict.objective;
@@ -185,7 +186,7 @@ class Solver {
   void grow(int slot, Task& task) {
     rows_before_ = task.set.rows;
     penalty_.grow(task.state, task.set, pass_, slot, memory_);
-    // Most often there are only more rows than before.
+    // Usually rows have only been added.
     const std::span rows(task.set.rows);
     const std::size_t n = rows_before_.size();
     if (rows.size() >= n && std::equal(rows_before_.begin(), rows_before_.end(), rows.begin())) {
@@ -197,7 +198,7 @@ class Solver {
     count_bytes(task, std::max(task.expected, all_bytes(slot, task)));
   }
 
-  /// Goes on with the label at the C of that place on the path, if there is one.
+  /// Continues the label at the next C of the path, given by its place, if there is one.
   bool advance(int slot, Task& task, std::int32_t place) {
     if (place >= std::ssize(path_)) return false;
     grow(slot, task);
@@ -238,13 +239,13 @@ class Solver {
     return task.set.bytes() + pass_.bytes(slot);
   }
 
-  /// What a label's working set will take, judging by those before: the negatives that come in may
-  /// be longer or fewer than others.
+  /// Expected size of a label's working set, judging by earlier ones: the negatives that are added
+  /// may be longer or fewer than usual.
   std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
     const double bytes = usual_ * static_cast<double>(plain_bytes(std::ssize(positives)));
     return std::min(static_cast<std::int64_t>(bytes), 2 * kCompactBytes);
   }
-  /// Sets have some six rows per positive where these are many, and far more where they are few.
+  /// Sets have about six rows per positive for frequent labels, and far more for rare ones.
   std::int64_t plain_bytes(std::int64_t n_positive) const {
     const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
     const double n = static_cast<double>(n_positive);
@@ -268,12 +269,12 @@ class Solver {
   FullPass pass_;
   SetMemory memory_;
   std::array<Task, kSlots> tasks_;
-  int running_ = 0;  // tasks
+  int running_ = 0;  // number of tasks in progress
   std::int64_t most_bytes_;
-  std::int64_t bytes_ = 0;  // of all of them
-  double usual_ = 1.5;      // bytes of a set, in plain_bytes
+  std::int64_t bytes_ = 0;  // of all their sets
+  double usual_ = 1.5;      // size of a set relative to plain_bytes
   SortedWeights sorted_;
-  std::vector<std::int32_t> rows_before_;  // memory
+  std::vector<std::int32_t> rows_before_;  // scratch
 };
 
 }  // namespace dismec::solve

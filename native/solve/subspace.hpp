@@ -1,5 +1,5 @@
-// One label's working set, and how exact to be → its weights there under the L2 penalty, by steps
-// that are exact in small subspaces. The steps are numbered as in docs/explanation/solver.md.
+// One label's working set and a target accuracy → its weights there under the L2 penalty, by steps
+// that are exact in small subspaces. Steps are numbered as in docs/explanation/solver.md.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@ namespace dismec::solve {
 struct Goal {
   double liblinear = 0;  // ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖
   double gap = 0;        // f(w) − min f, as a share of f(w)
-  bool trial = false;    // LIBLINEAR's rule between a gap of this and of nine times as much
-  // A set is solved until the gradient is down to this share of what it was, even if that is still
-  // above the tolerance: more rows are about to come in and change it again.
+  bool trial = false;    // LIBLINEAR's rule, clamped to a gap of 1 to 9 times this
+  // A set is solved until the gradient has shrunk to this share of its initial value, even if that
+  // is above the tolerance: more rows are about to be added and will change it again.
   double reduction = 0.003;
 
-  /// f is 1-strongly convex, so that f(w) − min f ≤ ½‖∇f(w)‖²: the gap is certain.
+  /// f is 1-strongly convex, so f(w) − min f ≤ ½‖∇f(w)‖²: this bounds the gap rigorously.
   double gradient_allowed(double objective) const {
     const double certain = std::sqrt(2 * gap * objective);
     return trial ? std::clamp(liblinear, certain, 3 * certain) : std::min(liblinear, certain);
@@ -36,37 +36,38 @@ struct Goal {
 
 namespace subspace_limits {
 inline constexpr int kSteps = 1000;
-// The sub-problem is solved to this share of the goal; the rest is for rows outside.
+// The sub-problem is solved to this share of the goal; the rest is left for the rows outside.
 inline constexpr double kShare = 0.5;
-// Below this the gain drowns in the rounding of single precision.
+// Smaller gains drown in the rounding of single precision.
 inline constexpr double kStalled = 1e-9;
 }  // namespace subspace_limits
 
-/// Vectors that live as long as a thread, to be allocated once. Those over rows have one entry more
-/// for the stand-in, and are filled up to whole vectors of lanes with rows that are never active.
+/// Buffers that live as long as their thread, so that they are allocated once. Those over rows have
+/// one extra entry for the stand-in, and are padded to whole vectors of lanes with rows that are
+/// never active.
 struct SubspaceScratch {
-  std::vector<float> slack;  // √(cost_i·v_i)·(1 − s_i·w·x_i), in step with w
+  std::vector<float> slack;  // √(cost_i·v_i)·(1 − s_i·w·x_i), kept in step with w
   std::array<Direction, kDirections> directions;
   std::vector<float> gathered, scaled;
-  std::vector<float> factors;        // of rows in a gradient
-  std::vector<std::int32_t> active;  // rows with a factor other than 0
+  std::vector<float> factors;        // factors of rows in the gradient
+  std::vector<std::int32_t> active;  // rows with a non-zero factor
 };
 
 /// Minimizes f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
 ///                   + C·b·V·max(0, 1 + w·mean)²
-/// from set.w, where v_i is the weight of a row, b the cost of negatives, V the weight of all rows
-/// outside and `mean` their weighted mean.
+/// starting from set.w, where v_i is the weight of a row, b the cost of negatives, V the total
+/// weight of the rows outside and `mean` their weighted mean.
 ///
-/// Times √(cost_i·v_i) a row has cost 1. The mean is never formed, because mean = (Σ_all v·x −
-/// Σ_W v·x)/V. Times √(b·V) it is a row like the others, of slack √(b·V)·(1 + w·mean).
+/// Scaled by √(cost_i·v_i), a row has cost 1. The mean is never formed, because mean = (Σ_all v·x −
+/// Σ_W v·x)/V. Scaled by √(b·V) it is a row like the others, with slack √(b·V)·(1 + w·mean).
 class SubspaceSolver {
  public:
   struct Minimum {
     double objective = 0;
     double gradient_norm = 0;
-    double mean_slack = 0;  // of the row that stands in for the outside, 0 if it is not active
+    double mean_slack = 0;  // slack of the stand-in for the rows outside; 0 if it is not active
     int steps = 0;
-    bool reached = false;  // the goal
+    bool reached = false;  // the goal was reached
   };
 
   SubspaceSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
@@ -79,8 +80,8 @@ class SubspaceSolver {
     find_sums(set, summary);
   }
 
-  /// Until the goal is reached, or the gradient has become so much smaller that it is time to look
-  /// at the other rows again.
+  /// Runs until the goal is reached, or the gradient has shrunk so much that it is time to look at
+  /// the other rows again.
   template <typename Stop>
   Minimum minimize(const Goal& goal, const Stop& stop) {
     using namespace subspace_limits;
@@ -181,7 +182,7 @@ class SubspaceSolver {
       weigh(0, set_.n_positive, set_.positive_root);
       weigh(set_.n_positive, m, -set_.negative_root);
     }
-    // Which rows are active cannot be guessed: they are listed first, without a branch.
+    // Which rows are active is unpredictable: they are listed first, without a branch.
     s_.active.resize(m);
     std::int32_t* active = s_.active.data();
     std::int64_t n_active = 0;
@@ -212,7 +213,7 @@ class SubspaceSolver {
     return loss;
   }
 
-  /// Inner products of w and the directions that there are.
+  /// Inner products of w and the available directions.
   struct Products {
     double of_w = 0;
     double gradient_with_sums = 0;
@@ -258,7 +259,7 @@ class SubspaceSolver {
     return products;
   }
 
-  /// Step 3. All that it takes to minimize over the directions, without a look at X.
+  /// Step 3. All that is needed to minimize over the directions without reading X.
   Subspace subspace(const Products& products) const {
     Subspace space{n_rows_, C_, s_.slack.data(), {}, products.with_w, products.of_directions};
     for (int k = 0; k < kDirections; ++k) space.change[k] = s_.directions[k].change.data();
@@ -270,7 +271,7 @@ class SubspaceSolver {
     return space;
   }
 
-  /// The end of step 3. w += Σ_k a_k·d_k, which then is the latest of the earlier steps.
+  /// The end of step 3: w += Σ_k a_k·d_k, which becomes the latest of the earlier steps.
   void move(const Coefficients& a) {
     switch (n_history_) {
       case 0:
@@ -294,7 +295,7 @@ class SubspaceSolver {
       d[k] = directions[k].d.data();
       change[k] = directions[k].change.data();
     }
-    // The latest step takes the place of the oldest, of which it may be made.
+    // The latest step replaces the oldest one, which it may be built from.
     Direction& oldest = directions[kHistory];
     const auto n = std::ssize(set_.w);
     const std::int64_t whole = n / kLanes * kLanes;
@@ -331,9 +332,9 @@ class SubspaceSolver {
   std::span<const float> factor_;
   SubspaceScratch& s_;
   Team& team_;
-  RowSums sums_;  // for a large set
+  RowSums sums_;  // for large sets
   std::int64_t n_rows_ = 0;
-  int n_history_ = 0;  // earlier steps that there are
+  int n_history_ = 0;  // number of earlier steps available
   double root_ = 0;    // √(b·V)
   double share_ = 0;   // √(b/V)
 };

@@ -19,7 +19,7 @@ namespace dismec::solve {
 
 namespace sweep_limits {
 inline constexpr int kSweeps = 1000;
-// A step has to gain this share of what the gradient promises.
+// A step must achieve this share of the decrease that the gradient predicts.
 inline constexpr double kDecrease = 0.01;
 inline constexpr int kHalvings = 30;
 }  // namespace sweep_limits
@@ -30,12 +30,12 @@ struct Entry {
   float value;
 };
 
-/// The chosen features, the bias last if there is one: column c has entries starts[c] … starts[c +
-/// 1].
+/// The chosen features, the bias last if there is one. The entries of column c are those from
+/// starts[c] to starts[c + 1].
 struct Columns {
   std::vector<std::int64_t> starts;
   std::vector<Entry> entries;
-  std::vector<double> w, squares;  // a weight each, and Σ_i x_ij²
+  std::vector<double> w, squares;  // per column: its weight, and Σ_i x_ij²
   bool has_bias = false;
 
   std::size_t size() const { return w.size(); }
@@ -44,27 +44,28 @@ struct Columns {
   }
 };
 
-/// Vectors that live as long as a thread, to be allocated once.
+/// Buffers that live as long as their thread, so that they are allocated once.
 struct SweepScratch {
   std::vector<double> old_w, old_slack, step, moved;
-  std::array<Direction, kDirections> directions;  // over the chosen
-  std::vector<float> left, none;                  // slack, in single precision
+  std::array<Direction, kDirections> directions;  // over the chosen features
+  std::vector<float> left, none;                  // slack in single precision
 };
 
-/// By how much 0 misses the subdifferential of |w| + (a function of this slope).
+/// The distance of 0 from the subdifferential of |w| + (a function with this slope).
 inline double breach(double w, double slope) {
   if (w > 0) return std::abs(slope + 1);
   if (w < 0) return std::abs(slope - 1);
   return std::max(std::abs(slope) - 1, 0.0);
 }
 
-/// Moves columns.w, and keeps the slack 1 − s_i·w·x_i of each row in step with it.
+/// Changes columns.w, keeping the slack 1 − s_i·w·x_i of each row up to date.
 class Sweeps {
  public:
   Sweeps(Columns& columns, std::vector<double>& slack, double C, SweepScratch& scratch)
       : columns_(columns), slack_(slack), C_(C), s_(scratch) {}
 
-  /// Sweeps over the chosen features until they break the optimality condition by at most `limit`.
+  /// Sweeps over the chosen features until they violate the optimality condition by at most
+  /// `limit`.
   template <typename Stop>
   void descend(double limit, int& sweeps, const Stop& stop) {
     using namespace sweep_limits;
@@ -97,8 +98,8 @@ class Sweeps {
     for (const Entry& e : columns_[n - 1]) bias.change[e.row] = -e.value;
   }
 
-  /// Goes to the minimum over the sweep's step, the last two and the bias, where all weights keep
-  /// their signs, so that the penalty is linear.
+  /// Moves to the minimum over the sweep's step, the last two steps and the bias, among the points
+  /// where all weights keep their signs, so that the penalty is linear.
   void go_on() {
     const std::size_t n = columns_.size();
     auto& directions = s_.directions;
@@ -129,7 +130,7 @@ class Sweeps {
     }
     const Coefficients a = space.minimum().a;
     double length = 1;
-    std::size_t first = n;  // to reach 0
+    std::size_t first = n;  // the first weight to reach 0
     s_.step.assign(n, 0.0);
     for (std::size_t c = 0; c < n; ++c) {
       for (int k = 0; k < kDirections; ++k) s_.step[c] += a[k] * directions[k].d[c];
@@ -138,7 +139,8 @@ class Sweeps {
         first = c;
       }
     }
-    // From the features: the changes are in single precision, and coefficients may be large.
+    // Recomputed from the features: the changes are in single precision, and coefficients may be
+    // large.
     s_.moved = slack_;
     double growth = 0;
     for (std::size_t c = 0; c < n; ++c) {
@@ -159,7 +161,7 @@ class Sweeps {
     std::rotate(directions.begin() + 1, directions.begin() + kHistory, directions.begin() + kBias);
   }
 
-  /// Takes a weight out of the steps.
+  /// Removes a weight from the directions.
   void leave_out(std::size_t c) {
     for (int k = 0; k < kBias; ++k) {
       auto& [d, change] = s_.directions[k];
@@ -169,7 +171,7 @@ class Sweeps {
     }
   }
 
-  /// One Newton step along a weight; returns by how much it broke the optimality condition.
+  /// One Newton step along a weight; returns its violation of the optimality condition before.
   double move(std::size_t c) {
     using namespace sweep_limits;
     const auto column = columns_[c];
@@ -197,7 +199,7 @@ class Sweeps {
     for (int halving = 0; halving < kHalvings; ++halving) {
       const double penalty = std::abs(w + step) - std::abs(w);
       const double asked = kDecrease * std::ldexp(promised, -halving);
-      // If every row were active, the loss would grow by no less.
+      // The loss grows by at most what it would if every row were active.
       double growth = slope * step + C_ * columns_.squares[c] * step * step;
       if (penalty + growth > asked) {
         growth = 0;

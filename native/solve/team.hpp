@@ -1,7 +1,7 @@
-// Work in pieces → the same work done, on all threads that have nothing else to do.
+// Work in pieces → the same work, done by all threads that have nothing else to do.
 //
-// Which thread does a piece must not matter: pieces are cut by the data alone, write to different
-// places, and what they find is put together in their order.
+// Which thread does a piece must not matter: pieces depend on the data alone and write to different
+// places, and their results are combined in piece order.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace dismec::solve {
 
-/// Threads of one run. Those that have no labels help the others until they are called back; no
-/// thread is ever started here.
+/// The threads of one run. Those without labels help the others until they are called back; no
+/// thread is started here.
 class Team {
  public:
-  /// Calls work(0), …, work(n − 1) on this thread and on those in `help`, at the same time and in
-  /// no order, and returns when all are done. Throws what a piece has thrown, if one has; then some
-  /// others may be left out.
+  /// Calls work(0), …, work(n − 1) on this thread and on those in `help`, concurrently and in any
+  /// order, and returns when all calls are done. If a call throws, rethrows its exception; later
+  /// calls may then be skipped.
   template <typename Work>
   void each(std::int64_t n, const Work& work) {
     if (n <= 1) {
@@ -39,11 +39,11 @@ class Team {
     if (job.error) std::rethrow_exception(job.error);
   }
 
-  /// How many threads are there to help; it may be wrong a moment later.
+  /// Number of threads available to help; it may change at any moment.
   int n_helpers() const { return n_helpers_.load(std::memory_order_relaxed); }
   bool has_helpers() const { return n_helpers() > 0; }
 
-  /// Helps until the number of calls is another than `known`.
+  /// Helps until the number of calls differs from `known`.
   void help(std::uint64_t known) {
     std::unique_lock lock(mutex_);
     n_helpers_.fetch_add(1, std::memory_order_relaxed);
@@ -54,7 +54,7 @@ class Team {
         const std::int64_t n_done = job->run();
         lock.lock();
         n_helped_ += n_done;
-        // The job may be gone as soon as nobody is at it.
+        // The job may be destroyed as soon as no helper works on it.
         if (job->helpers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
         continue;
       }
@@ -75,17 +75,17 @@ class Team {
     const std::lock_guard lock(mutex_);
     return calls_;
   }
-  /// How many pieces of work helpers have done.
+  /// Number of pieces done by helpers.
   std::int64_t n_helped() const {
     const std::lock_guard lock(mutex_);
     return n_helped_;
   }
-  /// Seconds that threads have spent in `each`, the sum over those who called it.
+  /// Seconds spent in `each`, summed over its callers.
   double seconds() const {
     return 1e-9 * static_cast<double>(nanoseconds_.load(std::memory_order_relaxed));
   }
 
-  /// Lets all threads in `help` return as soon as they are done with a piece.
+  /// Makes all threads in `help` return once they have finished their current piece.
   void call_back() {
     const std::lock_guard lock(mutex_);
     ++calls_;
@@ -98,7 +98,7 @@ class Team {
     Job(std::int64_t pieces, const void* task, void (*function)(const void*, std::int64_t))
         : n(pieces), work(task), call(function) {}
 
-    /// Does pieces until all are taken; returns how many.
+    /// Does pieces until all are taken; returns how many it did.
     std::int64_t run() {
       std::int64_t n_done = 0;
       try {
@@ -119,7 +119,7 @@ class Team {
     const void* work;
     void (*call)(const void*, std::int64_t);
     std::atomic<std::int64_t> next{0};
-    std::atomic<int> helpers{0};  // threads that are at it; grows only while it is open
+    std::atomic<int> helpers{0};  // threads working on it; grows only while it is open
     std::mutex mutex;
     std::exception_ptr error;
   };
@@ -131,7 +131,7 @@ class Team {
     if (asleep_ > 0) wake_.notify_all();
   }
 
-  /// Waits until nobody is at the job any more.
+  /// Waits until no helper works on the job.
   void close(Job& job) {
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
@@ -143,7 +143,7 @@ class Team {
     finished_.wait(lock, left);
   }
 
-  /// A job with pieces left, another one each time if there are several.
+  /// A job with pieces left, in rotation if there are several.
   Job* next_job() {
     for (std::size_t k = 0; k < jobs_.size(); ++k) {
       Job* job = jobs_[++turn_ % jobs_.size()];
@@ -152,8 +152,8 @@ class Team {
     return nullptr;
   }
 
-  /// Looks for some ten microseconds whether a condition comes true. To fall asleep and to be woken
-  /// takes longer than most pieces do.
+  /// Spins for about ten microseconds until a condition holds. Falling asleep and being woken takes
+  /// longer than most pieces.
   template <typename Condition>
   static bool soon(const Condition& condition) {
     constexpr int kLooks = 64;
@@ -165,19 +165,19 @@ class Team {
   }
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;      // of helpers that sleep
-  std::condition_variable finished_;  // for those who wait for helpers
-  std::vector<Job*> jobs_;            // open ones
+  std::condition_variable wake_;      // for sleeping helpers
+  std::condition_variable finished_;  // for threads waiting for helpers
+  std::vector<Job*> jobs_;            // the open ones
   std::size_t turn_ = 0;
   std::uint64_t calls_ = 0;
   std::int64_t n_helped_ = 0;
   std::atomic<std::int64_t> nanoseconds_{0};
-  std::atomic<std::uint64_t> events_{0};  // jobs opened, and calls; changed under the mutex
+  std::atomic<std::uint64_t> events_{0};  // jobs opened, plus calls; changed under the mutex
   std::atomic<int> n_helpers_{0};
   int asleep_ = 0;
 };
 
-/// A range cut into pieces of nearly one size, by its length alone.
+/// A range cut into pieces of nearly equal size, by its length alone.
 class Pieces {
  public:
   Pieces(std::int64_t length, std::int64_t n) : length_(length), n_(n) {}

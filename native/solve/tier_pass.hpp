@@ -1,4 +1,4 @@
-// Weights of many labels, in tiers → their scores of some rows: frequent features row by row for
+// Weights of many labels, in tiers → their scores for some rows: frequent features row by row for
 // all labels at once, rare features only where a label has weights.
 #pragma once
 
@@ -18,22 +18,22 @@
 
 namespace dismec::solve {
 
-/// The rows that have a feature, and a slot's weight for it in steps.
+/// The rows that have a feature, and a slot's weight for it, in steps.
 struct RareList {
   std::span<const Tiers::RareEntry> rows;
   float weight;
 };
 
-/// What rows are scored with.
+/// The weights that rows are scored with.
 struct TierWeights {
   HugeArray<std::int16_t> lines;         // kSlots weights per frequent or middle feature, in steps
   std::array<bool, kSlots> heavy = {};   // whether middle features are scored row by row
-  std::array<double, kSlots> unit = {};  // of sums
+  std::array<double, kSlots> unit = {};  // of each slot's sums
   std::array<std::vector<RareList>, kSlots> rare;
 
   explicit TierWeights(std::int64_t n_codes) : lines(n_codes * kSlots) {}
 
-  /// Of all lists that are read for a slot.
+  /// Total size of the lists that are read for a slot.
   std::int64_t n_entries(int slot) const {
     std::int64_t n = 0;
     for (const RareList& list : rare[slot]) n += std::ssize(list.rows);
@@ -41,17 +41,17 @@ struct TierWeights {
   }
 };
 
-/// What one thread needs to score rows with. Sums are integers, and the same in whatever order and
-/// stretches they are made.
+/// Scores rows on one thread. Sums are integers, so the order and the stretches in which they are
+/// taken do not matter.
 class TierPass {
  public:
-  // Rows whose scores are summed up together.
+  // Rows whose scores are summed together.
   static constexpr std::int64_t kPart = Tiers::kTogether;
 
   TierPass(const Tiers& tiers, const TierWeights& weights)
       : tiers_(tiers), weights_(weights), sums_(kPart * kSlots) {}
 
-  /// What is kept for a slot.
+  /// Bytes kept for a slot.
   std::int64_t bytes(int slot) const {
     return bytes_of(sorted_[slot].numbers) + bytes_of(sorted_[slot].crowded);
   }
@@ -60,14 +60,13 @@ class TierPass {
     empty(sorted_[slot].crowded);
   }
 
-  /// Lists the violators among the rows from one place to another, both multiples of kPart or the
-  /// last. All lists have `n_rare` entries for these, or fewer.
+  /// Lists the violators among the rows at places `first` to `last`, both multiples of kPart or the
+  /// end. All lists together have at most about `n_rare` entries for these rows.
   template <typename Stop>
   void run(std::int64_t first, std::int64_t last, std::int64_t n_rare, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) {
     for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
-    // As few stretches of rows as memory for what is sorted allows: each begins with a look into
-    // every list.
+    // As few stretches as the memory for sorting allows: each starts with a look-up in every list.
     const std::int64_t n_parts = (last - first + kPart - 1) / kPart;
     const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
     const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;
@@ -84,18 +83,18 @@ class TierPass {
 
  private:
   static constexpr std::int32_t kRowBits = kPart - 1;
-  // Numbers that rare features may add to the rows of a stretch.
+  // Bound on the contributions of rare features to the rows of a stretch.
   static constexpr std::int64_t kMostSorted = std::int64_t{1} << 21;
 
-  /// What a slot's rare features add to rows, part after part. A number has a row of its part in
-  /// its lowest bits, and is rounded up to what the others can hold.
+  /// Contributions of a slot's rare features to rows, grouped by part. The lowest bits of a number
+  /// hold the row within its part, and the contribution is rounded up to fit the other bits.
   struct Sorted {
     std::vector<std::int32_t> numbers;
     struct Part {
-      std::int32_t begin, end, room;  // places of its numbers, and where there is no more room
+      std::int32_t begin, end, room;  // range of its numbers, and the end of its room
     };
     std::vector<Part> parts;
-    // Numbers of parts that have no room left, and which parts these are, in ascending order.
+    // Numbers of parts that ran out of room, with their parts, in ascending order.
     struct Crowded {
       std::int32_t part, number;
     };
@@ -103,7 +102,7 @@ class TierPass {
     std::size_t next_crowded = 0;
   };
 
-  /// Sets what the sum of a row has to be above for it to be listed.
+  /// Sets the bound that a row's sum must exceed to be listed.
   void find_bound(int slot, const PerSlot& biases, const ViolatorLists& violators) {
     constexpr double kMost = std::numeric_limits<std::int32_t>::max();
     const double threshold = violators.threshold(slot);
@@ -115,8 +114,8 @@ class TierPass {
     bounds_[slot] = static_cast<std::int32_t>(std::clamp(bound, -kMost, kMost));
   }
 
-  /// Makes room for the numbers of a slot's `n` entries in a stretch: for each part as much as it
-  /// should need by its share of all lists, and some more.
+  /// Makes room for the `n` entries of a slot in a stretch: for each part what it should need by
+  /// its share of all lists, plus a margin.
   void make_room(Sorted& sorted, std::int64_t n, std::int64_t begin, std::int64_t end) const {
     const std::int64_t all = tiers_.entries_below(end) - tiers_.entries_below(begin);
     const double per_entry =
@@ -136,7 +135,7 @@ class TierPass {
     sorted.next_crowded = 0;
   }
 
-  /// Sorts what the rare features of a slot add to rows of a stretch by parts of kPart rows.
+  /// Sorts the contributions of a slot's rare features to a stretch by parts of kPart rows.
   void sort_rare(int slot, std::int64_t begin, std::int64_t end) {
     constexpr std::size_t kAhead = 8;
     const auto& lists = weights_.rare[slot];
@@ -145,7 +144,7 @@ class TierPass {
     std::int64_t n = 0;
     for (const RareList& list : lists) {
       const auto& rows = list.rows;
-      // Most passes are one stretch: a search is the exception.
+      // Most passes have a single stretch and need no search.
       const auto place_below = [&](std::int64_t bound) {
         return std::partition_point(rows.begin(), rows.end(),
                                     [&](const auto& e) { return e.place < bound; });
@@ -177,7 +176,7 @@ class TierPass {
               [](const auto& a, const auto& b) { return a.part < b.part; });
   }
 
-  /// Adds what `sort_rare` has sorted for a part to its sums; parts come in ascending order.
+  /// Adds the sorted contributions to the sums of a part; parts must come in ascending order.
   void add_rare(std::int64_t part) {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (weights_.rare[slot].empty()) continue;
@@ -191,8 +190,8 @@ class TierPass {
     }
   }
 
-  /// Adds the frequent features of some rows to their sums, and the middle ones if some label is to
-  /// have them, looks at the sums, and leaves zeros.
+  /// Adds the frequent features of some rows to their sums, and the middle ones if some slot needs
+  /// them; reports rows above their bounds, and leaves the sums zeroed.
   void add_frequent(std::int64_t begin, std::int64_t end, const PerSlot& biases,
                     ViolatorLists& violators) {
     const bool any_heavy =
@@ -237,10 +236,10 @@ class TierPass {
 
   const Tiers& tiers_;
   const TierWeights& weights_;
-  std::array<std::int32_t, kSlots> bounds_ = {};  // of the sums of rows that are listed
-  std::vector<RareList> inside_;                  // a stretch, for one slot
+  std::array<std::int32_t, kSlots> bounds_ = {};  // that sums of listed rows must exceed
+  std::vector<RareList> inside_;                  // the lists within a stretch, for one slot
   std::array<Sorted, kSlots> sorted_;
-  HugeArray<std::int32_t> sums_;  // of kPart rows; zeros between parts
+  HugeArray<std::int32_t> sums_;  // of kPart rows; zero between parts
 };
 
 }  // namespace dismec::solve

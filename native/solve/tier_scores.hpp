@@ -1,4 +1,4 @@
-// The weights of many labels → what a pass in tiers scores rows with.
+// The weights of many labels → the tables that a pass in tiers scores rows with.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 
 namespace dismec::solve {
 
-/// Scores may be too high, because weights that can only lower them are left out. They are
-/// integers, multiples of a unit of each slot.
+/// Scores may be too high, because some weights that can only lower them are left out. They are
+/// integer multiples of one unit per slot.
 class TierScores {
  public:
   TierScores(const Tiers& tiers, const Summary& summary)
@@ -33,10 +33,11 @@ class TierScores {
         own_desk_(tiers, weights_) {}
   TierScores(const TierScores&) = delete;
 
-  /// Where a pass looks at a row.
+  /// The place of a row in the order of a pass.
   std::int64_t place(std::int64_t row) const { return tiers_.place(row); }
 
-  /// What rows are scored with, bias apart; returns by how much a score may be too low.
+  /// Sets the weights that rows are scored with, except the bias; returns a bound on how much too
+  /// low a score can be.
   double set_weights(int slot, WorkingSet& set) {
     find_codes(set);
     clear(slot);
@@ -47,7 +48,7 @@ class TierScores {
     return set_weights(slot, set, tiers_.n_codes());
   }
 
-  /// What a slot's lists take of memory.
+  /// Bytes used by the lists of a slot.
   std::int64_t bytes(int slot) const {
     return bytes_of(used_[slot]) + bytes_of(weights_.rare[slot]) + own_desk_.bytes(slot);
   }
@@ -67,9 +68,9 @@ class TierScores {
     own_desk_.close(slot);
   }
 
-  /// Finds `most` rows that score highest by a slot's rare features, without those that are in its
-  /// set. Where lists have more than kEntriesPerRow entries for each of them, only the lists of the
-  /// largest weights per entry are read.
+  /// Finds the `most` rows that score highest by a slot's rare features, except those in its set.
+  /// If the lists have more than kEntriesPerRow entries per requested row, only those with the
+  /// largest weight per entry are read.
   void find_near(int slot, std::int64_t most, const ViolatorLists& lists,
                  std::vector<Violator>& found) {
     constexpr std::int64_t kEntriesPerRow = 16;
@@ -102,22 +103,22 @@ class TierScores {
     }
     for (Violator& v : found) {
       std::swap(v.score, near_[v.row]);
-      // A row of the set is none to be found.
+      // Rows of the set are not wanted.
       if ((lists.joined(v.row) >> slot & 1U) != 0) v.score = 0;
     }
-    // A sum that was 0 in between has its row twice, and 0 the second time.
+    // If a sum returned to 0 in between, its row is found twice, the second time with 0.
     std::erase_if(found, [&](const Violator& v) { return v.score == 0; });
     keep_worst(found, most);
     for (Violator& v : found) v.row = tiers_.row(v.row);
   }
 
-  /// What a thread needs to look at rows; it looks at a multiple of so many.
+  /// What a thread needs to score rows, a multiple of this many at a time.
   using Desk = TierPass;
   static constexpr std::int64_t kRowsTogether = TierPass::kPart;
   Desk desk() const { return {tiers_, weights_}; }
   Desk& own_desk() { return own_desk_; }
 
-  /// Lists the violators among the rows from one place to another.
+  /// Lists the violators among the rows at a range of places.
   template <typename Stop>
   void run(std::int64_t first, std::int64_t last, Desk& desk, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) const {
@@ -128,12 +129,12 @@ class TierScores {
   }
 
  private:
-  // A label whose lists have more entries than one for so many rows has middle features scored row
-  // by row.
+  // A label with more than one list entry per this many rows has its middle features scored row by
+  // row.
   static constexpr std::int64_t kHeavy = 4;
 
-  /// Weights, and which frequent features or entries of a set's vectors they are for. Behind the
-  /// last there is room for a whole vector of lanes.
+  /// Weights, with the codes or the set entries that they belong to. There is room for a whole
+  /// vector of lanes behind the last.
   struct Weighted {
     std::vector<std::int32_t> of;
     std::vector<float> weights;
@@ -149,10 +150,10 @@ class TierScores {
       store_chosen(chosen, some_of, of.data() + size);
       size += store_chosen(chosen, some_weights, weights.data() + size);
     }
-    /// Zeros for what is behind the last.
+    /// Zeroes the padding behind the last weight.
     void end() { std::fill_n(weights.data() + size, kLanes, 0.0F); }
     double squared() const { return inner_product(weights.data(), weights.data(), size); }
-    /// The largest |weight|. Among positive numbers bits are in the order of numbers.
+    /// The largest |weight|. The bit patterns of positive floats are ordered like the floats.
     float largest() const {
       std::uint32_t bits = 0;
       for (std::int64_t k = 0; k < size; ++k) {
@@ -166,29 +167,28 @@ class TierScores {
     return weights_.lines[code * kSlots + place_in_line(slot)];
   }
 
-  /// The same, with features of codes below `n_codes` scored row by row and lists read for the
-  /// others.
+  /// The same, where features with codes below `n_codes` are scored row by row and the others by
+  /// their lists.
   double set_weights(int slot, const WorkingSet& set, std::int64_t n_codes) {
     split(set, static_cast<std::int32_t>(n_codes));
     const double squared = coded_.squared() + uncoded_.squared();
-    // Weights of frequent features have to fit into sixteen bits, and sums into 32.
+    // Weights of frequent features must fit in sixteen bits, and sums in 32.
     const double length = std::sqrt(squared);
     const double step =
         std::max({coded_.largest() / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
     double lost = find_lists(slot, set, static_cast<float>(1 / step));
     lost += round_coded(slot, static_cast<float>(step));
     weights_.unit[slot] = step * tiers_.unit();
-    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖, for the weights as for what rounding changes of them and of rows.
+    // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds scores, and likewise the effect of rounding weights and rows.
     return summary_.longest_features * (std::sqrt(lost) + 1e-6 * length) + tiers_.error() * length;
   }
 
-  /// Tells the weights of features of codes below `n_codes` from the others.
+  /// Separates the weights of features with codes below `n_codes` from the others.
   void split(const WorkingSet& set, std::int32_t n_codes) {
     const std::int64_t n = set.n_features();
     coded_.make_room(n);
     uncoded_.make_room(n);
-    // If no value is negative, negative weights of features that lists are read for can only lower
-    // scores.
+    // If no value is negative, negative weights of features scored by lists can only lower scores.
     const bool both_signs = !summary_.nonnegative;
     const Lanes zero = broadcast(0);
     const auto take = [&](IntegerLanes f, IntegerLanes codes, Lanes w) {
@@ -214,8 +214,8 @@ class TierScores {
     uncoded_.end();
   }
 
-  /// Sets the weights of features that are scored row by row, as multiples of `step`; returns
-  /// Σ of what that changes, squared.
+  /// Sets the weights of the features scored row by row, as multiples of `step`; returns the sum of
+  /// squared rounding errors.
   double round_coded(int slot, float step) {
     const std::int64_t n = coded_.size;
     const float steps_per_unit = 1 / step;
@@ -235,7 +235,7 @@ class TierScores {
     return inner(off_, off_);
   }
 
-  /// Looks up what is missing in set.codes.
+  /// Fills in the missing entries of set.codes.
   void find_codes(WorkingSet& set) const {
     constexpr std::int64_t kAhead = 16;
     const std::int64_t n = set.n_features();
@@ -247,8 +247,8 @@ class TierScores {
     }
   }
 
-  /// Finds the lists of a slot's rare features, without those whose weights may be left out;
-  /// returns Σw² over these.
+  /// Finds the lists of a slot's rare features, except those with negligible weights; returns Σw²
+  /// over the latter.
   double find_lists(int slot, const WorkingSet& set, float steps_per_unit) {
     constexpr std::int64_t kAhead = 16;
     const auto [least_squared, lost] = negligible();
@@ -271,11 +271,11 @@ class TierScores {
   }
 
   struct Negligible {
-    float below;  // w²
-    double lost;  // Σw² over these, or a little more
+    float below;  // this w²
+    double lost;  // Σw² over the negligible weights, or slightly more
   };
-  /// Which weights of rare features may be left out: all of them together move no score by more
-  /// than kNegligible.
+  /// Which weights of rare features are negligible: together they change no score by more than
+  /// kNegligible.
   Negligible negligible() const {
     constexpr double kNegligible = 0.004;
     constexpr int kOctaves = 8;
@@ -306,11 +306,11 @@ class TierScores {
   const Tiers& tiers_;
   const Summary& summary_;
   TierWeights weights_;
-  std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes
-  Weighted coded_, uncoded_;                             // memory
-  std::vector<std::int16_t> rounded_;                    // memory
-  std::vector<float> off_;                               // memory
-  HugeArray<float> near_;                                // scores of rows; zeros between uses
+  std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes in use
+  Weighted coded_, uncoded_;                             // scratch
+  std::vector<std::int16_t> rounded_;                    // scratch
+  std::vector<float> off_;                               // scratch
+  HugeArray<float> near_;                                // scores of rows; zero between uses
   Desk own_desk_;
 };
 

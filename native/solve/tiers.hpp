@@ -1,6 +1,6 @@
-// X with many features → the same numbers in two orders, for passes that only look where a label
-// has weights: frequent features row by row, rare ones feature by feature,
-// and those in between both ways.
+// X with many features → the same numbers in two orders, for passes that read only what a label has
+// weights for: frequent features row by row, rare ones feature by feature, and those in between
+// both ways.
 #pragma once
 
 #include <algorithm>
@@ -17,39 +17,39 @@
 
 namespace dismec::solve {
 
-/// Values are x_ij with scale and idf applied, as multiples of `unit` in sixteen bits. Rows are in
-/// an order of their own, by the number of their frequent features: a loop over these then has the
-/// same length for thousands of rows, and the CPU never guesses its end wrong.
+/// Values are x_ij with scale and idf applied, as sixteen-bit multiples of `unit`. Rows are sorted
+/// by their number of frequent features: loops over these then have the same trip count for
+/// thousands of rows, and the CPU predicts their end.
 class Tiers {
  public:
-  /// Two non-zeros of frequent or middle features in a row.
+  /// Two non-zeros of frequent or middle features of a row.
   struct CodedPair {
     std::array<std::uint16_t, 2> codes;  // which features; 0 for none
     std::array<std::int16_t, 2> values;
   };
-  /// A non-zero of a rare feature, in ascending order of places.
+  /// A non-zero of a rare feature. Entries are sorted by place.
   struct RareEntry {
     std::int32_t place;  // of the row
     std::int16_t value;
   } __attribute__((packed));
-  /// Rows with equally many pairs, one after the other.
+  /// Consecutive rows with equally many pairs.
   struct Group {
     std::int64_t begin, end;  // places
-    std::int64_t n_pairs;     // of each row
-    std::int64_t first;       // pair of the first row
+    std::int64_t n_pairs;     // per row
+    std::int64_t first;       // index of the first row's first pair
   };
 
   // With fewer features than this per non-zero of a row, a label's weights touch most rows.
   static constexpr std::int64_t kFeaturesPerNonZero = 256;
-  // Where one row is so much longer than others, sixteen bits leave nothing of these.
+  // If one row is this much longer than the others, sixteen bits leave nothing of the others.
   static constexpr double kUneven = 64;
   static constexpr std::int64_t kMostFrequent = 4095;
   static constexpr std::int64_t kMostCoded = 32767;
-  // Rows that a pass sums up together.
+  // Rows that a pass sums together.
   static constexpr std::int64_t kTogether = 1024;
 
-  /// Empty unless there are many features, all of them sparse, and rows are short and of about one
-  /// length.
+  /// Stays empty unless there are many features, all of them sparse, and rows are short and of
+  /// similar length.
   Tiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
     const std::int64_t nnz = std::ssize(X.x.indices);
     if (X.dense.width > 0 || X.n_features() * X.size() <= kFeaturesPerNonZero * nnz) return;
@@ -71,12 +71,11 @@ class Tiers {
 
   bool empty() const { return groups_.empty(); }
   float unit() const { return unit_; }
-  /// By how much a score may be off because values are rounded, for weights of length 1.
+  /// Error bound of a score due to rounded values, for weights of length 1.
   double error() const { return error_; }
-  /// An upper bound for Σ_j |a_j·x_ij| where values are in units, for weights of length 1.
+  /// Upper bound of Σ_j |a_j·x_ij| with values in units, for weights of length 1.
   double largest_score() const { return (longest_ + error_) / unit_; }
-  /// Which of the frequent features it is, counted from 1, or of the middle ones, counted on from
-  /// there; 0 for a rare one.
+  /// Frequent features are numbered from 1, middle ones after them; rare ones are all 0.
   std::uint16_t code(std::int64_t feature) const { return codes_[feature]; }
   std::int64_t n_frequent() const { return n_frequent_; }
   std::int64_t n_middle() const { return n_coded_ - n_frequent_; }
@@ -99,11 +98,11 @@ class Tiers {
   std::span<const RareEntry> list(std::int64_t feature) const {
     return {rare_.data() + list_starts_[feature], rare_.data() + list_starts_[feature + 1]};
   }
-  /// How many entries of all lists are for places below this, a multiple of kTogether or the last.
+  /// Number of entries of all lists for places below this one, a multiple of kTogether or the end.
   std::int64_t entries_below(std::int64_t place) const {
     return entries_below_[(place + kTogether - 1) / kTogether];
   }
-  /// Says that a feature's code or list will be asked for soon.
+  /// Prefetches a feature's code, or its list.
   void prefetch_code(std::int64_t feature) const { __builtin_prefetch(codes_.data() + feature); }
   void prefetch_list(std::int64_t feature) const {
     __builtin_prefetch(list_starts_.data() + feature);
@@ -114,8 +113,8 @@ class Tiers {
     return x.scale * x.value[k] * (X.idf.empty() ? 1.0F : X.idf[x.index[k]]);
   }
 
-  /// A feature is frequent if more than one row in a thousand has it, and a middle one if more than
-  /// one in ten thousand.
+  /// A feature is frequent if more than one row in a thousand has it, and middle if more than one
+  /// in ten thousand does.
   void choose(const std::vector<std::int32_t>& counts, std::int64_t n_rows) {
     std::vector<std::int32_t> chosen;
     for (std::size_t j = 0; j < counts.size(); ++j) {
@@ -139,7 +138,7 @@ class Tiers {
     return codes_[feature] != 0 && codes_[feature] <= n_frequent_;
   }
 
-  /// Gives rows their places: by the number of pairs, and as they are in X where that is the same.
+  /// Gives rows their places: by number of pairs, ties in the order of X.
   void arrange(const Transformed& X) {
     n_rows_ = X.size();
     std::vector<std::int32_t> pairs(n_rows_);
@@ -228,17 +227,17 @@ class Tiers {
   double error_ = 0;
   std::int64_t n_rows_ = 0;
   std::int64_t n_frequent_ = 0;
-  std::int64_t n_coded_ = 0;           // frequent and middle ones
-  HugeArray<std::uint16_t> codes_{0};  // of each feature
-  HugeArray<std::int32_t> rows_{0};    // at each place
-  HugeArray<std::int32_t> places_{0};  // of each row
+  std::int64_t n_coded_ = 0;           // frequent and middle features
+  HugeArray<std::uint16_t> codes_{0};  // by feature
+  HugeArray<std::int32_t> rows_{0};    // by place
+  HugeArray<std::int32_t> places_{0};  // by row
   std::vector<Group> groups_;
   HugeArray<CodedPair> frequent_{0};
   HugeArray<std::int64_t> middle_starts_{0};
   HugeArray<CodedPair> middle_{0};
   std::vector<std::int64_t> list_starts_;
   HugeArray<RareEntry> rare_{0};
-  std::vector<std::int64_t> entries_below_;  // of `rare_`, for every kTogether places
+  std::vector<std::int64_t> entries_below_;  // in `rare_`, at every multiple of kTogether
 };
 
 }  // namespace dismec::solve

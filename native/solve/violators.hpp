@@ -1,5 +1,5 @@
-// Rows and their scores, as passes find them → for each label, the negatives outside its working
-// set that may violate the margin, the worst of them if they are too many.
+// Rows and scores, as passes find them → for each label, the negatives outside its working set that
+// may violate the margin, or the worst of them if there are too many.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,7 @@ namespace dismec::solve {
 inline constexpr int kSlots = 2 * kLanes;
 using PerSlot = std::array<float, kSlots>;
 
-/// Empties what a slot keeps for its label, and gives back the memory that only frequent labels
-/// need.
+/// Empties a slot's buffer, and frees it if it has grown to a size that only frequent labels need.
 template <typename T>
 void empty(std::vector<T>& of_slot) {
   constexpr std::size_t kUsual = std::size_t{1} << 18;  // bytes
@@ -38,15 +37,15 @@ struct Violator {
   float score;
 };
 
-/// Whether `a` is the worse of two violators; equals by row number, so that the order is unique.
+/// Whether `a` is the worse of two violators; ties are broken by row number, so the order is total.
 inline bool worse(const Violator& a, const Violator& b) {
   return a.score > b.score || (a.score == b.score && a.row < b.row);
 }
 
-/// Brings the worst `n` to the beginning, in no order. No row is there twice.
+/// Moves the worst `n` to the front, unordered. Rows must be distinct.
 ///
-/// Quickselect on numbers in the order of `worse`. Whether a row is worse than another cannot be
-/// guessed, so nothing branches on it: what is above a pivot is moved together in place, and the
+/// Quickselect on integer keys in the order of `worse`. Whether a row is worse than another is
+/// unpredictable, so nothing branches on it: what is above a pivot is compacted in place, and the
 /// rest is copied.
 inline void bring_worst(std::span<Violator> violators, std::int64_t n) {
   if (std::ssize(violators) <= n) return;
@@ -58,7 +57,7 @@ inline void bring_worst(std::span<Violator> violators, std::int64_t n) {
   thread_local std::vector<std::uint64_t> kept, rest;
   kept.resize(violators.size());
   std::transform(violators.begin(), violators.end(), kept.begin(), key);
-  std::int64_t begin = 0;  // what is before is worse than what is not, for certain
+  std::int64_t begin = 0;  // everything before is certainly worse than everything after
   std::int64_t end = std::ssize(kept);
   while (begin < n && n < end) {
     const std::uint64_t a = kept[begin], b = kept[(begin + end) / 2], c = kept[end - 1];
@@ -89,7 +88,7 @@ inline void bring_worst(std::span<Violator> violators, std::int64_t n) {
   });
 }
 
-/// Keeps the worst `n`, in no order.
+/// Keeps the worst `n`, unordered.
 inline void keep_worst(std::vector<Violator>& violators, std::int64_t n) {
   if (std::ssize(violators) <= n) return;
   bring_worst(violators, n);
@@ -105,8 +104,8 @@ class ViolatorLists {
   ViolatorLists(const ViolatorLists&) = delete;
   ViolatorLists(ViolatorLists&&) = default;
 
-  /// Lists for another thread, which looks at some of the rows; to be brought back by `take_in`
-  /// before the next pass.
+  /// Lists for another thread, which scores some of the rows; merge them with `take_in` before the
+  /// next pass.
   ViolatorLists begin_more() const { return ViolatorLists(*this, in_set_); }
   void take_in(const ViolatorLists& others) {
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -116,8 +115,8 @@ class ViolatorLists {
     }
   }
 
-  /// Puts the rows of lists that are not too long into the order of `place`, which is that of a
-  /// pass by one thread.
+  /// Sorts the lists that are not too long by `place`, the order in which a single thread finds
+  /// rows.
   template <typename Place>
   void sort(const Place& place) {
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -127,8 +126,8 @@ class ViolatorLists {
     }
   }
 
-  /// The end of a pass. A list that was too long is cut down to the worst rows: these are the same
-  /// whatever order rows came in, and whoever had a list of its own.
+  /// Ends a pass. A list that is too long is cut down to the worst rows: these do not depend on the
+  /// order of rows, or on which thread listed them.
   void end() {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (thresholds_[slot] == kIdle) continue;
@@ -137,22 +136,22 @@ class ViolatorLists {
     }
   }
 
-  /// Says that a row is in the working set of a slot's label, and not to be listed. Rows are known
-  /// by their places in the order in which passes look at them.
+  /// Marks a row as a member of the working set of a slot's label: it is not listed. Rows are
+  /// identified by their places in the order of passes.
   void join(int slot, std::int64_t place) { in_set_[place] |= bit(slot); }
   void leave(int slot, std::int64_t place) { in_set_[place] &= ~bit(slot); }
-  /// A bit for each slot in whose working set a row is.
+  /// One bit per slot: set if the row is in the slot's working set.
   std::uint32_t joined(std::int64_t place) const { return in_set_[place]; }
 
-  /// Begins a list: of the worst `most` rows above the threshold at least, and of all of them
-  /// unless there are `more`.
+  /// Begins a list of at least the worst `most` rows above the threshold, and of all of them unless
+  /// `more` is set.
   void begin(int slot, float threshold, std::int64_t most) {
     thresholds_[slot] = threshold;
     most_[slot] = most;
     more_[slot] = false;
     lists_[slot].clear();
   }
-  /// No row is listed until the next `begin`.
+  /// Lists no rows until the next `begin`.
   void close(int slot) {
     thresholds_[slot] = kIdle;
     empty(lists_[slot]);
@@ -161,16 +160,16 @@ class ViolatorLists {
   std::vector<Violator>& of(int slot) { return lists_[slot]; }
   std::int64_t bytes(int slot) const { return bytes_of(lists_[slot]); }
   bool more(int slot) const { return more_[slot]; }
-  /// What a row has to score more than.
+  /// The score that a row must exceed.
   float threshold(int slot) const { return thresholds_[slot]; }
 
-  /// Lists a row that scores more than the threshold; says whether this is higher now.
+  /// Lists a row that scores above the threshold; returns whether the threshold has risen.
   bool add(int slot, Violator violator) {
     std::vector<Violator>& list = lists_[slot];
     list.push_back(violator);
     if (!is_full(slot)) return false;
-    // Only what is worse than the least of the worst so far can still matter, or a row of a smaller
-    // number that scores the same.
+    // From now on, only rows can matter that are worse than the least bad row kept, or score the
+    // same and have a smaller number.
     keep_worst(list, most_[slot]);
     float least = kIdle;
     for (const Violator& v : list) least = std::min(least, v.score);
@@ -179,8 +178,8 @@ class ViolatorLists {
     return true;
   }
 
-  /// Lists a row, at the place of its number, for the slots for which it scores enough; `scores`
-  /// are those of the first and the second half of the slots.
+  /// Lists a row, whose place is its number, for the slots for which it scores above the threshold;
+  /// `scores` holds those of the first and of the second half of the slots.
   void look(std::int64_t row, const std::array<Lanes, 2>& scores) {
     std::uint32_t hits = greater(scores[0], load(thresholds_.data())) |
                          greater(scores[1], load(thresholds_.data() + kLanes)) << kLanes;
@@ -205,8 +204,8 @@ class ViolatorLists {
   bool is_full(int slot) const { return std::ssize(lists_[slot]) >= 2 * most_[slot]; }
 
   std::vector<std::uint32_t> own_;
-  std::uint32_t* in_set_;  // a bit per slot: the row at a place is in its set
-  PerSlot thresholds_;     // kIdle where no label is at work
+  std::uint32_t* in_set_;  // one bit per slot: the row at this place is in its set
+  PerSlot thresholds_;     // kIdle where the slot is idle
   std::array<std::int64_t, kSlots> most_ = {};
   std::array<bool, kSlots> more_ = {};
   std::array<std::vector<Violator>, kSlots> lists_;

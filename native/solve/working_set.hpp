@@ -1,5 +1,5 @@
-// A label's positives, and the negatives that come in pass after pass → the rows that its
-// sub-problem is solved on.
+// A label's positives, and the negatives added after each pass → the rows that its sub-problem is
+// solved on.
 #pragma once
 
 #include <algorithm>
@@ -14,37 +14,37 @@
 
 namespace dismec::solve {
 
-/// What the losses of a label's positive and negative rows are multiplied by.
+/// Cost factors of a label's positive and negative rows.
 struct Cost {
   double positive = 1;
   double negative = 1;
 };
 
-/// A label's working set: its positives, then the negatives taken in so far. Vectors over features
-/// hold those of dense features first and that of the bias last.
+/// A label's working set: its positives, then the negatives added so far. Vectors over features
+/// hold the dense features first and the bias last.
 ///
-/// Dense features are read from X in place. Sparse ones are copied, with features renumbered by
-/// first use, so that every vector is as short as the set is and stays in cache. A set of more than
+/// Dense features are read from X in place. Sparse ones are copied, renumbered in order of first
+/// use, so that vectors are only as long as the set needs and stay in cache. A set of more than
 /// kCompactBytes is read from X in place, with vectors over all features.
 struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
   std::int64_t n_outside = 0;  // the other rows, all of them negatives
-  double weight_inside = 0;    // Σ of the weights of its rows
+  double weight_inside = 0;    // total weight of its rows
   Cost cost;
   float positive_root = 1;  // √cost
   float negative_root = 1;
   std::vector<float> weight_roots;  // √weight of each row; empty: all ones
   std::vector<float> w;
-  std::vector<float> sums;  // Σ of all rows of X, per entry of w; `find_sums` brings it up to date
-  std::vector<std::uint16_t> codes;  // see `Tiers::code`, per feature; passes bring it up to date
+  std::vector<float> sums;           // Σ of all rows of X, per entry of w; `find_sums` updates it
+  std::vector<std::uint16_t> codes;  // `Tiers::code` of each feature; passes update it
   bool compact = true;
-  Copies copies;                 // if it is compact
-  std::int64_t n_dense = 0;      // entries of vectors that are about dense features
-  std::int64_t first_dense = 0;  // the number of the first of these features
+  Copies copies;                 // if the set is compact
+  std::int64_t n_dense = 0;      // entries of vectors for dense features
+  std::int64_t first_dense = 0;  // number of the first dense feature
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  /// What it takes of memory: vectors have room for a quarter more than they hold.
+  /// Bytes used, assuming that vectors have a quarter more capacity than size.
   std::int64_t bytes() const {
     constexpr std::int64_t kPerRow =
         5 * (sizeof(Row) + 2 * sizeof(std::int32_t) + sizeof(float)) / 4;
@@ -55,7 +55,7 @@ struct WorkingSet {
   std::int64_t n_features() const { return std::ssize(w) - 1; }
   bool weighted() const { return !weight_roots.empty(); }
   float weight_root(std::int64_t i) const { return weighted() ? weight_roots[i] : 1.0F; }
-  /// √(cost·weight) of a row: times this, its slack counts with cost 1.
+  /// √(cost·weight) of a row: scaled by this, its slack counts with cost 1.
   float root(std::int64_t i) const {
     return (i < n_positive ? positive_root : negative_root) * weight_root(i);
   }
@@ -66,19 +66,19 @@ struct WorkingSet {
   Row row(const Transformed& X, std::int64_t i) const {
     return compact ? copies.rows[i] : row_of(X, rows[i]);
   }
-  /// The feature that entry f of a vector is about; not for the last entry, the bias.
+  /// The feature of entry f of a vector; not defined for the last entry, the bias.
   std::int64_t feature(std::size_t f) const {
     const auto place = static_cast<std::int64_t>(f) - n_dense;
     if (place < 0) return first_dense + static_cast<std::int64_t>(f);
     return compact ? copies.features[place] : place;
   }
-  /// What a row's sparse features are still to be multiplied by; empty for ones.
+  /// Factors still to be applied to sparse features; empty if there are none.
   std::span<const float> factor(const Transformed& X) const {
     return compact ? std::span<const float>{} : X.idf;
   }
 };
 
-/// Calls change(f, x[j]) for entry f of the vectors, which is about feature j; not for the bias.
+/// Calls change(f, x[j]) for each entry f of the vectors except the bias, where j is its feature.
 template <typename T, typename Change>
 void each_feature(const WorkingSet& set, T* x, const Change& change) {
   for (std::int64_t f = 0; f < set.n_dense; ++f) change(f, x[set.first_dense + f]);
@@ -87,10 +87,10 @@ void each_feature(const WorkingSet& set, T* x, const Change& change) {
   for (std::int64_t j = 0; j < set.n_features() - set.n_dense; ++j) later(j, x[j]);
 }
 
-/// Σ of the weights of the rows outside of a set, which the stand-in has. 0 where the weights are
-/// so unequal that the rows outside have next to nothing of them all: their mean, a difference of
-/// sums in single precision, would be nothing but rounding. Without a stand-in f_W is still at most
-/// f, and the rows come in as violators.
+/// Total weight of the rows outside a set, which is the weight of their stand-in. Returns 0 if they
+/// have only a tiny share of all weight: their mean, a difference of sums in single precision,
+/// would then be nothing but rounding. Without a stand-in f_W is still at most f, and the rows come
+/// in as violators.
 inline double weight_outside(const WorkingSet& set, const Summary& summary) {
   constexpr double kLeastShare = 1e-4;
   if (set.n_outside == 0) return 0.0;
@@ -98,7 +98,7 @@ inline double weight_outside(const WorkingSet& set, const Summary& summary) {
   return set.weighted() && outside < kLeastShare * summary.weight ? 0.0 : outside;
 }
 
-/// Looks up what is missing in set.sums.
+/// Fills in the missing entries of set.sums.
 inline void find_sums(WorkingSet& set, const Summary& summary) {
   constexpr std::int64_t kAhead = 16;
   if (!set.sums.empty()) set.sums.pop_back();
@@ -112,8 +112,8 @@ inline void find_sums(WorkingSet& set, const Summary& summary) {
   set.sums[n] = static_cast<float>(summary.sums.back());
 }
 
-/// What the rows of a set are multiplied with for their products with d: d itself, or d times what
-/// they are still to be multiplied by, in `scaled`.
+/// The vector to multiply the stored rows of a set by for their products with d: d itself, or
+/// `scaled`, d times the factors still to be applied.
 template <typename Set>
 const float* along_rows(const Set& set, const Transformed& X, const std::vector<float>& d,
                         std::vector<float>& scaled) {
@@ -125,7 +125,7 @@ const float* along_rows(const Set& set, const Transformed& X, const std::vector<
   return scaled.data();
 }
 
-/// A number times the weight of a row, if the set knows weights.
+/// x times the weight of a row, if the set has weights.
 template <typename Set>
 double weighed(const Set& set, std::int64_t i, float x) {
   if constexpr (requires { set.weight_roots; }) {
@@ -136,8 +136,8 @@ double weighed(const Set& set, std::int64_t i, float x) {
   }
 }
 
-/// Calls take(i, along·x_i + shift) for some rows of a set, and returns the sum of these scores,
-/// each times the row's weight. `ask(i)` is called before row i is read.
+/// Calls take(i, along·x_i + shift) for some rows of a set, and returns the sum of these scores
+/// weighted by row. `ask(i)` is called before row i is read.
 template <typename Set, typename Take, typename Ask>
 double sum_of_scores(const Set& set, const Transformed& X, const float* along, float shift,
                      std::int64_t begin, std::int64_t end, const Take& take, const Ask& ask) {
@@ -163,8 +163,8 @@ double sum_of_scores(const Set& set, const Transformed& X, const float* along, f
   return sum;
 }
 
-/// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores, each times the
-/// row's weight. `scaled` is memory.
+/// Calls take(i, d·x_i) for each row of a set, and returns the sum of these scores weighted by row.
+/// `scaled` is scratch memory.
 template <typename Set, typename Take>
 double each_score(const Set& set, const Transformed& X, const std::vector<float>& d,
                   std::vector<float>& scaled, const Take& take) {
@@ -175,7 +175,7 @@ double each_score(const Set& set, const Transformed& X, const std::vector<float>
 
 inline constexpr std::int64_t kCompactBytes = std::int64_t{32} << 20;
 
-/// Turns a compact set into one that reads X in place.
+/// Turns a compact set into one that is read from X in place.
 inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   std::vector<float> w(X.n_features() + 1, 0.0F);
   std::copy_n(set.w.begin(), set.n_dense, w.begin());
@@ -190,7 +190,7 @@ inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   set.compact = false;
 }
 
-/// Adds rows.
+/// Adds rows to a set.
 inline void append(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> added,
                    SetMemory& memory) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
@@ -214,11 +214,10 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
     spread(set, X, memory);
     return;
   }
-  // A row is asked for from memory first, and then, when it is there, where its features have been
-  // copied to.
+  // First the row is prefetched, and once it has arrived, the entries that map its features.
   constexpr std::int64_t kAhead = 8;
   constexpr std::int64_t kNext = 1;
-  constexpr std::int64_t kNearby = 1 << 16;  // features whose places stay in the cache
+  constexpr std::int64_t kNearby = 1 << 16;  // features whose map stays in the cache
   const bool ask = X.n_sparse() > kNearby;
   set.copies.append(std::ssize(added), nnz, X.n_sparse(), X.idf, memory, [&](std::int64_t i) {
     if (i + kAhead < std::ssize(added)) prefetch(row_of(X, added[i + kAhead]));
@@ -236,13 +235,13 @@ inline void append(WorkingSet& set, const Transformed& X, std::span<const std::i
   set.w.back() = bias;
 }
 
-/// A weight, and the feature that it is for.
+/// A weight and its feature.
 struct Weight {
   std::int32_t feature;
   float value;
 };
 
-/// The weights other than 0, without that of the bias.
+/// The non-zero weights, without the bias.
 inline std::vector<Weight> weights_of(const WorkingSet& set) {
   std::vector<Weight> weights;
   for (std::int64_t f = 0; f < set.n_features(); ++f) {
@@ -252,10 +251,10 @@ inline std::vector<Weight> weights_of(const WorkingSet& set) {
   return weights;
 }
 
-/// Gives a set these weights, as far as it has the features; the bias keeps its own.
+/// Assigns these weights, for the features that the set has; the bias is kept.
 inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, SetMemory& memory) {
   std::fill(set.w.begin(), set.w.end() - 1, 0.0F);
-  // A set has all dense features.
+  // A set always has all dense features.
   float* sparse = set.w.data() + set.n_dense;
   const auto assign_dense = [&](const Weight& weight) {
     const bool is_dense = set.n_dense > 0 && weight.feature >= set.first_dense;
@@ -278,8 +277,8 @@ inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, Set
   each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
 }
 
-/// Drops all rows but these, given by their places in the set, ascending, and adds others. Features
-/// that no row has any more lose their weights.
+/// Keeps only the rows at these places (ascending), and adds others. Features that no row has any
+/// more lose their weights.
 inline void replace_rows(WorkingSet& set, const Transformed& X,
                          std::span<const std::int32_t> places, std::span<const std::int32_t> added,
                          SetMemory& memory) {
@@ -301,14 +300,14 @@ inline void replace_rows(WorkingSet& set, const Transformed& X,
   assign_weights(set, weights, memory);
 }
 
-/// Empties a set, and gives back the memory that only a large one needs.
+/// Empties a set, and frees the memory that only a large one needs.
 inline void end(WorkingSet& set, SetMemory& memory) {
   constexpr std::size_t kUsual = 2048;
   set.copies.clear(memory);
   if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
-/// The set of a label's positives, at the solution that holds where there is no positive at all.
+/// The set of a label's positives, starting from the solution for a label without positives.
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
                   const Cost& cost, SetMemory& memory) {
   set.rows.clear();

@@ -17,12 +17,12 @@ namespace dismec::bind {
 
 namespace {
 
-/// Strings of Python as UTF-8, in their own memory.
+/// Python strings as UTF-8, in memory that they own.
 struct Texts {
   nb::tuple kept;
   std::vector<std::string_view> views;
 
-  /// Raises ValueError(number, reason) at the first that is not text.
+  /// Raises ValueError(number, reason) at the first item that is not text.
   explicit Texts(const nb::list& texts) : kept(nb::tuple(texts)) {
     views.reserve(kept.size());
     for (const nb::handle text : kept) {
@@ -46,7 +46,7 @@ struct Texts {
     return std::span(views).subspan(begin, end - begin);
   }
 
-  /// How many bytes there are up to the end of each text. An empty text counts too: as one.
+  /// The number of bytes up to the end of each text, plus one per text, so that empty texts count.
   nb::object ends() const {
     std::vector<std::int64_t> result;
     result.reserve(views.size());

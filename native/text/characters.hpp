@@ -1,4 +1,4 @@
-// Bytes of UTF-8 → characters, what each is to a word, and its lower case.
+// UTF-8 bytes → characters, their role in words, and their lower case.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 
 namespace dismec::text::unicode {
 
-/// What a character is to a word; kAlone is of a script without spaces.
+/// The role of a character in words; kAlone is for scripts written without spaces.
 enum Kind : std::uint8_t { kOther, kLetter, kMark, kAlone };
 
 constexpr std::uint8_t kKind = 3;   // the bits of a Kind
-constexpr std::uint8_t kUpper = 4;  // one more: it has a lower case
+constexpr std::uint8_t kUpper = 4;  // an extra bit: it has a lower case
 
-/// The Kind of every character, with kUpper where that holds.
+/// The Kind of every character, plus kUpper if it has a lower case.
 inline const std::uint8_t* kinds() {
   static const std::vector<std::uint8_t> table = [] {
     std::vector<std::uint8_t> kinds(0x110000, kOther);
@@ -36,7 +36,7 @@ inline const std::uint8_t* kinds() {
   return table.data();
 }
 
-/// Of a character outside ASCII that has a lower case.
+/// The lower case of a non-ASCII character that has one.
 inline char32_t lower(char32_t code) {
   const auto* run = std::upper_bound(
       std::begin(kCapitals), std::end(kCapitals), code,
@@ -49,7 +49,7 @@ struct Character {
   std::size_t size;  // bytes
 };
 
-/// The character outside ASCII that begins at `p`, in sound UTF-8.
+/// The non-ASCII character that begins at `p`, in valid UTF-8.
 inline Character decode(const char* p) {
   const auto byte = [&](int i) { return static_cast<char32_t>(static_cast<unsigned char>(p[i])); };
   const auto rest = [&](int i) { return byte(i) & 0x3F; };
@@ -58,7 +58,7 @@ inline Character decode(const char* p) {
   return {(byte(0) & 0x07) << 18 | rest(1) << 12 | rest(2) << 6 | rest(3), 4};
 }
 
-/// Writes up to four bytes.
+/// Writes up to four bytes and returns the end.
 inline char* encode(char32_t code, char* out) {
   const auto put = [&](char32_t byte) { *out++ = static_cast<char>(byte); };
   if (code < 0x80) {
@@ -84,7 +84,7 @@ inline bool begins(char byte) { return (static_cast<unsigned char>(byte) & 0xC0)
 
 constexpr char32_t kDottedI = 0x130;  // its lower case is i and a dot above: two characters
 
-/// What an ASCII character is within a word, 0 if it ends the word.
+/// The form of an ASCII character within a word; 0 if it ends the word.
 constexpr std::array<char, 128> ascii_letters(bool lowercase) {
   std::array<char, 128> letters{};
   for (int c = 0; c < 128; ++c) {
@@ -95,11 +95,11 @@ constexpr std::array<char, 128> ascii_letters(bool lowercase) {
   return letters;
 }
 
-/// Of eight ASCII characters, the highest bit of each that is part of a word; `capitals` are those
-/// of A … Z.
+/// For eight ASCII characters: the highest bit of each that belongs to a word; `capitals` are those
+/// from A to Z.
 inline std::uint64_t word_bits(std::uint64_t eight, std::uint64_t& capitals) {
   constexpr std::uint64_t kEach = 0x0101010101010101u, kHigh = 0x80 * kEach;
-  // Below 0x80, adding 0x80 − c sets the highest bit of what is at least c.
+  // Below 0x80, adding 0x80 − c sets the highest bit of every byte that is at least c.
   const auto within = [&](std::uint64_t bytes, std::uint64_t first, std::uint64_t last) {
     return (bytes + (0x80 - first) * kEach) & ~(bytes + (0x7F - last) * kEach) & kHigh;
   };

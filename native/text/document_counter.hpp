@@ -1,4 +1,4 @@
-// Texts → in how many of them each term occurs, and the terms that are frequent enough.
+// Texts → the document frequency of each term, and the terms that are frequent enough.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace dismec::text {
 
-/// Distinct terms, written out one behind the other, each with a count.
+/// Distinct terms, stored one after the other, with a count each.
 struct TermCounts {
   Slots slots;
   std::vector<std::uint64_t> hashes;
@@ -29,7 +29,7 @@ struct TermCounts {
     return {bytes.data() + starts[number], starts[number + 1] - starts[number]};
   }
 
-  /// Ends the term that has been written to the end of `bytes`.
+  /// Completes the term that has been written to the end of `bytes`.
   void add_written(std::uint64_t hash, std::int64_t count) {
     hashes.push_back(hash);
     starts.push_back(bytes.size());
@@ -59,23 +59,24 @@ struct TermCounts {
   }
 };
 
-/// A vocabulary written out: term i is bytes starts[i] … starts[i + 1].
+/// A vocabulary as bytes: term i is bytes starts[i] … starts[i + 1] − 1.
 struct TermList {
   std::vector<char> bytes;
   std::vector<std::int64_t> starts{0};
 };
 
-/// In how many texts each term occurs. Sums, so that it does not matter which thread adds what.
+/// The number of texts that each term occurs in. These are sums, so it does not matter which thread
+/// adds what.
 class DocumentCounter {
  public:
   explicit DocumentCounter(const TermRules& rules) : rules_(rules) {}
 
-  /// From any number of threads at a time.
+  /// May be called from any number of threads.
   void add(std::span<const std::string_view> texts) {
-    // A table of its own first: it stays in the cache, and frequent terms reach the large tables
-    // once and not once a text.
+    // Counts in a table of its own first: it stays in the cache, and frequent terms reach the large
+    // tables once instead of once per text.
     TermCounts found;
-    std::vector<std::size_t> last_text;  // that a term was counted for, plus 1
+    std::vector<std::size_t> last_text;  // in which each term was counted, plus 1
     TextBuffer buffer;
     for (std::size_t text = 1; text <= texts.size(); ++text)
       for_terms(texts[text - 1], rules_, buffer, [&] {
@@ -102,8 +103,8 @@ class DocumentCounter {
     }
   }
 
-  /// If there are more than `most` terms, forgets those of the lowest counts, so many that at most
-  /// half of `most` are left. Returns the highest count that was forgotten, else 0.
+  /// If there are more than `most` terms, drops those with the lowest counts until at most half of
+  /// `most` are left. Returns the highest count dropped, or 0.
   std::int64_t prune(std::size_t most) {
     constexpr std::size_t kHighest = std::size_t{1} << 20;
     std::vector<std::size_t> with_count(kHighest + 1);
@@ -126,8 +127,8 @@ class DocumentCounter {
     return static_cast<std::int64_t>(limit);
   }
 
-  /// The terms in at least `least` and at most `most` texts, the most frequent first and equally
-  /// frequent ones by their bytes; no more than `size`.
+  /// The terms in at least `least` and at most `most` texts, the most frequent first, ties in the
+  /// order of their bytes; at most `size` terms.
   TermList list(std::int64_t least, double most, std::size_t size) const {
     struct Entry {
       std::int64_t count;

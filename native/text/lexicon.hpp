@@ -1,4 +1,4 @@
-// Texts → rows of features, given which term each feature is; and where in a text they occur.
+// Texts and a vocabulary → rows of features, and where in a text they occur.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace dismec::text {
 
-/// Rows of a matrix: how many entries each has, and all of them.
+/// Rows of a matrix: the size of each, and all entries.
 struct CountedRows {
   std::vector<std::int64_t> sizes;
   std::vector<std::int32_t> features;
@@ -28,8 +28,8 @@ struct Span {
   std::int64_t feature, begin, end;
 };
 
-/// Puts numbers below `limit` into ascending order, digit by digit: of a text's terms there are
-/// many enough for this to be several times as fast as to compare them.
+/// Radix sort of numbers below `limit`: for the terms of a text it is several times as fast as a
+/// comparison sort.
 inline void sort_numbers(std::vector<std::uint32_t>& numbers, std::vector<std::uint32_t>& spare,
                          std::size_t limit) {
   constexpr std::size_t kFew = 64, kDigit = 256;
@@ -47,10 +47,11 @@ inline void sort_numbers(std::vector<std::uint32_t>& numbers, std::vector<std::u
   }
 }
 
-/// Which feature each term is: its place among the terms, whose memory belongs to the caller.
+/// Maps terms to features. A term's feature is its position among the terms, whose memory belongs
+/// to the caller.
 class Lexicon {
  public:
-  /// bytes starts[i] … starts[i + 1] are term i.
+  /// Term i is bytes starts[i] … starts[i + 1] − 1.
   Lexicon(const TermRules& rules, std::span<const char> bytes, std::span<const std::int64_t> starts)
       : rules_(rules), bytes_(bytes), starts_(starts), slots_(starts.size()) {
     std::vector<std::uint64_t> hashes;
@@ -68,7 +69,7 @@ class Lexicon {
 
   std::size_t size() const { return starts_.size() - 1; }
 
-  /// The first term that is there twice, or that these rules do not make.
+  /// The first term that occurs twice, or that these rules cannot produce.
   std::optional<std::size_t> unsound() const { return unsound_; }
 
   /// How often each feature occurs in each text; 1 + ln of that if `sublinear`.
@@ -93,7 +94,7 @@ class Lexicon {
     return result;
   }
 
-  /// Every occurrence of a feature, in the order in which they begin and longer n-grams last.
+  /// Every occurrence of a feature, ordered by where it begins, longer n-grams last.
   std::vector<Span> spans(std::string_view text) const {
     std::vector<Span> result;  // in bytes at first
     TextBuffer buffer;
@@ -150,7 +151,7 @@ class Lexicon {
     });
   }
 
-  /// Where in the text a term stands, without the spaces that are not part of it.
+  /// The position of a term in the text, without spaces that do not belong to it.
   std::pair<std::size_t, std::size_t> source_of(const Term& term, const TextBuffer& buffer,
                                                 std::string_view text) const {
     const Word& word = buffer.words[term.word];
@@ -160,8 +161,7 @@ class Lexicon {
       while (buffer.words[last].end < term_end) ++last;
       return {word.source_begin, buffer.words[last].source_end};
     }
-    // The character of the text that each of the buffer comes from; of a capital with a dot above,
-    // two do.
+    // The character of the text that each character of the buffer comes from: İ becomes two.
     std::vector<std::pair<std::size_t, std::size_t>> chars;
     for (std::size_t at = word.source_begin, end = 0; at < word.source_end; at = end) {
       for (end = at + 1; end < word.source_end && !unicode::begins(text[end]);) ++end;

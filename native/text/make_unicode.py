@@ -1,9 +1,9 @@
-"""Write unicode.hpp: what is known of characters, from the Unicode data of this Python.
+"""Write unicode.hpp: tables of character properties, from the Unicode data of this Python.
 
     python native/text/make_unicode.py > native/text/unicode.hpp
 
-The tables are part of the sources, so that a model makes the same features of a text wherever it
-runs.
+The tables are part of the sources, so that a model turns a text into the same features wherever
+it runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
 
-# How the names of characters begin that are written without spaces between words.
+# Name prefixes of the characters of scripts that are written without spaces between words.
 SPACELESS = (
     "CJK UNIFIED IDEOGRAPH",
     "CJK COMPATIBILITY IDEOGRAPH",
@@ -30,7 +30,7 @@ SPACELESS = (
 
 
 def kind(code: int) -> str | None:
-    """What a character is to a word."""
+    """The role of a character in words."""
     character = chr(code)
     category = unicodedata.category(character)
     if category in ("Mn", "Mc"):
@@ -42,8 +42,8 @@ def kind(code: int) -> str | None:
 
 
 def lower(code: int) -> int:
-    """The lower case of a character as one character."""
-    if code == 0x130:  # İ: the dot that Python adds is for terms.hpp to write
+    """The lower case of a character, as a single character."""
+    if code == 0x130:  # İ: terms.hpp writes the dot that Python adds
         return ord("i")
     if code == 0x3C2:  # ς: which sigma it is depends on the letters around it
         return 0x3C3
@@ -52,7 +52,7 @@ def lower(code: int) -> int:
 
 
 def ranges(wanted: str) -> Iterator[tuple[int, ...]]:
-    """First and last character of each run of a kind."""
+    """The first and last character of each run of one kind."""
     codes = [code for code in range(0x110000) if kind(code) == wanted]
     breaks = [i for i, (a, b) in enumerate(pairwise(codes), 1) if b != a + 1]
     for begin, end in pairwise([0, *breaks, len(codes)]):
@@ -60,7 +60,7 @@ def ranges(wanted: str) -> Iterator[tuple[int, ...]]:
 
 
 def lower_ranges() -> Iterator[tuple[int, ...]]:
-    """First, last, step and what to add: capitals in a row, or every second character."""
+    """First, last, step and offset of runs of capitals: adjacent, or every second character."""
     runs: list[list[int]] = []
     for code in range(0x80, 0x110000):
         add = lower(code) - code
@@ -79,7 +79,7 @@ def lower_ranges() -> Iterator[tuple[int, ...]]:
 
 
 def table(kind_of_row: str, name: str, rows: Iterator[tuple[int, ...]]) -> None:
-    """Print rows as an array, as many as fit on a line."""
+    """Print rows as an array, with as many per line as fit."""
     print(f"\ninline constexpr {kind_of_row} k{name}[] = {{")
     line = "   "
     for row in rows:
@@ -108,7 +108,7 @@ struct Range {{
   char32_t first, last;
 }};
 
-/// Characters first, first + step, … last, and what is added to one to make it lower case.
+/// Characters first, first + step, … last, and the offset to their lower case.
 struct Capitals {{
   char32_t first, last;
   int step, add;

@@ -1,4 +1,4 @@
-// Hashes of terms → the numbers of the terms.
+// Hashes of terms → numbers of terms.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace dismec::text {
 
-/// Whether `stored` is the term, written out.
+/// Whether `stored` is the written form of the term.
 inline bool is_term(std::string_view stored, const Term& term, const char* bytes) {
   const std::size_t sign = term.is_gram;
   return stored.size() == term.size + sign && (!sign || stored[0] == kGramSign) &&
          std::memcmp(stored.data() + sign, bytes + term.begin, term.size) == 0;
 }
 
-/// Open addressing from hashes to numbers that count from 0. What has a number is kept elsewhere,
-/// and compared there: a slot holds half of a hash, which tells most others apart.
+/// An open-addressing hash table of numbers from 0. The keys are stored elsewhere and compared
+/// there; a slot holds half of a hash, which rules out most other keys.
 class Slots {
  public:
   explicit Slots(std::size_t size = 0) {
@@ -43,7 +43,7 @@ class Slots {
     return -1;
   }
 
-  /// Takes in the next number, that of hashes.back(); `hashes` are those of all numbers.
+  /// Adds the next number, whose hash is hashes.back(); `hashes` holds those of all numbers.
   void add(std::span<const std::uint64_t> hashes) {
     if (hashes.size() >= std::numeric_limits<std::uint32_t>::max())
       throw std::length_error("more terms than 32 bits can number");

@@ -1,9 +1,10 @@
 // Text → words → terms: what counts as a feature of a text.
 //
-// A word is a run of at least two letters, digits, marks and underscores. Of scripts that are
-// written without spaces, each two neighboring characters are a word, and one alone is too. Words
-// are written one after the other with one space before and after each: so every n-gram of words,
-// and of the characters of a word between its spaces, is a piece of that buffer and never copied.
+// A word is a run of at least two letters, digits, marks and underscores. In scripts written
+// without spaces, any two neighboring characters are a word, and so is a single one by itself.
+// Words are written to a buffer with one space before and after each, so that every n-gram of
+// words, and of the characters of a word with its spaces, is a slice of that buffer and never
+// copied.
 #pragma once
 
 #include <algorithm>
@@ -18,36 +19,36 @@
 
 namespace dismec::text {
 
-/// Which n-grams are terms: lengths from … to, both 0 for none.
+/// Which n-grams are terms: the shortest and longest length, both 0 for none.
 struct TermRules {
   std::int64_t word_from, word_to;
   std::int64_t char_from, char_to;
   bool lowercase;
 };
 
-constexpr std::int64_t kLongestGram = 16;  // words or characters
-constexpr std::size_t kLongestWord = 255;  // bytes: what is longer is no word of a language
+constexpr std::int64_t kLongestGram = 16;  // in words or characters
+constexpr std::size_t kLongestWord = 255;  // in bytes: no language has longer words
 
-/// What stands before the characters of a character n-gram, and in no word.
+/// Precedes the characters of a character n-gram, and occurs in no word.
 constexpr char kGramSign = '#';
 
-/// A word in the buffer, and where in the text it comes from, all in bytes.
+/// A word in the buffer, and its position in the text, all in bytes.
 struct Word {
   std::uint64_t hash;
   std::uint32_t begin, end;
   std::size_t source_begin, source_end;
 };
 
-/// An occurrence of a term: `size` bytes of the buffer, after a kGramSign if it `is_gram`.
+/// An occurrence of a term: `size` bytes of the buffer, preceded by kGramSign if `is_gram`.
 struct Term {
   std::uint64_t hash;
   std::uint32_t begin;
   std::uint16_t size;
   bool is_gram;
-  std::uint32_t word;  // where it begins
+  std::uint32_t word;  // in which it begins
 };
 
-/// Memory that is used again from text to text.
+/// Buffers reused from text to text.
 struct TextBuffer {
   std::vector<char> bytes;
   std::vector<Word> words;
@@ -70,7 +71,8 @@ inline std::uint64_t load_eight(const char* p) {
 
 constexpr bool kLittleEndian = std::endian::native == std::endian::little;
 
-/// Of at least one byte. With kSlack eight bytes can be read from any of them: that is quicker.
+/// Hashes at least one byte. With kSlack, eight bytes can be read from each of them, which is
+/// faster.
 template <bool kSlack>
 std::uint64_t hash_bytes(const char* p, std::size_t size, std::uint64_t seed) {
   std::uint64_t h = seed + size * 0xD6E8FEB86659FD93u;
@@ -85,12 +87,12 @@ std::uint64_t hash_bytes(const char* p, std::size_t size, std::uint64_t seed) {
 
 constexpr std::uint64_t kGramSeed = 0x5851F42D4C957F2Du;
 
-/// The hash of words joined by spaces, from that of all but the last and the last one's own.
+/// The hash of words joined by spaces, from the hash of all but the last and that of the last.
 inline std::uint64_t join_hash(std::uint64_t before, std::uint64_t word) {
   return mix_hash(before * 0xD6E8FEB86659FD93u + word);
 }
 
-/// The hash that Term has, of a term written out; 0 for none.
+/// The Term::hash of a written term; 0 if it is not one.
 inline std::uint64_t hash_term(std::string_view term) {
   if (term.size() > 1 && term[0] == kGramSign)
     return hash_bytes<false>(term.data() + 1, term.size() - 1, kGramSeed);
@@ -104,8 +106,8 @@ inline std::uint64_t hash_term(std::string_view term) {
   return h;
 }
 
-/// The n-grams of the characters of a word between its spaces; of a word that is too short for
-/// one, all of it once.
+/// Appends the character n-grams of a word with its spaces; a word too short for one counts as a
+/// whole, once.
 inline void append_grams(const TermRules& rules, const char* bytes, const Word& word,
                          std::uint32_t number, std::vector<Term>& terms) {
   std::array<std::uint32_t, kLongestWord + 3> starts;
@@ -124,7 +126,7 @@ inline void append_grams(const TermRules& rules, const char* bytes, const Word& 
   }
 }
 
-/// The terms that begin with one of the first n words.
+/// Lists the terms that begin in one of the first n words.
 inline void list_terms(const TermRules& rules, TextBuffer& buffer, std::size_t n) {
   const std::vector<Word>& words = buffer.words;
   const auto longest = static_cast<std::size_t>(rules.word_to);
@@ -146,11 +148,11 @@ inline void list_terms(const TermRules& rules, TextBuffer& buffer, std::size_t n
   }
 }
 
-/// Calls take() whenever `buffer` holds the next terms of a text of sound UTF-8. What they need of
-/// memory does not grow with the text.
+/// Calls take() whenever `buffer` holds the next terms of a text in valid UTF-8. Memory does not
+/// grow with the text.
 template <typename Take>
 void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer, Take&& take) {
-  constexpr std::size_t kFull = std::size_t{1} << 14;  // a part of the first cache
+  constexpr std::size_t kFull = std::size_t{1} << 14;  // fits in the first-level cache
   constexpr std::size_t kSlack = kLongestWord + 32;
   const std::uint8_t* const kinds = unicode::kinds();
   const auto& ascii = rules.lowercase ? unicode::kAsciiLower : unicode::kAsciiAsIs;
@@ -164,7 +166,7 @@ void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer
   char* out = bytes;
   *out++ = ' ';
 
-  // Terms may go on in what follows: the last words stay for those that they begin.
+  // Terms may continue in what follows: the last words are kept for the terms that they begin.
   const auto hand_over = [&](bool last) {
     std::vector<Word>& words = buffer.words;
     const auto longest = static_cast<std::size_t>(std::max<std::int64_t>(rules.word_to, 1));
@@ -180,7 +182,7 @@ void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer
     for (Word& word : words) word.begin -= shift, word.end -= shift;
   };
 
-  // The word that has been written from `begin` to `out`.
+  // Adds the word written from `begin` to `out`.
   const auto add_word = [&](char* begin, const char* source_begin, const char* source_end) {
     const auto size = static_cast<std::size_t>(out - begin);
     buffer.words.push_back({hash_bytes<true>(begin, size, 0),
@@ -199,7 +201,7 @@ void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer
     add_word(word, begin, end);
   };
 
-  // Words of a script without spaces, from its first character on; a character has its marks.
+  // Reads words of a script without spaces, from `p` on; marks belong to the character before them.
   const auto read_pairs = [&](const char* p) {
     const char *before = nullptr, *here = nullptr;
     while (p < text_end && static_cast<unsigned char>(*p) >= 0x80) {
@@ -218,7 +220,7 @@ void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer
     return p;
   };
 
-  // From its first character on.
+  // Reads one word from its first character on.
   const auto read_word = [&](const char* p) {
     const char* const source = p;
     char* const begin = out;
@@ -226,7 +228,7 @@ void for_terms(std::string_view text, const TermRules& rules, TextBuffer& buffer
     std::size_t n_chars = 0;
     while (p < text_end) {
       if (kLittleEndian && text_end - p >= 8 && out < too_long) {
-        // Eight characters at a time where they are ASCII: most words end with the first ones.
+        // Eight characters at a time where they are ASCII: most words end within the first eight.
         constexpr std::uint64_t kHigh = 0x8080808080808080u;
         const std::uint64_t eight = load_eight(p);
         if ((eight & kHigh) == 0) {

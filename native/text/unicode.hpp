@@ -10,7 +10,7 @@ struct Range {
   char32_t first, last;
 };
 
-/// Characters first, first + step, … last, and what is added to one to make it lower case.
+/// Characters first, first + step, … last, and the offset to their lower case.
 struct Capitals {
   char32_t first, last;
   int step, add;

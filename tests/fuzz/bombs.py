@@ -1,4 +1,4 @@
-"""Small inputs that speak of large things: each is tried once, before anything is mutated."""
+"""Small inputs that claim to be large; each is tried once, before anything is mutated."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dismec.data.dataset import feature_batches
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from fuzz.targets import problem
 
-UNPACKED = 1 << 25  # what a small compressed file may hold
+UNPACKED = 1 << 25  # bytes that a small compressed file may expand to
 Case = tuple[str, Path, int, Callable[[], object]]
 
 
 def gzip_of(piece: bytes, times: int) -> bytes:
-    """The gzip data of a piece that is repeated: several members, as ``cat`` joins them."""
+    """Compress a repeated piece, as several gzip members, like files joined by ``cat``."""
     return gzip.compress(piece, 9, mtime=0) * times
 
 
 def bombs(folder: Path) -> list[Case]:
-    """What a case is called, its file or directory, its size, and what tries it."""
+    """Return the name, file or directory, size and attempt of each case."""
     folder.mkdir()
     cases: list[Case] = []
 
@@ -89,7 +89,7 @@ def _describes(folder: Path) -> Callable[[], object]:
 
 
 def _npz_of_zeros() -> bytes:
-    """Arrays of 200 MB that deflate to 200 kB."""
+    """Return arrays of 200 MB that deflate to 200 kB."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, array in {

@@ -1,4 +1,4 @@
-"""Sound inputs → damaged ones. Everything depends on the random generator and the input alone."""
+"""Valid inputs → damaged ones, depending only on the random generator and the input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NUMBER = re.compile(rb"-?\d+(\.\d+)?")
 
 
 def mutate_bytes(rng: Random, data: bytes, others: list[bytes]) -> bytes:
-    """Bytes with a few changes; `others` are inputs of the same kind to take pieces from."""
+    """Change a few bytes; `others` are inputs of the same kind to take pieces from."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         _change(rng, changed, others)
@@ -67,7 +67,7 @@ def _change(rng: Random, data: bytearray, others: list[bytes]) -> None:
 
 
 def mutate_json(rng: Random, value: object) -> object:
-    """A parsed document with a few values changed, gone or doubled."""
+    """Change, remove or duplicate a few values of a parsed document."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2, 4))):
         places = list(_places(value))
@@ -93,7 +93,7 @@ def mutate_json(rng: Random, value: object) -> object:
 
 
 def _places(value):
-    """Every (list or object, index or key) in a document."""
+    """Yield every (list or object, index or key) of a document."""
     parts = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in list(parts):
         yield value, key
@@ -109,7 +109,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U32": "<u4",
 
 
 def mutate_container(rng: Random, data: bytes) -> bytes:
-    """A safetensors file with another header, or with other numbers in one of its arrays."""
+    """Change the header of a safetensors file, or numbers in one of its arrays."""
     length = int.from_bytes(data[:8], "little")
     header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     if rng.random() < 0.3:
@@ -150,7 +150,7 @@ def _change_numbers(rng: Random, numbers: np.ndarray) -> None:
 
 
 def mutate_model(rng: Random, files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a model that have become others; mostly such that their checksums are right."""
+    """Return the changed files of a model, mostly with matching checksums."""
     changed: dict[str, bytes] = {}
     names = [name for name in files if name != ".lock"]
     for _ in range(rng.choice((1, 1, 1, 2))):
@@ -191,7 +191,7 @@ def _mutate_journal(rng: Random, data: bytes) -> bytes:
 
 
 def _set_right(changed: dict[str, bytes], files: dict[str, bytes]) -> None:
-    """State the sizes and checksums that files have now in the manifest, if it is one."""
+    """Update the sizes and checksums in the manifest, if it is still one."""
     try:
         manifest = json.loads(changed.get("manifest.json", files["manifest.json"]))
     except ValueError:
@@ -209,6 +209,6 @@ def _set_right(changed: dict[str, bytes], files: dict[str, bytes]) -> None:
 
 
 def gzipped(rng: Random, data: bytes) -> bytes:
-    """The same gzipped, and sometimes damaged after that."""
+    """Compress data with gzip, and sometimes damage the result."""
     data = gzip.compress(data, 1, mtime=0)
     return mutate_bytes(rng, data, [data]) if rng.random() < 0.3 else data

@@ -1,7 +1,7 @@
-"""Tries mutated inputs in a process that is watched, and keeps those that show a fault.
+"""Tries mutated inputs in a supervised process, and keeps those that show a fault.
 
-``python tests/fuzz/run.py --seconds 60``, or ``make fuzz SECONDS=60`` under the sanitizers. What
-was found is in the folder ``--faults``, with the inputs; the exit status is 1 then.
+``python tests/fuzz/run.py --seconds 60``, or ``make fuzz SECONDS=60`` under the sanitizers. Faults
+are kept in the folder ``--faults``, with their inputs; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
-# Bytes of memory per byte of input, and on top.
+# Memory allowed: bytes per byte of input, and bytes on top.
 TIMES, ALWAYS = 10, (256 if SANITIZED else 64) << 20
-SLOW = 60.0  # CPU seconds of an input; whoever takes five times as long is ended
-STUCK = 1800.0  # seconds without another input, whatever else the machine does
-ADDRESSES = 12 << 30  # of a process without sanitizers: it must not take the machine along
-PROGRESS = struct.Struct("qq")  # inputs so far, and a number that grows with every step
+SLOW = 60.0  # CPU seconds per input; a process that takes five times as long is ended
+STUCK = 1800.0  # seconds without progress, whatever else the machine does
+ADDRESSES = 12 << 30  # address space of a process without sanitizers, to protect the machine
+PROGRESS = struct.Struct("qq")  # inputs so far, and a counter that grows with every step
 
 
 class Faults:
-    """A folder of inputs that showed a fault, one folder for each."""
+    """A folder of inputs that showed a fault, with one subfolder each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,25 +59,25 @@ class Faults:
 
 
 def _pipes(folder: str, names: list[str]) -> list[str]:
-    """Pipes and devices, which cannot be copied."""
+    """Return pipes and devices, which cannot be copied."""
     paths = {name: Path(folder, name) for name in names}
     return [name for name, path in paths.items() if not (path.is_file() or path.is_dir())]
 
 
 class Meter:
-    """Peak memory and CPU time of one input after another."""
+    """Measures the peak memory and CPU time of one input after another."""
 
     def __init__(self) -> None:
         self._status = os.open("/proc/self/status", os.O_RDONLY)
         self._begin_anew(self._memory("VmHWM"))
 
     def _memory(self, what: str) -> int:
-        """Bytes of memory that this process has now (VmRSS), or had at the most (VmHWM)."""
+        """Return the current (VmRSS) or peak (VmHWM) memory of this process in bytes."""
         status = os.pread(self._status, 1 << 14, 0).decode()
         return int(status.partition(f"{what}:")[2].split(maxsplit=1)[0]) << 10
 
     def fault_of(self, size: int, attempt: Callable[[], object]) -> str | None:
-        """What is wrong with how an input of so many bytes is dealt with, or None."""
+        """Return what is wrong with how an input of `size` bytes is handled, or None."""
         from dismec.errors import DismecError
 
         begin = time.process_time()
@@ -103,7 +103,7 @@ class Meter:
         return None
 
     def _begin_anew(self, peak: int) -> None:
-        """Forget the peak, so that it is not that of a later input."""
+        """Reset the peak, so that it is not attributed to a later input."""
         self._before = peak
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -111,7 +111,7 @@ class Meter:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """The process that tries inputs, until it is ended or has tried enough."""
+    """Try inputs until ended, or until enough have been tried."""
     import numpy as np
 
     from fuzz.bombs import bombs
@@ -159,7 +159,7 @@ def _progress(arguments: argparse.Namespace) -> Iterator[Callable[[int], None]]:
 
 
 def watch(arguments: argparse.Namespace) -> int:
-    """Start processes that try inputs, one after another, and see that they go on."""
+    """Start processes that try inputs, one after another, and supervise them."""
     end = time.monotonic() + arguments.seconds if arguments.seconds else None
     faults = Faults(arguments.faults)
     first = 0
@@ -195,7 +195,7 @@ def _command(arguments: argparse.Namespace, first: int) -> list[str]:
 
 
 def _wait(process: subprocess.Popen, progress: Path, end: float | None) -> str | None:
-    """Why a process that tries inputs has ended before it was through; None if it was."""
+    """Return why a process ended before it was done; None if it was done."""
     beat, since, told, spent = -1, time.monotonic(), time.monotonic(), 0.0
     try:
         while process.poll() is None:
@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=0, help="how many inputs; 0: no limit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=Path, default=Path("build/fuzz"))
-    for option in ("--first", "--folder", "--progress"):  # of the process that tries inputs
+    for option in ("--first", "--folder", "--progress"):  # for the process that tries inputs
         kind = int if option == "--first" else Path
         parser.add_argument(option, type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What reads inputs from outside, each with sound inputs to begin with."""
+"""The readers of external input, each with valid inputs to start from."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from fuzz.mutations import (
 
 @dataclass(frozen=True)
 class Target:
-    """Makes an input for a random generator, and gives it to what reads it.
+    """Generates an input from a random generator, and passes it to what reads it.
 
-    `make` returns the size of the input in bytes, having written what there is to write, and what
-    tries it; whatever that raises but a `DismecError` is a fault.
+    `make` writes the input and returns its size in bytes, and a function that reads it; any
+    exception but a `DismecError` is a fault.
     """
 
     name: str
@@ -62,7 +62,7 @@ TEXTS = [
 
 
 class Workshop:
-    """A folder with sound inputs, and the targets that mutate them."""
+    """A folder with valid inputs, and the targets that mutate them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class Workshop:
             Target("reports", 0.5, self._reports),
         ]
 
-    # Sound inputs
+    # Valid inputs
 
     def _make_models(self) -> None:
         models, names = self.folder / "models", [f"label é{i}" for i in range(12)]
@@ -139,7 +139,7 @@ class Workshop:
         path.write_bytes(data)
         return path
 
-    # Inputs
+    # Mutated inputs
 
     def _numbers(self, rng: Random):
         name = rng.choice(["a.txt", "a.txt", "a.svm", "a.svm", "a.xmc", "a.npz"])
@@ -221,7 +221,7 @@ class Workshop:
             if file in changed or not path.exists() or path.stat().st_mtime_ns != 0:
                 path.unlink(missing_ok=True)
                 path.write_bytes(changed.get(file, data))
-                # What is as it was has no date, and need not be written again.
+                # Unchanged files get a zero date, and need not be written again.
                 os.utime(path, ns=(0, int(file in changed)))
         check, how = rng.choice((None, None, False, True)), rng.randrange(4)
         size = sum(len(changed.get(file, data)) for file, data in files.items())
@@ -295,7 +295,7 @@ def _with_others(rng: Random, data: bytes) -> bytes:
 
 
 def _tables() -> dict[str, bytes]:
-    """The texts as Parquet and Arrow files, and compressed by Zstandard."""
+    """Return the texts as Parquet and Arrow files, and compressed with Zstandard."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -315,7 +315,7 @@ def _tables() -> dict[str, bytes]:
 
 
 def _unfinished(X, Y, directory: Path) -> None:
-    """A training that was interrupted when all of its blocks were there."""
+    """Leave a training that was interrupted after all of its blocks were written."""
     with (
         mock.patch("dismec.model.weight_files.finish", side_effect=KeyboardInterrupt),
         suppress(KeyboardInterrupt),
