@@ -368,7 +368,7 @@ def test_what_is_allowed_is_refused_in_one_line(calibrated, problem):
         (7, "allowed is 7; expected a list of labels"),
         (sp.csr_array((3, 29)), "allowed has 29 columns; expected 30"),
         (sp.csr_array((2, 30)), "allowed has 2 rows, X has 3"),
-        (other.select_labels(), "of a model of 3 labels, not 30"),
+        (other.select_labels(), "for a model with 3 labels, not 30"),
     ):
         with pytest.raises(DataError, match=reason) as error:
             calibrated.predict_topk(X, allowed=allowed)

@@ -262,9 +262,9 @@ def test_a_reader_is_not_disturbed_by_the_end_of_the_run(unfinished):
     ("change", "reason"),
     [
         ({"number": 1}, "order of their numbers"),
-        ({"number": 8}, "blocks hold 45 labels, there are 40"),
+        ({"number": 8}, "blocks hold 45 labels, the model has 40"),
         ({"number": 8, "n_labels": 0, "nnz": 1}, "cannot hold 1 weights"),
-        ({"number": 8, "file": "../secret"}, "not the name of a file of a model"),
+        ({"number": 8, "file": "../secret"}, "not a valid name for a model file"),
         ({"number": "8"}, "not of type int"),
     ],
 )

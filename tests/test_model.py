@@ -225,7 +225,7 @@ def test_a_model_is_one_file_and_comes_back(texts, tmp_path):
     for source in (content, tmp_path / "m.zip", str(tmp_path / "m.zip"), io.BytesIO(content)):
         same_answers(open_model(source), model, rows)
     same_answers(pickle.loads(pickle.dumps(open_model(content))), model, rows)
-    with pytest.raises(ModelError, match=r"m\.zip exists already"):
+    with pytest.raises(ModelError, match=r"m\.zip already exists"):
         model.save(tmp_path / "m.zip")
     model.save(tmp_path / "m.zip", overwrite=True)
     open_model(content).save(tmp_path / "directory")
