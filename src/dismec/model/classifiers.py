@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads, kernels, mapping
+from dismec.cpu import in_threads, kernels, thread_map
 from dismec.data.container import forget
 from dismec.data.counts import counted
 from dismec.data.matrices import Rows, check_rows
@@ -75,7 +75,7 @@ class Classifiers:
         twice = np.flatnonzero(label[1:] == label[:-1])
         if len(twice):
             raise ModelError(f"label {label[twice[0]]} is in two blocks")
-        with mapping(threads) as run:
+        with thread_map(threads) as run:
             first = _first_equal(source, signature, block, row, run)
         is_first = first == np.arange(len(label))
         classifier = (np.cumsum(is_first) - 1)[first]

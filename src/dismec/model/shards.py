@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads, kernels, mapping
+from dismec.cpu import in_threads, kernels, thread_map
 from dismec.data.matrices import csr_on
 from dismec.errors import ModelError
 from dismec.model.classifiers import Classifiers, LabeledWeights, MapFunction, block_rows
@@ -203,7 +203,7 @@ class Packing:
         )
         sizes = self._classifiers.sizes[begin:end]
         pieces = list(_cuts(sizes, n_rows, _PIECE_WEIGHTS))
-        with mapping(threads) as run:
+        with thread_map(threads) as run:
 
             def bring(number: int) -> None:
                 if self._stopped:
