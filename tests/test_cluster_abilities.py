@@ -264,7 +264,8 @@ def near():
         asked.append(question)
         return prediction_worker.answer(token, question, rows)
 
-    own = [getattr(prediction_worker, name) for name in ("join", "hear", "hold", "release")]
+    names = ("join", "check_reachable", "hold", "release")
+    own = [getattr(prediction_worker, name) for name in names]
     cluster = PretendCluster({function: function for function in own})
     cluster.answers[prediction_worker.answer] = answer
     cluster.join("a")
@@ -354,7 +355,7 @@ def test_a_worker_is_silent_while_questions_stay_open_and_somebody_listens():
         def passes(seconds, step=1.0):
             for _ in range(int(seconds / step)):
                 clock.now += step
-                pulse.feel(clock.ping)
+                pulse.check(clock.ping)
             return pulse.silent
 
         assert not passes(30, step=30)  # of which it was asked at the end only
@@ -429,7 +430,7 @@ def test_a_worker_that_hangs_for_long_is_named(tmp_path, path, X, impatient):
                 predictor.topk(X[:1])
                 os.kill(worker.pid, signal.SIGSTOP)
                 try:
-                    with pytest.raises(ClusterError, match=r"has not answered.*end that worker"):
+                    with pytest.raises(ClusterError, match=r"has not answered.*stop that worker"):
                         predictor.topk(X)
                 finally:
                     os.kill(worker.pid, signal.SIGCONT)

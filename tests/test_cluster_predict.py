@@ -406,7 +406,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
             assert server.process.wait(20) == 0
         log = server.log.read_text()
         assert "Traceback" not in log
-        assert "all shards are there again" in log
+        assert "all shards are available again" in log
 
 
 def ask_until(server, X, local, status):

@@ -176,9 +176,10 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
 
     def ask(self, worker: str, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Make Dask call a function that the scheduler has, too; return its future, for `watch`.
+        """Make Dask call a function that the scheduler can import, too; return its future.
 
-        Futures among the arguments stand for their results, which go from worker to worker.
+        The future is for `watch`. Futures among the arguments stand for their results, which are
+        sent from worker to worker.
         """
         where = {"workers": [worker], "allow_other_workers": False}
         return self._client.submit(function, *args, key=f"{name}-{uuid4()}", **where)
@@ -233,7 +234,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
-        except RuntimeError:  # its event loop is closed
+        except RuntimeError:  # the client's event loop is closed
             coroutine.close()
             lost: futures.Future[Any] = futures.Future()
             lost.cancel()
