@@ -389,7 +389,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         wait_until(served.ready)
         os.kill(worker.pid, signal.SIGSTOP)
         wait_until(lambda: not served.ready(), 60)
-        assert "5 of 5 shards of the model have no other worker" in served.not_ready
+        assert "5 of 5 shards of the model are only on worker" in served.not_ready
         with pytest.raises(NotReady, match="has not answered"):
             served.predict_topk(X[:1])
         os.kill(worker.pid, signal.SIGCONT)

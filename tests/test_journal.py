@@ -160,7 +160,9 @@ def test_a_damaged_line_can_be_deleted_and_its_block_is_solved_again(unfinished,
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [*lines[:2], lines[2].replace(b'"nnz": ', b'"nnz": 1'), *lines[3:]]
     path.write_bytes(b"".join(damaged))
-    with pytest.raises(ModelError, match=r"journal:3: damaged .* is deleted, its block is solved"):
+    with pytest.raises(
+        ModelError, match=r"journal:3: damaged .* delete this line, and its block is solved"
+    ):
         train(*random_problem(), unfinished, PARAMS)
     assert path.read_bytes() == b"".join(damaged)  # nothing was touched
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
