@@ -72,7 +72,7 @@ _watched: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 @atexit.register
 def _unwatch_all() -> None:
-    """Release native objects while the interpreter still can: it complains of those it cannot."""
+    """Release native objects before the interpreter ends: it would report them as leaks."""
     for file in list(_watched):
         file.unwatch()
 

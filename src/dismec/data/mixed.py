@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float32]
-_LARGE = 1 << 20  # numbers
-_SAMPLED = 1000  # rows
+_LARGE = 1 << 20  # values from which an array counts as large
+_SAMPLED = 1000  # rows examined
 
 
 class MixedArrays(NamedTuple):
@@ -120,7 +120,7 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     sparse = check_X(sparse)
     if sparse.shape[0] != len(dense):
         raise DataError(
-            f"X has {counted(sparse.shape[0], 'row')}, and there are {len(dense)} dense ones"
+            f"X has {counted(sparse.shape[0], 'row')}, but the dense features have {len(dense)}"
         )
     return MixedRows(sparse, dense)
 
@@ -140,7 +140,7 @@ def check_features(
         if not is_parts(X):
             if width:
                 raise DataError(
-                    f"X has no dense features, and the model takes {width} beside "
+                    f"X has no dense features, but the model takes {width} besides "
                     f"{n_features} sparse ones: pass [X, E]"
                 )
             return check_X(X, n_features)
@@ -150,7 +150,7 @@ def check_features(
         raise DataError(f"X has {counted(X.width, 'dense feature')}; {takes}")
     if width and n_features and not X.n_features:
         raise DataError(
-            f"X has no sparse features, and the model takes {n_features} beside {width} dense "
+            f"X has no sparse features, but the model takes {n_features} besides {width} dense "
             "ones: pass [X, E]"
         )
     rows: MixedRows = X
