@@ -52,7 +52,7 @@ _log = logging.getLogger("dismec")
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known about a worker process."""
+    """The host, threads and software of a worker process."""
 
     host: str  # its machine, by the address at which it is reached
     threads: int  # threads that it was given
@@ -127,7 +127,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     @property
     def connected(self) -> bool:
-        """Whether there is a scheduler now."""
+        """Whether the client is connected to a scheduler."""
         return bool(self._client.status == "running")
 
     @property

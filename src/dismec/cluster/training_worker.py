@@ -61,7 +61,7 @@ class Data(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is needed to solve the blocks of a training run, apart from the data.
+    """A training run: everything that solving its blocks needs, except the data.
 
     Blocks are written to `folder` if this process can access it: a folder for this run alone, in
     the model directory. Once it is gone, no process writes blocks of the run any more.

@@ -49,7 +49,7 @@ class MappedFile(mmap.mmap):
 
     @property
     def damage(self) -> str | None:
-        """What has happened to a watched file since it was mapped, or None.
+        """Description of a change of the watched file since it was mapped, or None.
 
         If it is None, everything read before the check is what the file contained when it was
         mapped.

@@ -46,7 +46,7 @@ class MixedArrays(NamedTuple):
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where rows start among all entries, counting dense features as entries."""
+        """Row pointers that count dense features as entries."""
         before: npt.NDArray[np.int64] = np.arange(self.n_rows + 1) * self.dense.shape[1]
         return self.rows.indptr + before
 

@@ -46,7 +46,7 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Where texts and labels are in a file or frame.
+    """The columns of a file or frame that hold texts, labels, ids and weights.
 
     Attributes
     ----------

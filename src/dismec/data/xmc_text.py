@@ -95,7 +95,7 @@ def _parsed_blocks(
         if header and row >= header[0]:
             row, reason = (
                 header[0],
-                f"the header says {counted(header[0], 'row')}, but this is another one",
+                f"the header says {counted(header[0], 'row')}, but there is one more",
             )
         refuse(row, reason)
 
