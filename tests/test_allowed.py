@@ -304,7 +304,7 @@ def test_a_copy_stays_while_other_sets_are_asked_for_once(calibrated, problem, m
         model.predict_topk(X[:1], allowed=[label])
     model.predict_topk(X[:100], allowed=[1, 2])
     assert len(made) == 1
-    assert len(model._orders._few) == 1 + orders._WAITING
+    assert len(model._orders._recent) == 1 + orders._WAITING
 
 
 def test_a_copy_is_made_for_sets_of_rows_that_have_few_labels_together(

@@ -140,7 +140,7 @@ def check_features(
         if not is_parts(X):
             if width:
                 raise DataError(
-                    f"X has no dense features, but the model takes {width} besides "
+                    f"X has no dense features, and the model takes {width} beside "
                     f"{n_features} sparse ones: pass [X, E]"
                 )
             return check_X(X, n_features)
@@ -150,7 +150,7 @@ def check_features(
         raise DataError(f"X has {counted(X.width, 'dense feature')}; {takes}")
     if width and n_features and not X.n_features:
         raise DataError(
-            f"X has no sparse features, but the model takes {n_features} besides {width} dense "
+            f"X has no sparse features, and the model takes {n_features} beside {width} dense "
             "ones: pass [X, E]"
         )
     rows: MixedRows = X
