@@ -349,7 +349,7 @@ def _check_sizes(manifest: Manifest) -> None:
     if type(informing) is not int or not 0 <= informing <= manifest.n_labels:
         raise ValueError(f"{informing!r} labels inform others, of {manifest.n_labels} labels")
     if manifest.shards is not None and bool(manifest.refined) != (manifest.first is not None):
-        raise ValueError("only one of 'refined' and 'first' is given: a refined model needs both")
+        raise ValueError("a refined model needs a first stage, and only a refined one has it")
     for receipt in manifest.files:
         if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_columns + 1):
             raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
