@@ -304,7 +304,7 @@ def test_a_copy_is_kept_while_other_sets_are_used_once(calibrated, problem, monk
         model.predict_topk(X[:1], allowed=[label])
     model.predict_topk(X[:100], allowed=[1, 2])
     assert len(made) == 1
-    assert len(model._orders._few) == 1 + orders._WAITING
+    assert len(model._orders._recent) == 1 + orders._WAITING
 
 
 def test_a_copy_is_made_for_per_row_sets_with_few_labels_in_total(calibrated, problem, monkeypatch):
@@ -366,7 +366,7 @@ def test_invalid_allowed_labels_are_refused_in_one_line(calibrated, problem):
         (7, "allowed is 7; expected a list of labels"),
         (sp.csr_array((3, 29)), "allowed has 29 columns; expected 30"),
         (sp.csr_array((2, 30)), "allowed has 2 rows, X has 3"),
-        (other.select_labels(), "of a model of 3 labels, not 30"),
+        (other.select_labels(), "for a model with 3 labels, not 30"),
     ):
         with pytest.raises(DataError, match=reason) as error:
             calibrated.predict_topk(X, allowed=allowed)

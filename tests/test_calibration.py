@@ -320,16 +320,16 @@ def test_arrays_round_trip_and_nonsense_is_refused():
     fallen = c.shared.copy()
     fallen[5] = -1
     for change, n_labels, reason in [
-        ({}, 5, "it is of 4 labels, the model has 5"),
-        ({"slopes": nan}, 4, "slopes holds a value that is not finite"),
-        ({"slopes": np.zeros(4, np.float32)}, 4, "a slope is not above 0"),
+        ({}, 5, "it has 4 labels, the model has 5"),
+        ({"slopes": nan}, 4, "slopes contains a value that is not finite"),
+        ({"slopes": np.zeros(4, np.float32)}, 4, "a slope is not positive"),
         ({"intercepts": np.zeros(3, np.float32)}, 4, r"intercepts has shape \(3,\)"),
         ({"intercepts": np.zeros(4)}, 4, "intercepts is float64, not float32"),
         ({"macro_thresholds": np.ones(4, np.float32)}, 4, "a threshold is not between 0 and 1"),
         ({"micro_threshold": np.array([np.nan])}, 4, "a threshold is not between 0 and 1"),
         ({"micro_threshold": np.array([0.5, 0.5])}, 4, "micro_threshold is not one number"),
         ({"shared": c.shared[:4]}, 4, r"shared has shape \(4,\)"),
-        ({"shared": fallen}, 4, "the bend does not increase"),
+        ({"shared": fallen}, 4, "the bend is not increasing"),
         ({"other": nan}, 4, "other is not expected"),
     ]:
         with pytest.raises(ModelError, match=reason):
@@ -394,7 +394,7 @@ def test_wrong_arguments_are_refused():
         fit_calibration(model, X, Y[:5])
     with pytest.raises(DataError, match="Y has 13 labels, the model has 12"):
         fit_calibration(model, X, np.ones((X.shape[0], 13)))
-    with pytest.raises(ModelError, match="the calibration is of 13 labels, the model has 12"):
+    with pytest.raises(ModelError, match="the calibration has 13 labels, the model has 12"):
         model.calibrated(calibration.extended([1]))
 
 

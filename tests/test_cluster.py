@@ -364,7 +364,7 @@ def test_a_worker_of_another_version_is_refused(tmp_path, shared, reference):
         processes.worker(env=with_version(tmp_path, "0.0.1"))
         with (
             connect(processes, 2) as client,
-            pytest.raises(ClusterError, match=r"has dismec 0\.0\.1, this is"),
+            pytest.raises(ClusterError, match=r"has dismec 0\.0\.1, but the client has dismec"),
         ):
             train(*same_problem(), tmp_path / "model", PARAMS, client=client)
 
@@ -380,11 +380,11 @@ def test_a_late_worker_of_another_version_or_kind_is_reported(tmp_path, caplog):
             if done and not started:
                 started.append(processes.worker(env=with_version(tmp_path, "0.0.1")))
                 started.append(processes.worker(env={"DISMEC_ISA": "base"}))
-            if "is left out" not in caplog.text or "kernels" not in caplog.text:
+            if "is not used" not in caplog.text or "kernels" not in caplog.text:
                 time.sleep(0.4)
 
         train(X, Y, tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
-    assert "has dismec 0.0.1: it is left out" in caplog.text
+    assert "has dismec 0.0.1: it is not used" in caplog.text
     assert "runs base kernels, others" in caplog.text
     assert open_model(tmp_path / "model").n_labels == 150
 

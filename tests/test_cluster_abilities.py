@@ -264,7 +264,8 @@ def near():
         asked.append(question)
         return prediction_worker.answer(token, question, rows)
 
-    own = [getattr(prediction_worker, name) for name in ("join", "hear", "hold", "release")]
+    names = ("join", "check_reachable", "hold", "release")
+    own = [getattr(prediction_worker, name) for name in names]
     cluster = PretendCluster({function: function for function in own})
     cluster.answers[prediction_worker.answer] = answer
     cluster.join("a")
@@ -354,7 +355,7 @@ def test_a_worker_counts_as_silent_only_while_questions_are_open_and_pings_are_a
         def passes(seconds, step=1.0):
             for _ in range(int(seconds / step)):
                 clock.now += step
-                pulse.feel(clock.ping)
+                pulse.check(clock.ping)
             return pulse.silent
 
         assert not passes(30, step=30)  # the worker was only pinged at the end
@@ -388,7 +389,7 @@ def test_a_model_is_not_ready_while_the_only_holder_hangs(tmp_path, path, here, 
         wait_until(served.ready)
         os.kill(worker.pid, signal.SIGSTOP)
         wait_until(lambda: not served.ready(), 60)
-        assert "5 of 5 shards of the model have no other worker" in served.not_ready
+        assert "5 of 5 shards of the model are only on worker" in served.not_ready
         with pytest.raises(NotReady, match="has not answered"):
             served.predict_topk(X[:1])
         os.kill(worker.pid, signal.SIGCONT)
@@ -429,7 +430,7 @@ def test_a_worker_that_hangs_for_long_is_reported(tmp_path, path, X, impatient):
                 predictor.topk(X[:1])
                 os.kill(worker.pid, signal.SIGSTOP)
                 try:
-                    with pytest.raises(ClusterError, match=r"has not answered.*end that worker"):
+                    with pytest.raises(ClusterError, match=r"has not answered.*stop that worker"):
                         predictor.topk(X)
                 finally:
                     os.kill(worker.pid, signal.SIGCONT)

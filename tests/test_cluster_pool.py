@@ -116,10 +116,10 @@ def test_a_worker_of_another_version_is_left_out(cluster, caplog):
     owner.turn()
     assert owner.pool.members == {}
     assert caplog.messages == [
-        "worker old has dismec 0.0.1: it is left out",
-        "worker odd has no dismec, or a very old one: it is left out",
+        "worker old has dismec 0.0.1: it is not used",
+        "worker odd has no dismec, or a very old one: it is not used",
     ]
-    with pytest.raises(ClusterError, match=r"worker old has dismec 0\.0\.1, this is"):
+    with pytest.raises(ClusterError, match=r"worker old has dismec 0\.0\.1, but the client has"):
         check_workers(cluster)
 
 

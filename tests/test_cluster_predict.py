@@ -397,7 +397,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
             status, headers, health = server.ask("GET", "/health")
             assert status == 503
             assert int(headers["Retry-After"]) >= 1
-            assert f"of {SHARDS} shards of the model are being brought" in health["error"]
+            assert f"of {SHARDS} shards of the model are being sent" in health["error"]
             assert health["error"] in reasons
             processes.worker()
             ask_until(server, X, local, status=200)
@@ -406,7 +406,7 @@ def test_server_refuses_while_a_shard_has_no_worker(tmp_path, model, local, X):
             assert server.process.wait(20) == 0
         log = server.log.read_text()
         assert "Traceback" not in log
-        assert "all shards are there again" in log
+        assert "all shards are available again" in log
 
 
 def ask_until(server, X, local, status):

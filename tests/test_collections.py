@@ -232,7 +232,7 @@ def test_a_file_that_only_workers_can_see_is_trained_on(
 
 @pytest.mark.cluster
 def test_a_file_that_no_worker_can_see_is_refused(tmp_path, client):
-    with pytest.raises(DataError, match=r"none\.xmc: no worker of the cluster sees such a file"):
+    with pytest.raises(DataError, match=r"none\.xmc: no worker of the cluster can read this file"):
         train(tmp_path / "none.xmc", None, tmp_path / "model", cluster=client)
 
 
@@ -391,7 +391,7 @@ def test_losing_all_data_ends_the_run_with_advice(handing, monkeypatch):
     next(steps)
     del cluster.there["a"]
     monkeypatch.setattr("dismec.cluster.training._NOBODY_SECONDS", 0.0)
-    with pytest.raises(ClusterError, match="no worker has the data any more; run the same command"):
+    with pytest.raises(ClusterError, match="no worker has the data anymore; run the same command"):
         steps.throw(WorkerLost("a is gone"))
 
 
@@ -424,7 +424,9 @@ def test_blocks_of_other_widths_are_refused(here, problem):
     gathering_worker.append("p-1", 0, ("X", "Y"), X[:10], Y[:10])
     with pytest.raises(DataError, match="block 1: rows with 79 features, not 80"):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10, :79], Y[:10])
-    with pytest.raises(DataError, match="block 1: the number of labels is 3, but 40 before"):
+    with pytest.raises(
+        DataError, match="block 1: the number of labels is 3; blocks before have 40"
+    ):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:10, :3])
     with pytest.raises(DataError, match=r"block 1: X has 10 rows, Y has shape \(9, 40\)"):
         gathering_worker.append("p-1", 1, ("X", "Y"), X[:10], Y[:9])

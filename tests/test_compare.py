@@ -281,7 +281,7 @@ class TestComparison:
         kept.run(pair, ["leml"])
         [store] = tmp_path.iterdir()
         (store / "rows-left").mkdir()
-        with locked(store), pytest.raises(ModelError, match="another run is writing to it"):
+        with locked(store), pytest.raises(ModelError, match="another process is writing to it"):
             kept.run(pair, ["leml"])
         kept.run(pair, ["leml"])
         assert not (store / "rows-left").exists()

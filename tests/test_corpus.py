@@ -259,9 +259,9 @@ def test_any_rows_come_back_whatever_the_batches(tmp_path_factory, rows, ending,
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"text": "a", "labels": ["b"]', "not a row as JSON on a line of its own"),
+        (b'{"text": "a", "labels": ["b"]', "not a JSON object on a line of its own"),
         (b'{"text": "a", "labels": []} x', "Extra data at character 28"),
-        (b"[" * 100_000, "not JSON that can be read"),
+        (b"[" * 100_000, "cannot be read as JSON"),
         (b'{"text": "a", "labels": [NaN]}', "NaN is not JSON"),
         (b'["a"]', 'expected {"text": …, "labels": […]}, not a list'),
         (b"7", "not '7'"),

@@ -314,7 +314,7 @@ def test_a_scheduler_that_stays_away_is_given_up(tmp_path):
             processes.kill(scheduler)
             with pytest.raises(WorkerLost):
                 finish(cluster, task)
-            with pytest.raises(ClusterError, match="a training goes on where it stopped"):
+            with pytest.raises(ClusterError, match="training resumes where it stopped"):
                 wait_until(lambda: not cluster.workers())
 
 

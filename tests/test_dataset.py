@@ -316,7 +316,7 @@ def test_paths_that_are_not_files_are_refused(tmp_path, write):
     refused(tmp_path, "", "directory")
     path = write(TEXT)
     refused(path, "", ".npz", labels=path)
-    refused(path, ":1", "the header says 6 features, but 7 are wanted", n_features=7)
+    refused(path, ":1", "the header says 6 features; expected 7", n_features=7)
 
 
 def test_every_cut_that_loses_a_row_or_part_of_a_word_is_refused(write):
@@ -429,11 +429,11 @@ def test_missing_or_wrong_arrays_in_xmc_are_refused(xmc):
     arrays, metadata = open_arrays(xmc)
     for name in arrays:
         write_arrays(xmc, {k: v for k, v in arrays.items() if k != name}, metadata)
-        refused(xmc, "", "not the arrays")
+        refused(xmc, "", "does not contain the arrays")
     write_arrays(xmc, arrays | {"x.data": arrays["x.data"].astype(np.float64)}, metadata)
-    refused(xmc, "", "not the arrays")
+    refused(xmc, "", "does not contain the arrays")
     write_arrays(xmc, arrays | {"x.data": arrays["x.data"].reshape(2, 2)}, metadata)
-    refused(xmc, "", "not the arrays")
+    refused(xmc, "", "does not contain the arrays")
 
 
 def test_a_damaged_xmc_is_an_error_or_a_sound_dataset(xmc, tmp_path):
@@ -596,7 +596,7 @@ def test_npz_needs_two_valid_matrices(tmp_path, write):
     refused(path, "", "not a scipy sparse matrix", labels=labels)
     scipy.sparse.save_npz(path, dataset.X)
     scipy.sparse.save_npz(labels, dataset.Y * np.float32(2))
-    with pytest.raises(DataError, match=r"Y\.npz: labels are given by 0 and 1"):
+    with pytest.raises(DataError, match=r"Y\.npz: holds values other than 0 and 1"):
         load_data(path, labels=labels)
 
 

@@ -217,7 +217,7 @@ def test_a_row_of_zeros_stays_zero():
         (lambda X, E: X, "X has no dense features, and the model takes 20 beside 50 sparse"),
         (lambda X, E: [E], "X has no sparse features, and the model takes 50 beside 20 dense"),
         (lambda X, E: [X, E[:, :7]], "X has 7 dense features; the model takes 20"),
-        (lambda X, E: [X[:9], E], "X has 9 rows, and there are 400 dense ones"),
+        (lambda X, E: [X[:9], E], "X has 9 rows, but the dense features have 400"),
         (lambda X, E: ["a text"], "X has no dense features, and the model takes 20 beside 50"),
         (lambda X, E: [sp.hstack([X, X]), E], "X has 100 features, the model has 50"),
     ],
@@ -522,7 +522,7 @@ def test_texts_are_classified_with_dense_features_beside_them(tmp_path):
         (TEXTS, "X has no dense features, and the model takes 6 beside"),
         ([E], "X has no sparse features"),
         ([sp.csr_array(rows.toarray()), E[:2]], r"pass \[dismec.TextRows\(X\), E\]"),
-        ([TEXTS[:3], E], "X has 3 rows, and there are 20 dense ones"),
+        ([TEXTS[:3], E], "X has 3 rows, but the dense features have 20"),
     ):
         with pytest.raises(DataError, match=reason):
             model.predict_topk(wrong)

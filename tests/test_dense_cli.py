@@ -158,7 +158,7 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
         (["predict", "both", "data.txt", "--dense", "none.npy"], "No such file"),
         (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
-        (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
+        (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "the dense features have 20"),
         (
             ["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"],
             "--dense is not supported with --refine",

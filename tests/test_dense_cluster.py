@@ -72,7 +72,7 @@ def test_a_file_of_damaged_dense_features_is_refused(tmp_path, problem):
     with pytest.raises(DataError, match=r"data\.xmc: row index 0, dense feature 0: nan is not"):
         TrainingData.map(path)
     path.write_bytes(content.replace(b'"dense"', b'"tense"'))
-    with pytest.raises(DataError, match="not the arrays of a dataset"):
+    with pytest.raises(DataError, match="does not contain the arrays of a dataset"):
         TrainingData.map(path)
 
 

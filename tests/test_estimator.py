@@ -260,7 +260,7 @@ def test_a_dense_answer_that_does_not_fit_memory_is_refused(problem_data, monkey
     expected = sparse.predict(X)
     monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 1000)
     for method in (dense.decision_function, dense.predict):
-        with pytest.raises(DataError, match=r"labels would be .* GiB"):
+        with pytest.raises(DataError, match=r"labels would take .* GiB"):
             method(X)
     monkeypatch.setattr("dismec.estimators.rows._DENSE_SCORES", 200)
     assert (sparse.predict(X) != expected).nnz == 0

@@ -283,7 +283,7 @@ def test_repeated_columns_whose_sum_overflows_are_refused():
         ("indptr", [0, 2, 1, 3], "X: indptr does not describe 3 rows"),
         ("indptr", [1, 2, 2, 3], "X: indptr does not describe 3 rows"),
         ("indptr", [0, 2, 3], "X: indptr does not describe 3 rows"),
-        ("indptr", [0, 2, 2, 4], "X: indptr names 4 entries, 3 are there"),
+        ("indptr", [0, 2, 2, 4], "X: indptr declares 4 entries, but there are 3"),
     ],
 )
 def test_arrays_that_do_not_form_a_matrix_are_refused(part, value, message):
@@ -352,7 +352,7 @@ def test_a_checked_matrix_cannot_be_written_to():
     [
         ("data", [1, math.nan, 1], "row index 0, feature 2: nan is not a finite float32"),
         ("indices", [0, 2, 3], "X: column 3 is outside 3 features"),
-        ("indptr", [0, 2, 2, 4], "X: indptr names 4 entries, 3 are there"),
+        ("indptr", [0, 2, 2, 4], "X: indptr declares 4 entries, but there are 3"),
     ],
 )
 @pytest.mark.parametrize("how", ["exchanged", "made writeable"])

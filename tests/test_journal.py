@@ -160,7 +160,9 @@ def test_a_damaged_line_can_be_deleted_and_its_block_is_solved_again(unfinished,
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [*lines[:2], lines[2].replace(b'"nnz": ', b'"nnz": 1'), *lines[3:]]
     path.write_bytes(b"".join(damaged))
-    with pytest.raises(ModelError, match=r"journal:3: damaged .* is deleted, its block is solved"):
+    with pytest.raises(
+        ModelError, match=r"journal:3: damaged .* delete this line, and its block is solved"
+    ):
         train(*random_problem(), unfinished, PARAMS)
     assert path.read_bytes() == b"".join(damaged)  # nothing was changed
     path.write_bytes(b"".join([*lines[:2], *lines[3:]]))
@@ -262,9 +264,9 @@ def test_a_reader_is_not_disturbed_by_the_end_of_the_run(unfinished):
     ("change", "reason"),
     [
         ({"number": 1}, "order of their numbers"),
-        ({"number": 8}, "blocks hold 45 labels, there are 40"),
+        ({"number": 8}, "blocks hold 45 labels, the model has 40"),
         ({"number": 8, "n_labels": 0, "nnz": 1}, "cannot hold 1 weights"),
-        ({"number": 8, "file": "../secret"}, "not the name of a file of a model"),
+        ({"number": 8, "file": "../secret"}, "not a valid name for a model file"),
         ({"number": "8"}, "not of type int"),
     ],
 )

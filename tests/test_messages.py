@@ -194,7 +194,7 @@ def test_one_number_per_row_is_measured_for_labels_without_names(tmp_path):
     wanted = model.evaluate(X, np.eye(4)[labels])
     for given in (labels, labels.tolist(), labels.astype(np.float64), pd.Series(labels)):
         assert model.evaluate(X, given) == wanted
-    with pytest.raises(DataError, match="the label -1 is below 0"):
+    with pytest.raises(DataError, match="the label -1 is negative; label numbers start at 0"):
         model.evaluate(X, labels - 1)
     with pytest.raises(DataError, match="the label 'a' is text"):
         model.evaluate(X, ["a"] * 60)
@@ -261,7 +261,7 @@ def test_convert_reports_what_it_reads(tmp_path):
 def test_an_empty_hierarchy_file_is_refused(tmp_path, content):
     path = tmp_path / "tree.tsv"
     path.write_text(content)
-    with pytest.raises(DataError, match=r"tree\.tsv: no child and parent in it"):
+    with pytest.raises(DataError, match=r"tree\.tsv: no pairs of child and parent"):
         Hierarchy.load(path)
 
 

@@ -167,7 +167,7 @@ def test_truth_with_stored_zeros_and_duplicates_is_read_correctly_and_unchanged(
     ("top", "message"),
     [
         ([[0, 1]], "top has 1 row, Y_true has 2"),
-        ([[0], [1]], "top has 1 place per row; k = 2 needs as many"),
+        ([[0], [1]], "top has 1 place per row; k = 2 needs 2"),
         ([[0, 1], [1, 3]], "row index 1: predicted label 3; expected −1 or a label below 3"),
         ([[0, -2], [1, 0]], "row index 0: predicted label -2; expected −1 or a label below 3"),
         ([[0, 1], [2, 2]], "row index 1: label 2 is predicted twice"),

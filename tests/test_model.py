@@ -185,11 +185,11 @@ def test_a_dense_answer_that_does_not_fit_memory_is_refused(monkeypatch):
     X, Y = random_problem(rows=60, labels=4)
     model = fit(X, Y)
     monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 900)
-    with pytest.raises(DataError, match=r"60 rows × 4 labels would be .* predict_topk or assign"):
+    with pytest.raises(DataError, match=r"60 rows × 4 labels would take .* predict_topk or assign"):
         model.decision_function(X)
     monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 960)
     assert model.decision_function(X).shape == (60, 4)
-    with pytest.raises(DataError, match=r"200,000 rows × 100,000 labels would be 74\.5 GiB"):
+    with pytest.raises(DataError, match=r"200,000 rows × 100,000 labels would take 74\.5 GiB"):
         check_dense("decision_function", 200_000, 100_000, 4, "")
 
 
@@ -225,7 +225,7 @@ def test_a_model_round_trips_through_a_single_file(texts, tmp_path):
     for source in (content, tmp_path / "m.zip", str(tmp_path / "m.zip"), io.BytesIO(content)):
         same_answers(open_model(source), model, rows)
     same_answers(pickle.loads(pickle.dumps(open_model(content))), model, rows)
-    with pytest.raises(ModelError, match=r"m\.zip exists already"):
+    with pytest.raises(ModelError, match=r"m\.zip already exists"):
         model.save(tmp_path / "m.zip")
     model.save(tmp_path / "m.zip", overwrite=True)
     open_model(content).save(tmp_path / "directory")
@@ -325,7 +325,7 @@ def test_labels_to_train_and_evaluate_on_may_be_lists_or_a_frame(tmp_path):
         fit(X, Y, params, names=names, validation=(X, lists)).params["delta_auto"]
         == (fit(X, Y, params, names=names, validation=(X, Y)).params["delta_auto"])
     )
-    with pytest.raises(DataError, match="the label 'a' is text, and labels have numbers"):
+    with pytest.raises(DataError, match="the label 'a' is text, but labels have numbers"):
         fit(X, Y).evaluate(X, lists)
 
 

@@ -45,11 +45,11 @@ def refused(*arguments):
     ("command", "reason"),
     [
         ("train DATA -o model", "model holds the finished model of a training already"),
-        ("train DATA -o foreign", "'notes.txt' is in it"),
+        ("train DATA -o foreign", "it contains 'notes.txt'"),
         ("train DATA -o file.svg", "cannot be a model directory"),
         ("train DATA -o file.svg/model", "cannot be a model directory"),
         ("tune DATA -o model", "model holds the finished model of a training already"),
-        ("tune DATA -o foreign", "'notes.txt' is in it"),
+        ("tune DATA -o foreign", "it contains 'notes.txt'"),
         ("tune DATA -o new --plot file.svg", "file.svg exists"),
         ("sweep DATA --test DATA --plot file.svg", "file.svg exists"),
         ("sweep DATA --test DATA --plot no/file.svg", "no: no such directory"),
@@ -58,7 +58,7 @@ def refused(*arguments):
         ("compare DATA --test DATA -o foreign", "such as 'notes.txt'"),
         ("compare DATA --test DATA -o file.svg", "file.svg is a file"),
         ("prune DATA -o model --delta 0.1", "model holds the finished model of a training already"),
-        ("prune DATA -o foreign --delta 0.1", "'notes.txt' is in it"),
+        ("prune DATA -o foreign --delta 0.1", "it contains 'notes.txt'"),
     ],
 )
 def test_an_output_that_exists_is_refused_before_data_is_read(

@@ -227,12 +227,12 @@ def test_a_json_array_may_be_larger_than_one_read(tmp_path, monkeypatch, chunk):
     [
         ('[\n{"text": "a", "labels": []},\n{"text": null, "labels": []}]', 3, "not text"),
         ('[\n{"text": "a", "labels": []}', 2, "is the file cut off?"),
-        ('[\n{"text": "a", "labels": []},\n{"text": "b', 3, "not a row as JSON"),
+        ('[\n{"text": "a", "labels": []},\n{"text": "b', 3, "not a JSON object"),
         ('[{"text": "a", "labels": []} {"text"', 1, "expected ',' or ']'"),
         ('[{"text": "a", "labels": []}] x', 1, "text after the end"),
         ("[1]", 1, "not '1'"),
         ("[]", None, "no rows"),
-        ("[", 1, "not a row as JSON"),
+        ("[", 1, "not a JSON object"),
     ],
 )
 def test_a_damaged_json_array_is_refused_with_its_line(tmp_path, content, line, reason):
@@ -272,7 +272,7 @@ def test_parquet_and_arrow_files_are_read(tmp_path, kind):
     refused(path, "no column 'body' (text_column); the columns are 'id'", fmt=TextFormat("body"))
     cut = path.read_bytes()[:-20]
     path.write_bytes(cut)
-    refused(path, str(path), "file that can be read")
+    refused(path, str(path), f"cannot be read as {'Parquet' if kind == 'parquet' else 'Arrow'}")
 
 
 def test_a_null_text_in_a_table_is_refused_with_its_row(tmp_path):

@@ -158,7 +158,7 @@ def test_xmc_text_counts_its_rows_and_has_labels_by_number():
     content = written("xmc", top, scores, batch=7)
     assert content.decode().splitlines()[0] == f"50 {len(NAMES)}"
     same_rows(read_back("xmc", content), rows_of(top, scores, None))
-    with pytest.raises(DataError, match="no place for ids"):
+    with pytest.raises(DataError, match="cannot hold ids: choose another format"):
         written("xmc", top, scores, ids=["a"] * 50)
 
 

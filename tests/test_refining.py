@@ -479,7 +479,7 @@ def test_invalid_refinements_are_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda m: m["refined"].update(informing=23), "does not hold the labels that inform"),
+        (lambda m: m["refined"].update(informing=23), "does not hold the 23 labels that inform"),
         (lambda m: m["refined"].update(informing=10**9), "labels inform others"),
         (lambda m: m["refined"].update(labels=10**9), "not numbers of labels"),
         (lambda m: m["refined"].update(folds=-1), "not numbers of labels"),
@@ -489,7 +489,7 @@ def test_invalid_refinements_are_refused(data, tmp_path):
         (lambda m: m.update(first=None), "first stage"),
         (lambda m: m["first"][0].update(n_labels=23), "sizes that the manifest"),
         (lambda m: m["first"][0].update(file="missing.safetensors"), "missing"),
-        (lambda m: m["first"][0].update(file="../x"), "not the name of a file of a model"),
+        (lambda m: m["first"][0].update(file="../x"), "not a valid name for a model file"),
     ],
 )
 def test_a_manifest_with_false_stages_is_refused(model, tmp_path, damage, reason):

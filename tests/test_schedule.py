@@ -267,7 +267,7 @@ def test_blocks_that_kill_workers_are_solved_alone_and_end_the_run_after_ten():
     deaths = 2 + 2 * (MOST_LOSSES - 2) - 1
     for _ in range(deaths - 1):
         die()
-    with pytest.raises(ClusterError, match="10 workers have died while they solved block 7"):
+    with pytest.raises(ClusterError, match="10 workers have died while solving block 7"):
         die()
     assert given[:2] == [[7, 8], [7, 8]]
     assert given[2:] == [[7], [8]] * (MOST_LOSSES - 3) + [[7]]

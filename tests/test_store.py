@@ -206,7 +206,7 @@ def test_every_cut_manifest_is_refused(model):
 
 def test_newer_format_is_refused(model):
     edit(model, lambda m: m.update(version=DENSE_VERSION + 1))
-    assert "newer than this dismec reads" in refused(model)
+    assert "too new: this dismec reads up to version" in refused(model)
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_newer_format_is_refused(model):
         (lambda m: m["shards"][1].update(precision=7), "'precision' is not of type str"),
         (lambda m: m["shards"][1].update(bytes=5), "the manifest says 5"),
         (lambda m: m["shards"][1].update(nnz=10**12), "cannot hold"),
-        (lambda m: m["shards"][1].update(file="../../secret"), "not the name of a file of a model"),
+        (lambda m: m["shards"][1].update(file="../../secret"), "not a valid name for a model file"),
         (lambda m: m["shards"][1].pop("sha256"), "'sha256' is missing"),
         (lambda m: m["shards"].pop(), "do not hold every label that had rows"),
-        (lambda m: m["shards"].append(m["shards"][1]), "shards hold 42 labels, there are 40"),
+        (lambda m: m["shards"].append(m["shards"][1]), "shards hold 42 labels, the model has 40"),
         (lambda m: m["shards"].__setitem__(0, m["shards"][1]), "a label is in its shards twice"),
         (lambda m: m.update(shards=None), "unfinished training, 0 of 40 labels"),
         (lambda m: m.update(shards=7), "'shards' is not of type list"),
         (lambda m: m.update(shards=[3]), "not described by an object"),
         (lambda m: m.update(n_labels=10**12), "out of range"),
-        (lambda m: m.update(n_labels=39), "shards hold 40 labels, there are 39"),
+        (lambda m: m.update(n_labels=39), "shards hold 40 labels, the model has 39"),
         (lambda m: m.update(n_labels=41), "the label counts do not fit 41 labels"),
         (lambda m: m.update(n_labels="40"), "not of type int"),
         (lambda m: m.update(n_features=79), "n_features is 79, but 80 in the transform"),
@@ -248,9 +248,9 @@ def test_a_false_manifest_is_refused(model, change, reason):
     ("change", "reason"),
     [
         (lambda m: m["blocks"][1].update(number=0), "order of their numbers"),
-        (lambda m: m["blocks"][1].update(file="../../secret"), "not the name of a file of a model"),
+        (lambda m: m["blocks"][1].update(file="../../secret"), "not a valid name for a model file"),
         (lambda m: m["blocks"][0].update(stats={"solved": 1}), "statistics"),
-        (lambda m: m.update(n_labels=39), "blocks hold 40 labels, there are 39"),
+        (lambda m: m.update(n_labels=39), "blocks hold 40 labels, the model has 39"),
         (lambda m: m.update(blocks=[3]), "not described by an object"),
         (lambda m: m.update(blocks={}), "'blocks' is not of type list"),
     ],
@@ -362,7 +362,7 @@ def test_manifest_of_something_else_is_never_replaced(tmp_path, others):
     for name in others:
         (tmp_path / name).touch()
     (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
-    with pytest.raises(ModelError, match=r"manifest\.json is not that of a model"):
+    with pytest.raises(ModelError, match=r"manifest\.json does not belong to a model"):
         train(X, Y, tmp_path, overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "manifest.json"])
 
@@ -432,4 +432,4 @@ def test_labels_not_assigned_to_exactly_one_classifier_are_refused(model, change
         manifest["shards"][0]["bytes"] = size
 
     edit(model, lie)
-    assert "its classifiers do not have all of its labels" in refused(model, check=False)
+    assert "its classifiers do not cover its labels" in refused(model, check=False)

@@ -93,7 +93,7 @@ def test_any_latin_text_counts_as_in_scikit_learn(texts, ngrams):
     try:
         theirs = CountVectorizer(ngram_range=ngrams).fit(texts)
     except ValueError:
-        with pytest.raises(DataError, match="none has a word"):
+        with pytest.raises(DataError, match="no row has a word"):
             build(texts, word_ngrams=ngrams)
         return
     ours = build(texts, word_ngrams=ngrams, sublinear=False)
@@ -345,7 +345,7 @@ def test_terms_are_ordered_by_rows_and_then_by_bytes():
 def test_no_terms_left_is_an_error_that_says_what_to_do():
     with pytest.raises(DataError, match=r"2 rows of text: every term was dropped; lower min_df"):
         build(["one", "two"], min_df=2)
-    with pytest.raises(DataError, match="0 rows of text: none has a word"):
+    with pytest.raises(DataError, match="0 rows of text: no row has a word"):
         VocabularyBuilder().finish()
 
 
@@ -412,7 +412,7 @@ def test_threads_and_chunks_do_not_change_rows(monkeypatch):
         (["fine", "bad \ud800"], "row index 1: half of a character"),
         (["fine", None], "row index 1: not a text"),
         ([b"bytes"], "row index 0: not a text"),
-        ("one text", "a single text where a list"),
+        ("one text", "expected a list of texts, not a single text"),
     ],
 )
 def test_items_that_are_not_text_are_refused_with_their_row(texts, reason):

@@ -264,7 +264,9 @@ def test_a_dense_answer_that_does_not_fit_memory_names_the_sparse_way(monkeypatc
     dense, sparse = fitted(Y, calibrate=True), fitted(sp.csr_array(Y), calibrate=True)
     monkeypatch.setattr("dismec.model.orders.available_memory", lambda: 100)
     for method in (dense.decision_function, dense.predict_proba, dense.predict):
-        with pytest.raises(DataError, match=r"90 rows × 3 labels would be .*(predict_topk|sparse)"):
+        with pytest.raises(
+            DataError, match=r"90 rows × 3 labels would take .*(predict_topk|sparse)"
+        ):
             method(TEXTS)
     assert sparse.predict(TEXTS).shape == (90, 3)
 

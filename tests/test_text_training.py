@@ -249,7 +249,7 @@ def test_names_for_numeric_data(tmp_path):
     assert '"Straße ' in run("predict", tmp_path / "bare", tmp_path / "test.txt", *option).stdout
     (tmp_path / "names.txt").write_text("one\n")
     said = run("train", tmp_path / "train.txt", "-o", tmp_path / "x", *option, code=2).stderr
-    assert "20 labels, but 1 are wanted" in said
+    assert "20 labels; expected 1" in said
     (tmp_path / "names.txt").write_bytes(b"one\n\xff\n")
     assert (
         "names.txt:2: not UTF-8"
@@ -365,7 +365,7 @@ def test_unknown_labels_and_words_are_reported(model, data, tmp_path):
         (b'{"text": "a b", "labels": ["x"]}\n{"text": "\xff"}\n', ":2: "),
         (b"", "no rows"),
         (b'{"text": "one two", "labels": []}\n', "no row has a label"),
-        (b'{"text": "! ?", "labels": ["x"]}\n', "none has a word of two letters"),
+        (b'{"text": "! ?", "labels": ["x"]}\n', "no row has a word of two letters"),
     ],
 )
 def test_bad_texts_are_refused_in_one_line_and_leave_nothing(tmp_path, content, reason):

@@ -102,7 +102,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Importing the package costs nothing: a name brings its module with it when it is first used.
+    # A module is imported when one of its names is first used, so importing the package is fast.
     if name == "__version__":
         from importlib.metadata import version
 

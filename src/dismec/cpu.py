@@ -1,4 +1,4 @@
-"""CPUs and memory of this machine, and the extension module built for its kind of CPU."""
+"""CPUs and memory of this machine, and the extension module built for its CPU."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ __all__ = [
     "cpu_name",
     "in_threads",
     "kernels",
-    "mapping",
     "physical_memory",
     "thread_count",
+    "thread_map",
 ]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _module(wanted: str | None) -> object:
-    """Import the best module that the CPU runs, or the one that ``DISMEC_ISA`` names."""
+def _load_kernels(wanted: str | None) -> object:
+    """Import the best extension module for this CPU, or the one that ``DISMEC_ISA`` names."""
     available = _native_base.cpu_isas()
     if wanted and wanted not in available:
         raise DismecError(
-            f"DISMEC_ISA={wanted}: this CPU runs {', '.join(available)}; "
+            f"DISMEC_ISA={wanted}: this CPU supports {', '.join(available)}; "
             "name one of them or unset it"
         )
     return importlib.import_module(f"dismec._native_{wanted or available[0]}")
 
 
 if not TYPE_CHECKING:
-    kernels = _module(os.environ.get("DISMEC_ISA"))
+    kernels = _load_kernels(os.environ.get("DISMEC_ISA"))
 
 
 def thread_count(threads: int | None) -> int:
-    """How many threads a caller means: as many as there are CPUs for None."""
+    """Return the number of threads to use: as many as there are CPUs if `threads` is None."""
     if threads is None:
         return available_cpus()
     if threads < 1:
@@ -62,12 +62,12 @@ def in_threads(
     threads: int,
     stop: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """What `work` makes of each item, in their order.
+    """Return the results of `work` for all items, in their order.
 
-    After an error, and when the user interrupts, no more items are begun, and `stop` may end those
-    that are under way.
+    After an error or a keyboard interrupt, no further items are started, and `stop` is called so
+    that it can end those in progress.
     """
-    with mapping(threads) as run:
+    with thread_map(threads) as run:
         try:
             return list(run(work, items))
         except BaseException:
@@ -76,8 +76,11 @@ def in_threads(
 
 
 @contextmanager
-def mapping(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """`map`, on threads if there are to be several; after an error no more items are begun."""
+def thread_map(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """Yield a function like `map` that uses several threads, or `map` itself for one thread.
+
+    After an error, no further items are started.
+    """
     if threads <= 1:
         yield map
         return
@@ -86,14 +89,14 @@ def mapping(threads: int) -> Iterator[Callable[..., Iterator[Any]]]:
 
 
 def available_cpus() -> int:
-    """Number of CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_name() -> str:
-    """What this machine's CPU is called."""
+    """Return the name of this machine's CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -103,10 +106,10 @@ def cpu_name() -> str:
 
 
 def physical_memory(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that this process may use, if the machine says.
+    """Return how many bytes of memory this process may use, if known.
 
-    That of the machine, or the least limit of the control groups that the process is in: a
-    container or a batch job may have been given less. `root` is where ``proc`` and ``sys`` are.
+    This is the memory of the machine, or the lowest limit of the control groups of this process:
+    a container or a batch job may have less. `root` is the directory of ``proc`` and ``sys``.
     """
     if sys.platform == "win32":
         return _windows_memory()[0]
@@ -116,7 +119,7 @@ def physical_memory(root: Path = Path("/")) -> int | None:
 
 
 def _group_limits(root: Path) -> Iterator[int]:
-    """The memory limits of this process's control groups and of those above them."""
+    """Yield the memory limits of this process's control groups and of their parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -132,20 +135,20 @@ def _group_limits(root: Path) -> Iterator[int]:
         else:
             continue
         group = top / path.strip("/")
-        # In a container the path may be that on the host, and the top is the container's own.
+        # In a container, the path may be that on the host; `top` is the group of the container.
         for folder in (group, *group.parents):
             try:
                 limit = (folder / file).read_text().strip()
             except (OSError, ValueError):
                 limit = ""
-            if limit.isdecimal():  # else "max", or no such file
+            if limit.isdecimal():  # otherwise "max", or there is no such file
                 yield int(limit)
             if folder == top:
                 break
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can be taken without swapping, or all there is, if the system says."""
+    """Return how many bytes can be allocated without swapping, or else all memory, if known."""
     if sys.platform == "win32":
         return _windows_memory()[1]
     try:
@@ -159,7 +162,7 @@ def available_memory() -> int | None:
 if sys.platform == "win32":
 
     def _windows_memory() -> tuple[int, int]:
-        """Bytes of memory that the machine has, and that are free."""
+        """Return the total and the free memory of the machine in bytes."""
         import ctypes
         import struct
 

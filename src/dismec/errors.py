@@ -1,4 +1,4 @@
-"""What a user may catch."""
+"""The errors that callers may catch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST = 2000  # characters: damaged files may hold values of any length
 
 
 class DismecError(Exception):
-    """Base of every error that dismec raises on purpose; its text is one line for a person."""
+    """Base class of all errors that dismec raises on purpose; the message is one readable line."""
 
     def __init__(self, text: str = "") -> None:
         if len(text) > _LONGEST:
@@ -18,20 +18,20 @@ class DismecError(Exception):
 
 
 class DataError(DismecError, ValueError):
-    """Input data that cannot be used: says file, line and reason."""
+    """Input data that cannot be used; the message gives file, line and reason."""
 
 
 class ModelError(DismecError):
-    """A model directory that is damaged, unfinished, of another run or of a newer format."""
+    """A model directory that is damaged, unfinished, from another run or in a newer format."""
 
 
 class ClusterError(DismecError):
-    """A cluster that cannot be used: not reached, without workers, or with others than needed."""
+    """A cluster that cannot be used: unreachable, without workers, or with unsuitable ones."""
 
 
-class WorkerLost(ClusterError):  # noqa: N818  it says what has happened
-    """The worker that a task ran on has gone."""
+class WorkerLost(ClusterError):  # noqa: N818  named after the event
+    """The worker that ran a task is gone."""
 
 
-class NotReady(ClusterError):  # noqa: N818  it says how things are
-    """A cluster that cannot answer at the moment, but may soon."""
+class NotReady(ClusterError):  # noqa: N818  named after the state
+    """A cluster that cannot answer at the moment, but may do so soon."""

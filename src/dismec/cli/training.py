@@ -192,10 +192,10 @@ def _edit(
 
 
 def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
-    from dismec.model.provenance import ranged
+    from dismec.model.provenance import parse_ranges
 
     entry = model.manifest.history[-1]
-    numbers = list(ranged(entry["numbers"]))
+    numbers = list(parse_ranges(entry["numbers"]))
     return {
         **trained_facts(model, path, seconds),
         "action": entry["action"],
@@ -209,10 +209,12 @@ def _say_changed(model: Model, done: str) -> None:
 
 
 def _warn_of_no_negatives(model: Model) -> None:
-    from dismec.model.provenance import ranged
+    from dismec.model.provenance import parse_ranges
 
     entry = model.manifest.history[-1]
-    everywhere = [n for n in ranged(entry["numbers"]) if model.label_counts[n] == entry.get("rows")]
+    everywhere = [
+        n for n in parse_ranges(entry["numbers"]) if model.label_counts[n] == entry.get("rows")
+    ]
     if everywhere:
         name = everywhere[0] if model.names is None else repr(model.names[everywhere[0]])
         click.echo(

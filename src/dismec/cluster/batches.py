@@ -16,7 +16,7 @@ from dismec.model.allowed import Allowed
 __all__ = ["RowBatch", "cut_rows"]
 
 _MOST_ROWS, _LEAST_ROWS, _MOST_BYTES = 1024, 64, 4_000_000  # per batch
-_BATCHES_A_THREAD = 6  # at least, so the last ones are a small share of the work
+_BATCHES_PER_THREAD = 6  # at least, so the last ones are a small share of the work
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class RowBatch:
     rows: Rows
     ask: Ask
     done: Callable[[Any], None]
-    todo: set[int] = field(default_factory=set)  # shards that no worker is scoring it against
+    todo: set[int] = field(default_factory=set)  # shards not yet given to a worker
     found: list[Any] = field(default_factory=list)  # answers, each from some shards
     scoring: int = 0  # workers that are scoring it
     losses: int = 0  # workers that died while scoring it
@@ -45,11 +45,12 @@ def cut_rows(
 ) -> Iterator[tuple[int, int]]:
     """Yield where batches of rows start and end, for this total number of threads.
 
-    With None they are as large as allowed. Label sets of individual rows count as well.
+    If `threads` is None, batches are as large as possible. The size of a batch includes the label
+    sets of its rows.
     """
     most = _MOST_ROWS
     if threads is not None:
-        share = rows.n_rows // (_BATCHES_A_THREAD * max(threads, 1))
+        share = rows.n_rows // (_BATCHES_PER_THREAD * max(threads, 1))
         most = min(max(share, _LEAST_ROWS), _MOST_ROWS)
     before = (rows.indptr + np.arange(len(rows.indptr))) * 8
     if allowed is not None and allowed.starts is not None:

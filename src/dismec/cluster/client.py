@@ -14,23 +14,24 @@ try:
     import distributed
 except ImportError:
     raise ClusterError(
-        "a cluster needs the package distributed: pip install 'dismec[dask]'"
+        "clusters need the package distributed: pip install 'dismec[dask]'"
     ) from None
 
 __all__ = ["ANSWER_SECONDS", "distributed", "new_client", "no_scheduler", "scheduler_of"]
 
-ANSWER_SECONDS = 10.0  # for an answer of the scheduler
+ANSWER_SECONDS = 10.0  # to wait for an answer of the scheduler
 
 _log = logging.getLogger("dismec")
 
 
 def new_client(where: str, patience: float, security: Any = None) -> distributed.Client:
-    """Connect to a scheduler at an address or in a scheduler file, waiting until it is there.
+    """Connect to a scheduler, given its address or a scheduler file; wait until it answers.
 
-    The client runs in its own thread. Raise `ClusterError` if there is none for `patience` seconds.
+    The client runs in its own thread. Raise `ClusterError` if no scheduler answers for `patience`
+    seconds.
     """
     begin = time.monotonic()
-    said = False
+    warned = False
     while True:
         try:
             left = patience - (time.monotonic() - begin)
@@ -49,10 +50,10 @@ def new_client(where: str, patience: float, security: Any = None) -> distributed
             waited = time.monotonic() - begin
             if waited >= patience:
                 raise no_scheduler(where, waited) from None
-            if not said:
+            if not warned:
                 there = "" if "://" in where or Path(where).exists() else " (there is no such file)"
                 _log.warning("%s: no scheduler yet%s; waiting %.0f s", where, there, patience)
-                said = True
+                warned = True
             time.sleep(0.2)
 
 
@@ -99,5 +100,5 @@ def no_scheduler(where: str, seconds: float) -> ClusterError:
     """Return the error for a scheduler that has not answered for `seconds`."""
     return ClusterError(
         f"{where}: no scheduler has answered for {seconds:.0f} s; run the same command again when "
-        "one does: a training goes on where it stopped"
+        "one does: training resumes where it stopped"
     )

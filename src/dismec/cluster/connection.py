@@ -52,7 +52,7 @@ _log = logging.getLogger("dismec")
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What is known about a worker process."""
+    """The host, threads and software of a worker process."""
 
     host: str  # its machine, by the address at which it is reached
     threads: int  # threads that it was given
@@ -127,7 +127,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     @property
     def connected(self) -> bool:
-        """Whether there is a scheduler now."""
+        """Whether the client is connected to a scheduler."""
         return bool(self._client.status == "running")
 
     @property
@@ -176,9 +176,10 @@ class Cluster(AbstractContextManager["Cluster"]):
         )
 
     def ask(self, worker: str, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Make Dask call a function that the scheduler has, too; return its future, for `watch`.
+        """Make Dask call a function that the scheduler can import, too; return its future.
 
-        Futures among the arguments stand for their results, which go from worker to worker.
+        The future is for `watch`. Futures among the arguments stand for their results, which are
+        sent from worker to worker.
         """
         where = {"workers": [worker], "allow_other_workers": False}
         return self._client.submit(function, *args, key=f"{name}-{uuid4()}", **where)
@@ -233,7 +234,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def _start(self, coroutine: Coroutine[Any, Any, Any]) -> futures.Future[Any]:
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
-        except RuntimeError:  # its event loop is closed
+        except RuntimeError:  # the client's event loop is closed
             coroutine.close()
             lost: futures.Future[Any] = futures.Future()
             lost.cancel()

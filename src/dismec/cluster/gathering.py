@@ -1,4 +1,4 @@
-"""Dask collections, or files that workers can read → one data file on a worker, and its facts.
+"""Dask collections, or a file that workers can read → a data file on a worker, and its facts.
 
 The client chooses the worker that assembles the file. Blocks go from worker to worker, in order,
 and other machines get the file from that worker (`cluster.shipping.hand_over`).
@@ -38,7 +38,7 @@ _log = logging.getLogger("dismec")
 def gathered(
     cluster: Cluster, X: Any, Y: Any, transform: Mapping[str, Any], n_labels: int | None = None
 ) -> Iterator[PlacedData]:
-    """Gather data of workers in a file there, for the duration of the context.
+    """Gather the workers' data in a file on one of them, for the duration of the context.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ def gathered(
     data = None
     try:
         if is_path(X) and Y is not None:
-            raise DataError("X is the path of a file, which has the labels: Y must be None")
+            raise DataError("X is the path of a file, which includes the labels: Y must be None")
         data = gathering.of_file(os.fspath(X)) if is_path(X) else gathering.of_blocks(X, Y)
         yield data
     finally:
         calls: list[tuple[Any, ...]] = [(gathering_worker.discard, token)]
         if data is not None:
-            known = training_worker.Data(data.path, data.facts.size, data.facts.fingerprint)
-            calls.append((training_worker.drop_data, known, token))
+            copy = training_worker.Data(data.path, data.facts.size, data.facts.fingerprint)
+            calls.append((training_worker.drop_data, copy, token))
         _everywhere(cluster, *calls)
 
 
@@ -89,7 +89,7 @@ class _Gathering:
             try:
                 home = next((a for a, task in asked.items() if self._result(task)), None)
                 if home is None:
-                    raise DataError(f"{path}: no worker of the cluster sees such a file")
+                    raise DataError(f"{path}: no worker of the cluster can read this file")
                 parcel = self._parcel()
                 reading = gathering_worker.read, parcel, path, self.transform
                 facts, is_xmc = self._call(home, *reading)
@@ -150,12 +150,12 @@ class _Gathering:
         return f"{self.token}-{secrets.token_hex(8)}"
 
     def _lost(self, error: WorkerLost) -> None:
-        _log.warning("%s: the data are gathered again", error)
+        _log.warning("%s; gathering the data again", error)
 
     def _gave_up(self) -> ClusterError:
         return ClusterError(
-            f"{_ATTEMPTS} workers have died while they gathered the data, for want of memory "
-            "perhaps: give them more, or make the blocks smaller"
+            f"{_ATTEMPTS} workers have died while gathering the data, perhaps out of memory: give "
+            "them more memory, or make the blocks smaller"
         )
 
 
@@ -183,14 +183,13 @@ def _row_blocks(what: str, collection: Any) -> list[Any]:
     if not is_collection(collection):
         raise DataError(f"{what} is not a Dask collection of rows")
     blocks: Any = collection.to_delayed()
-    shape: tuple[int, ...] = getattr(
-        blocks, "shape", (len(blocks),)
-    )  # the blocks of an array are in an array
+    # The blocks of an array are in an array, others in a list.
+    shape: tuple[int, ...] = getattr(blocks, "shape", (len(blocks),))
     if len(shape) != (2 if hasattr(collection, "numblocks") else 1):
         raise DataError(f"{what} is {len(shape)}-d; expected rows × columns")
     if shape[1:] not in ((), (1,)):
         raise DataError(
-            f"{what} has several blocks side by side: rechunk it, so that a block has whole "
+            f"{what} has several blocks side by side: rechunk it so that blocks contain whole "
             f"rows ({what}.rechunk({{1: -1}}))"
         )
     if shape[0] == 0:

@@ -1,6 +1,6 @@
-"""Gathering on a worker: blocks of rows, or a file it can read → a data file and facts.
+"""Gathering on a worker: blocks of rows, or a file it can read → a data file and its facts.
 
-Blocks are appended one after the other, so a worker has only one of them in memory.
+Blocks are appended one after the other, so only one of them is in memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def append(parcel: str, number: int, kinds: tuple[str, ...], *blocks: Any) -> No
         if file is None or file.n_blocks != number:
             raise WorkerLost("this worker has been restarted")
         if file.n_labels != block.n_labels:
-            raise DataError(f"the number of labels is {block.n_labels}, but {file.n_labels} before")
+            raise DataError(
+                f"the number of labels is {block.n_labels}; blocks before have {file.n_labels}"
+            )
         file.writer.append(block.X, block.labels, block.dense)
         file.n_blocks += 1
     except DataError as error:
@@ -84,7 +86,7 @@ def finish(parcel: str, n_labels: int | None, transform: Mapping[str, Any]) -> D
 
 
 def sees(path: str) -> bool:
-    """Return whether this worker can read a file."""
+    """Return whether this worker can access a file."""
     return Path(path).is_file()
 
 

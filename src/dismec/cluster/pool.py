@@ -1,4 +1,4 @@
-"""The workers that take part in some work, and the client's loop around them.
+"""The workers that take part in a computation, and the client's loop around them.
 
 A new worker becomes a member, is prepared step by step, and gets tasks. When it leaves, its tasks
 are dropped and its preparation is closed before the owner of the pool is notified.
@@ -20,7 +20,7 @@ from dismec.errors import ClusterError, ModelError, WorkerLost
 
 __all__ = ["MOST_LOSSES", "Member", "Pool", "Steps", "Work", "check_workers"]
 
-MOST_LOSSES = 10  # workers that may die of the same task
+MOST_LOSSES = 10  # workers that may die while working on the same task
 _AGAIN_SECONDS = 0.05  # before steps that yielded None are called again
 _CLOSE_SECONDS = 5.0
 
@@ -47,7 +47,7 @@ M = TypeVar("M", bound=Member[Any])
 
 @dataclass(frozen=True)
 class Work(Generic[M]):
-    """What the owner of a pool does with its workers."""
+    """The callbacks by which the owner of a pool uses its workers."""
 
     join: Callable[[str, WorkerInfo], M]  # creates a member for a worker
     prepare: Callable[[M], Steps]  # prepares a new member
@@ -61,12 +61,15 @@ def check_workers(cluster: Cluster) -> dict[str, WorkerInfo]:
     ours = version("dismec")
     for address, info in workers.items():
         if info.version != ours:
-            raise ClusterError(f"worker {address} has {info.software}, this is {ours}")
+            raise ClusterError(
+                f"worker {address} has {info.software}, but the client has dismec {ours}: "
+                "install the same version on both"
+            )
     return workers
 
 
 class Pool(Generic[M, W]):
-    """The workers of a cluster that take part in some work; for use by one thread."""
+    """The workers of a cluster that take part in a computation; for use by one thread."""
 
     def __init__(self, cluster: Cluster, work: Work[M]) -> None:
         self.members: dict[str, M] = {}  # by address, in the order of joining
@@ -74,7 +77,7 @@ class Pool(Generic[M, W]):
         self._work = work
         self._refused: set[str] = set()
         self._steps: dict[Steps, tuple[M, Task | None]] = {}
-        self.heard = time.monotonic()  # when a worker last answered anything
+        self.last_answer = time.monotonic()  # when any worker last answered
 
     @property
     def preparing(self) -> bool:
@@ -107,7 +110,7 @@ class Pool(Generic[M, W]):
         if not tasks:
             time.sleep(min(timeout, 0.1))
         for task in self._cluster.wait(tasks, timeout) if tasks else ():
-            self.heard = time.monotonic()
+            self.last_answer = time.monotonic()
             if task in prepared:
                 self._advance(prepared[task])
             else:
@@ -159,7 +162,7 @@ class Pool(Generic[M, W]):
             if address in self.members or address in self._refused:
                 continue
             if info.version != version("dismec"):
-                _log.warning("worker %s has %s: it is left out", address, info.software)
+                _log.warning("worker %s has %s: it is not used", address, info.software)
                 self._refused.add(address)
                 continue
             member = self.members[address] = self._work.join(address, info)

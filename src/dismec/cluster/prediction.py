@@ -36,8 +36,8 @@ from dismec.model.scoring import Labels, Scores
 
 __all__ = ["ClusterModel", "ClusterPredictor", "Traffic"]
 
-_AHEAD = 2  # batches per thread of a worker, plus one
-_OPEN_BYTES = 256_000_000  # unfinished batches
+_AHEAD = 2  # batches given to a worker, per thread, plus one
+_OPEN_BYTES = 256_000_000  # total size of unfinished batches
 _MEMORY_SHARE = 0.6  # share of a worker's memory for shards: beyond that, Dask starts to clear it
 _JOIN_SECONDS = 5.0
 
@@ -58,10 +58,10 @@ class _ShardWorker(Member[tuple[RowBatch, tuple[int, ...]]]):
     """A worker, the shards that it holds or is receiving, and the batches it is scoring."""
 
     since: float = field(default_factory=time.monotonic)
-    room: float | None = None  # bytes, once it has joined
-    call: Callable[..., Task] | None = None  # without the scheduler, once that has been tried
+    room: float | None = None  # bytes for shards, once it has joined
+    call: Callable[..., Task] | None = None  # direct calls, if it can be reached directly
     held: set[int] = field(default_factory=set)
-    coming: set[int] = field(default_factory=set)
+    coming: set[int] = field(default_factory=set)  # shards on their way to it
     sent: SentOrders = field(default_factory=SentOrders)
     pulse: Pulse = field(default_factory=Pulse)
     silent: bool = False  # it holds its shards but does not answer
@@ -106,7 +106,7 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self.manifest, self.transform, self.parts = read_head(path, check=True)
         if self.manifest.shards is None:
             raise ModelError(
-                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
+                f"{directory}: in an older format; `dismec prune {directory} -o NEW` converts it"
             )
         receipts = self.manifest.shards
         if sum(r.n_labels for r in receipts) != np.count_nonzero(self.parts.labels.counts):
@@ -120,11 +120,11 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         self._sender = Sender(cluster)
         self._token = self._sender.token
         self._pool: Pool[_ShardWorker, tuple[RowBatch, tuple[int, ...]]] = Pool(
-            cluster, Work(_ShardWorker, self._join, self._go_on, self._lost)
+            cluster, Work(_ShardWorker, self._join, self._maintain, self._lost)
         )
         self._batches: dict[RowBatch, None] = {}  # in order of arrival
-        self._unplanned = True
-        self._moved = self._greeted = time.monotonic()
+        self._needs_plan = True
+        self._progressed = self._renewed = time.monotonic()
         check_workers(cluster)
 
     def __exit__(self, *error: object) -> None:
@@ -175,12 +175,12 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
     def why_missing(self) -> str:
         """Describe why the missing shards are unavailable."""
         missing = set(self.missing)
-        of = f"{len(missing)} of {len(self._files)} shards of the model"
+        share = f"{len(missing)} of {len(self._files)} shards of the model"
         for member in self._pool.members.values():
             if member.silent and member.held & missing:
                 wait = f"has not answered for {SILENT_SECONDS:.0f} s"
-                return f"{of} have no other worker than {member.address}, which {wait}"
-        return f"{of} are being brought to a worker"
+                return f"{share} are only on worker {member.address}, which {wait}"
+        return f"{share} are being sent to a worker"
 
     @property
     def has_capacity(self) -> bool:
@@ -233,19 +233,19 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
     def _check_patience(self) -> None:
         missing = self.missing
         if not missing or self._pool.preparing:
-            self._moved = time.monotonic()
-        waited = time.monotonic() - self._moved
+            self._progressed = time.monotonic()
+        waited = time.monotonic() - self._progressed
         if waited <= self._patience:
             return
-        self._moved = time.monotonic()
+        self._progressed = time.monotonic()
         if not self._pool.members:
             raise ClusterError(f"there has been no worker for {waited:.0f} s")
         if any(member.silent for member in self._pool.members.values()):
-            raise ClusterError(f"{self.why_missing}: end that worker, or add others")
+            raise ClusterError(f"{self.why_missing}: stop that worker, or add others")
         size = sum(self._files[number].receipt.bytes for number in missing)
         raise ClusterError(
-            f"{len(missing)} of the model's {len(self._files)} shards, {size / 1e9:.3g} GB, have "
-            f"no worker, as none has room for them: add workers, or give them more memory"
+            f"no worker has room for {len(missing)} of the model's {len(self._files)} shards, "
+            f"{size / 1e9:.3g} GB: add workers, or give them more memory"
         )
 
     def _join(self, member: _ShardWorker) -> Steps:
@@ -255,34 +255,35 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         if member.room is None:
             self._pool.begin(member, self._try_directly(member))
             member.room = math.inf if limit is None else _MEMORY_SHARE * limit
-            self._unplanned = True
+            self._needs_plan = True
 
     def _try_directly(self, member: _ShardWorker) -> Steps:
         """Find out whether rows can be sent to a worker without the scheduler."""
         try:
-            yield self._cluster.call(member.address, prediction_worker.hear, self._token)
+            yield self._cluster.call(member.address, prediction_worker.check_reachable, self._token)
         except Exception:
             return
         member.call = self._cluster.call
 
-    def _go_on(self) -> None:
+    def _maintain(self) -> None:
+        """Renew sessions, check that workers answer, place shards, and hand out batches."""
         now = time.monotonic()
-        if now - self._greeted > prediction_worker.LEASE_SECONDS / 5:
-            self._greeted = now
+        if now - self._renewed > prediction_worker.LEASE_SECONDS / 5:
+            self._renewed = now
             for member in self._pool.members.values():
                 self._pool.begin(member, self._join(member))
         for member in self._pool.members.values():
-            self._feel(member)
+            self._check_pulse(member)
         self._place()
         self._hand_out()
 
-    def _feel(self, member: _ShardWorker) -> None:
+    def _check_pulse(self, member: _ShardWorker) -> None:
         """Notice that a worker hangs or answers again; others get what it was scoring."""
-        member.pulse.feel(partial(self._cluster.ping, member.address))
+        member.pulse.check(partial(self._cluster.ping, member.address))
         if member.pulse.silent == member.silent:
             return
         member.silent = member.pulse.silent
-        self._unplanned = True
+        self._needs_plan = True
         state = "does not answer" if member.silent else "answers again"
         _log.warning("worker %s %s", member.address, state)
         for task, (batch, numbers) in member.tasks.items():
@@ -295,11 +296,11 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
         """Make sure that every shard is placed and every worker has something to do."""
         members = self._pool.members
         now = time.monotonic()
-        # All known workers get a share, so it is not given away before they have answered.
+        # Wait until all known workers have answered: each of them should get a share.
         joining = any(m.room is None and now - m.since < _JOIN_SECONDS for m in members.values())
-        if not self._unplanned or joining:
+        if not self._needs_plan or joining:
             return
-        self._unplanned = False
+        self._needs_plan = False
         sizes = [file.receipt.bytes for file in self._files]
         places = {
             address: Place(member.held | member.coming, member.room)
@@ -335,14 +336,14 @@ class ClusterPredictor(AbstractContextManager["ClusterPredictor"]):
 
     def _lost(self, member: _ShardWorker, why: str) -> None:
         """Score again what a lost worker was scoring."""
-        self._unplanned = True
+        self._needs_plan = True
         _log.warning("worker %s %s", member.address, why)
         for batch, numbers in member.tasks.values():
             batch.todo.update(numbers)
             batch.scoring -= 1
             batch.losses += 1
             if batch.losses >= MOST_LOSSES:
-                reason = f"{batch.losses} workers have died over the same rows"
+                reason = f"{batch.losses} workers have died while scoring the same rows"
                 self._fail(batch, ClusterError(f"{reason}, perhaps out of memory"))
 
     def _hand_out(self) -> None:

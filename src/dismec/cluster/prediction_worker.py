@@ -39,7 +39,7 @@ __all__ = [
     "ShardFile",
     "adopt_shard",
     "answer",
-    "hear",
+    "check_reachable",
     "hold",
     "join",
     "release",
@@ -80,13 +80,15 @@ class Asked(NamedTuple):
     bits: npt.NDArray[np.uint8] | None = None  # contents of the choice
 
 
-class Forgotten(Exception):  # noqa: N818  it says what has happened
+class Forgotten(Exception):  # noqa: N818  named after the event
     """The worker no longer has an order or a set of labels, which must be sent again."""
 
 
 @dataclass
 class _Session:
-    used: float
+    """One client's use of one model on this worker."""
+
+    used: float  # time of the last call
     shards: dict[int, Shard] = field(default_factory=dict)
     n_labels: int = 0  # labels of the model
     # Most recent requests, the latest last.
@@ -153,7 +155,7 @@ def join(token: str) -> int | None:
     return memory_limit()
 
 
-def hear(token: str) -> None:
+def check_reachable(token: str) -> None:
     """Do nothing: a successful call shows that the worker can be reached directly."""
     _session(token)
 

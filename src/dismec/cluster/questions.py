@@ -45,7 +45,7 @@ Ranked = tuple[Labels, Scores]
 
 
 class Question(Protocol):
-    """What to find for transformed rows."""
+    """A question about transformed rows, answered by shards and merged by the client."""
 
     def answer(
         self, shards: Sequence[Any], held: HeldLabels, rows: Rows, choice: Allowed | None

@@ -47,7 +47,7 @@ class Layout:
 
     @cached_property
     def held(self) -> HeldLabels:
-        """Where each label is."""
+        """The shard and the classifier of each label."""
         return HeldLabels(self.shards, self.n_labels)
 
     @cached_property

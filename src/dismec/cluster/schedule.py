@@ -63,11 +63,11 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Hand:
-    """The blocks given to a worker."""
+    """The blocks that a worker holds."""
 
     threads: int
-    moved: float  # when it last finished a block, or got some when it had none
-    heard: float  # when it last answered
+    progressed: float  # when it last finished a block, or got some when it had none
+    answered: float  # when it last answered
     blocks: dict[int, _Pending] = field(default_factory=dict)  # in the order given
     labels: int = 0
     cost: int = 0
@@ -137,8 +137,8 @@ class Schedule:
             block.losses += 1
             if block.losses >= MOST_LOSSES:
                 raise ClusterError(
-                    f"{MOST_LOSSES} workers have died while they solved block {number}, for want "
-                    "of memory perhaps: give them more, or fewer threads; finished blocks are kept"
+                    f"{MOST_LOSSES} workers have died while solving block {number}, perhaps out of "
+                    "memory: give them more memory or fewer threads; finished blocks are kept"
                 )
             self._give_back(number, block)
         return len(hand.blocks)
@@ -146,7 +146,7 @@ class Schedule:
     def answered(self, worker: str, now: float) -> None:
         """Record that a worker has answered."""
         if worker in self._hands:
-            self._hands[worker].heard = now
+            self._hands[worker].answered = now
 
     def done(self, worker: str, number: int, seconds: float, now: float) -> _BlockLabels | None:
         """Record that a worker has solved a block, in `seconds` core-seconds.
@@ -184,11 +184,11 @@ class Schedule:
         """Return workers that have become late: their blocks are also given to others."""
         found = []
         for worker, hand in self._hands.items():
-            waited = now - hand.moved
+            waited = now - hand.progressed
             if hand.late or not hand.blocks or waited <= _LATE_SECONDS:
                 continue
             expected = self._expected(hand)
-            if now - hand.heard > _SILENT_SECONDS or (
+            if now - hand.answered > _SILENT_SECONDS or (
                 expected is not None and waited > _LATE_SECONDS + _LATE_TIMES * expected
             ):
                 hand.late = True
@@ -199,14 +199,14 @@ class Schedule:
 
     def hand_out(self, to: Collection[str], now: float) -> dict[str, list[int]]:
         """Choose blocks for some workers: enough to keep them busy, in turns."""
-        wanting = [worker for worker in to if not self._has_enough(worker)]
-        idle = {worker for worker in wanting if not self.held(worker)}
+        waiting = [worker for worker in to if not self._has_enough(worker)]
+        idle = {worker for worker in waiting if not self.held(worker)}
         repeats = self._repeats() if idle and not self._cutter.n_left else iter(())
         given: dict[str, list[int]] = {}
         # In turns, so the last blocks do not all go to one worker.
-        while wanting:
+        while waiting:
             still = []
-            for worker in wanting:
+            for worker in waiting:
                 number = self._next(worker, repeats if worker in idle else iter(()))
                 if number is None:
                     continue
@@ -214,7 +214,7 @@ class Schedule:
                 given.setdefault(worker, []).append(number)
                 if not self._has_enough(worker):
                     still.append(worker)
-            wanting = still
+            waiting = still
         return given
 
     def _has_enough(self, worker: str) -> bool:
@@ -276,7 +276,7 @@ class Schedule:
     def _give(self, worker: str, number: int, now: float) -> None:
         hand, block = self._hands[worker], self._open[number]
         if not hand.blocks:
-            hand.moved = hand.heard = now
+            hand.progressed = hand.answered = now
         if block.holders:
             self.repeated.add(number)
         hand.blocks[number] = block
@@ -293,7 +293,7 @@ class Schedule:
         block.holders.discard(worker)
         hand.labels -= len(block.labels)
         hand.cost -= block.cost
-        hand.moved = hand.heard = now
+        hand.progressed = hand.answered = now
         if hand.late:  # no other worker needs to start its blocks
             hand.late = False
             for other, pending in hand.blocks.items():

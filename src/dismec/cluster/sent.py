@@ -1,4 +1,4 @@
-"""What a worker has already been sent → what to include with the next question."""
+"""Orders and label sets already sent to a worker → what to include with the next question."""
 
 from __future__ import annotations
 

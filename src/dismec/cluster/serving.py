@@ -1,4 +1,4 @@
-"""A model on a cluster for many concurrent threads: a prompt answer, or none.
+"""A model on a cluster for many concurrent threads: every request is answered or refused soon.
 
 One thread owns the connection. The others give it their rows, and it combines those that wait for
 the same order among the same labels into one batch. While a shard has no worker, all requests are
@@ -34,8 +34,8 @@ from dismec.errors import DismecError, NotReady
 __all__ = ["ServedModel", "serve_on_cluster"]
 
 _BATCH_ROWS = 256  # requests are combined up to this size
-_REQUEST_SECONDS = 30.0  # for an answer, for whatever reason
-_SILENT_SECONDS = 3.0  # that the thread may be blocked, waiting for the scheduler
+_REQUEST_SECONDS = 30.0  # after which a request fails, whatever the reason
+_SILENT_SECONDS = 3.0  # that the thread may wait for the scheduler before requests are refused
 _TURN_SECONDS = 0.5
 _STOP_SECONDS = 10.0
 
@@ -104,7 +104,7 @@ class _Dispatcher:
         self._closing = False
         self._reason: str | None = None
         self._beat = time.monotonic()
-        run = contextvars.copy_context().run  # files that it maps are watched with the caller's
+        run = contextvars.copy_context().run  # so that the files it maps are watched, too
         self._thread = threading.Thread(
             target=run, args=(self._run,), name="dismec-cluster", daemon=True
         )
@@ -112,7 +112,7 @@ class _Dispatcher:
 
     @property
     def not_ready(self) -> str | None:
-        """Why there are no answers now, or None."""
+        """The reason why requests cannot be answered now, or None."""
         if self._closing or not self._thread.is_alive():
             return "the model has been closed"
         if time.monotonic() - self._beat > _SILENT_SECONDS:
@@ -196,17 +196,18 @@ class _Dispatcher:
             predictor.drop()
             time.sleep(_TURN_SECONDS)
         else:
-            self._note(predictor)
+            self._update_reason(predictor)
         self._beat = time.monotonic()
 
-    def _note(self, predictor: ClusterPredictor) -> None:
+    def _update_reason(self, predictor: ClusterPredictor) -> None:
+        """Refuse all requests while shards are missing, and log when that changes."""
         reason = None
         if predictor.missing:
             reason = predictor.why_missing
             self._refuse(reason)
             predictor.drop()
         if (reason is None) != (self._reason is None):
-            _log.warning("%s", "all shards are there again" if reason is None else reason)
+            _log.warning("%s", "all shards are available again" if reason is None else reason)
         self._reason = reason
 
     def _add(self, predictor: ClusterPredictor) -> None:

@@ -49,9 +49,9 @@ _log = logging.getLogger("dismec")
 
 @dataclass(frozen=True, eq=False)
 class ClusterJob:
-    """What to train."""
+    """The data, parameters and labels of a training run on a cluster."""
 
-    directory: Path  # of the model
+    directory: Path  # the model directory
     data: Path  # a binary dataset (``.xmc``) with the rows
     fingerprint: str  # of the data
     params: SolverParams
@@ -106,7 +106,7 @@ def solve_on_cluster(
             yield [receipt for receipt, _ in solved]
             for receipt, labels in solved:
                 progress(receipt.n_labels, labels)
-        run.sum_up()
+        run.complete_report()
         _log.info("%s", run.report)
     finally:
         run.end()
@@ -133,6 +133,8 @@ def _data_of(job: ClusterJob) -> training_worker.Data:
 
 
 class _ClusterRun:
+    """A training run on the workers of a cluster."""
+
     def __init__(self, cluster: Cluster, job: ClusterJob) -> None:
         self.report = Report()
         self._cluster = cluster
@@ -148,7 +150,7 @@ class _ClusterRun:
         )
         self._schedule = Schedule(job.cutter, job.first, self._pool.members)
         self._solved: list[_Solved] = []  # not yet passed on
-        self._met = self._told = time.monotonic()
+        self._last_present = self._warned = time.monotonic()
 
     def receipts(self) -> Iterator[list[_Solved]]:
         """Yield receipts as they arrive."""
@@ -161,10 +163,10 @@ class _ClusterRun:
                 solved, self._solved = self._solved, []
                 if solved:
                     yield solved
-            self._check_alone()
+            self._check_workers()
 
-    def sum_up(self) -> None:
-        """Update the report."""
+    def complete_report(self) -> None:
+        """Fill in the entries of the report that are known only at the end."""
         for member in self._pool.members.values():
             self._count_time(member)
         self.report.sent = self._sender.n_bytes
@@ -180,7 +182,7 @@ class _ClusterRun:
 
     def _prepare(self, member: _BlockWorker) -> Steps:
         """Send a worker the data, unless it can read them, and prepare it for solving."""
-        self._compare(member)
+        self._warn_of_other_kernels(member)
         self.report.workers += 1
         submit, info = self._cluster.submit, member.info
         path = yield submit(member.address, training_worker.find_data, self._data)
@@ -197,7 +199,8 @@ class _ClusterRun:
             member.folder = self._folder / own
             if not member.folder.exists():
                 raise ClusterError(
-                    f"worker {member.address} sees another {self._folder} than this machine"
+                    f"worker {member.address} has another directory at {self._folder} than this "
+                    "machine: choose a path that is shared by all machines, or exists only here"
                 )
         member.since = time.monotonic()
         self._schedule.join(member.address, info.threads, member.since)
@@ -212,14 +215,14 @@ class _ClusterRun:
             elif time.monotonic() - moved > _STUCK_SECONDS:
                 self._sending.discard(host)  # the receiving worker may hang
 
-    def _compare(self, member: _BlockWorker) -> None:
+    def _warn_of_other_kernels(self, member: _BlockWorker) -> None:
         """Warn about a worker whose kernels differ from those of earlier workers."""
         before = takewhile(lambda other: other is not member, self._pool.members.values())
         kinds = {other.info.isa for other in before}
         if kinds and member.info.isa not in kinds:
             _log.warning(
-                "worker %s runs %s kernels, others %s: weights are as exact, but their last bits "
-                "are not those of a model trained on one kind of CPU",
+                "worker %s runs %s kernels, others %s: weights are equally accurate, but their "
+                "last bits differ from those of a model trained on one kind of CPU",
                 member.address,
                 member.info.isa,
                 ", ".join(sorted(kinds)),
@@ -256,7 +259,7 @@ class _ClusterRun:
                 if holder[0] in self._cluster.workers():
                     raise  # the other worker is at fault
         raise ClusterError(
-            "no worker has the data any more; run the same command again: finished blocks are kept"
+            "no worker has the data anymore; run the same command again: finished blocks are kept"
         )
 
     def _lost(self, member: _BlockWorker, why: str) -> None:
@@ -272,10 +275,11 @@ class _ClusterRun:
             self.report.present += member.info.threads * (now - member.since)
             member.since = now
 
-    def _check_alone(self) -> None:
-        waited = time.monotonic() - self._met
+    def _check_workers(self) -> None:
+        """Raise `ClusterError` if there has been no worker for a while."""
+        waited = time.monotonic() - self._last_present
         if self._pool.members:
-            self._met = time.monotonic()
+            self._last_present = time.monotonic()
         elif waited > _NOBODY_SECONDS:
             raise ClusterError(
                 f"there has been no worker for {waited:.0f} s; finished blocks are kept, and the "
@@ -295,9 +299,9 @@ class _ClusterRun:
                 should,
                 delay.waited,
             )
-        quiet = now - self._pool.heard
-        if self._pool.members and min(quiet, now - self._told) > _NOBODY_SECONDS:
-            self._told = now
+        quiet = now - self._pool.last_answer
+        if self._pool.members and min(quiet, now - self._warned) > _NOBODY_SECONDS:
+            self._warned = now
             some = ", ".join(list(self._pool.members)[:3])
             _log.warning("no worker has answered for %.0f s: %s", quiet, some)
 

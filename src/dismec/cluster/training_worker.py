@@ -47,9 +47,9 @@ __all__ = [
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors for a full disk
 
-_BEAT_SECONDS = 30.0  # between answers, if nothing is done
+_BEAT_SECONDS = 30.0  # between answers if no block has been finished
 _LINGER_SECONDS = 0.2  # that an answer waits for more blocks
-_MOST_BYTES = 8_000_000  # blocks per answer, except for the last one
+_MOST_BYTES = 8_000_000  # size of the blocks in an answer, not counting the last one
 
 
 class Data(NamedTuple):
@@ -61,7 +61,7 @@ class Data(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is needed to solve the blocks of a training run, apart from the data.
+    """A training run: everything that solving its blocks needs, except the data.
 
     Blocks are written to `folder` if this process can access it: a folder for this run alone, in
     the model directory. Once it is gone, no process writes blocks of the run any more.
@@ -193,13 +193,13 @@ class _ActiveRun:
     def __init__(self, run: Run, loaded: TrainingData, folder: Path | None) -> None:
         costs = run.params.weighting.factors
         problem = Problem(loaded.X, loaded.Y, run.transform, loaded.weights, costs)
-        problem.equal_labels  # noqa: B018  before there are threads
+        problem.equal_labels  # noqa: B018  computed before threads need it
         self._folder = folder
         self._scratch = scratch_directory()
         self._changed = threading.Condition()
         self._unsolved: set[int] = set()
         self._ready: deque[Answer] = deque()
-        self._over: Exception | None = None  # why nothing more will come
+        self._over: Exception | None = None  # why there will be no more results
         self._closed = False
         self._solver = BlockSolver(problem, run.params, self._keep, run.threads)
         self._thread = threading.Thread(target=self._collect, name="dismec-collect", daemon=True)
@@ -211,7 +211,7 @@ class _ActiveRun:
 
     @property
     def ready(self) -> bool:
-        """Return whether `answers` will return soon."""
+        """Whether `answers` will return soon."""
         return bool(self._ready or self._over)
 
     def add(self, blocks: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> None:

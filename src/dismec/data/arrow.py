@@ -1,4 +1,4 @@
-"""Parquet, Arrow and Zstandard ⇄ our rows: the only importer of pyarrow, the extra ``arrow``.
+"""Parquet, Arrow and Zstandard ⇄ rows. The only module that imports pyarrow, the extra ``arrow``.
 
 Import this module only where it is needed, and tell the user what to install if that fails.
 """
@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 __all__ = ["ARROW_ERRORS", "ArrowTable", "ParquetLists", "zstd_stream"]
 
-ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # names of columns too
+ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last for column names
 _ROWS = 4096  # rows read at a time
-_ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100  # of a Parquet file: equal rows take no space
+# Limits for the rows of a Parquet file: millions of equal rows take hardly any space in it.
+_ALWAYS_ROWS, _ROWS_PER_BYTE = 1 << 20, 100
 
 
 def zstd_stream(file: Any) -> Any:
@@ -63,7 +64,7 @@ class ArrowTable:
 
 
 def _parquet_file(source: Any) -> Any:
-    """Open a Parquet file such that repeated texts are in memory only once."""
+    """Open a Parquet file so that repeated texts are in memory only once."""
     found = pq.ParquetFile(source)
     n_rows, size = found.metadata.num_rows, source.size()
     if n_rows > max(_ALWAYS_ROWS, _ROWS_PER_BYTE * size):

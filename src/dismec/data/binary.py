@@ -82,15 +82,15 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     if metadata.get("format") != _FORMAT:
         raise DataError(f"{path}: a safetensors file, but not a dataset")
     if metadata.get("version") != _VERSION:
-        raise DataError(f"{path}: a dataset of a version other than {_VERSION}; update dismec")
+        raise DataError(f"{path}: not version {_VERSION} of the dataset format; update dismec")
     expected = _XMC_ARRAYS | (_NAME_ARRAYS if "names.utf8" in arrays else {})
     kinds = {name: (dtype, 1) for name, dtype in expected.items()}
     kinds |= {name: kind for name, kind in _EXTRAS.items() if name in arrays}
     if {name: (array.dtype, array.ndim) for name, array in arrays.items()} != kinds:
-        raise DataError(f"{path}: not the arrays of a dataset")
+        raise DataError(f"{path}: does not contain the arrays of a dataset")
     sizes = [metadata.get(key, "") for key in ("n_rows", "n_features", "n_labels")]
     if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
-        raise DataError(f"{path}: the sizes are not numbers")
+        raise DataError(f"{path}: the numbers of rows, features and labels are not numbers")
     n_rows, n_features, n_labels = map(int, sizes)
     if max(n_features, n_labels) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS} features or labels")

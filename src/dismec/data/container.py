@@ -202,7 +202,7 @@ def _parse_entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...],
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ContainerError(f"array {name!r} has a type that is not supported")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
-        raise ContainerError(f"array {name!r} has a shape or place that is not made of sizes")
+        raise ContainerError(f"array {name!r} has an invalid shape or invalid offsets")
     begin, end = offsets
     if math.prod(shape) * _DTYPES[dtype].itemsize != end - begin:
         raise ContainerError(f"array {name!r} has a size that disagrees with its shape")

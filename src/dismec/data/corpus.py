@@ -206,12 +206,12 @@ def _rows_of(
     kind: Kind = "JSON" if data.is_blank and not data.is_texts else data.kind
     if kind in ("XMC text", "npz", "xmc"):
         raise DataError(
-            f"{path}: not texts; a CSV or TSV file needs the ending .csv or .tsv, or its format "
+            f"{path}: not texts; a CSV or TSV file needs the extension .csv or .tsv, or its format "
             "given (data_format='csv')"
         )
     for entry in unused_entries(kind):
         if getattr(fmt, entry) is not None:
-            raise DataError(f"{path}: {entry} has no meaning here: these are lines of {kind}")
+            raise DataError(f"{path}: {entry} does not apply to lines of {kind}")
     if kind in ("Parquet", "Arrow"):
         return arrow_rows(path, file, fmt, cells, needs_labels, parquet=kind == "Parquet")
     lines = lines_of(path, file)

@@ -161,7 +161,7 @@ def _loaded(
     with detect(path) as data, data.open() as file:
         path = data.path
         if labels is not None and data.kind != "npz":
-            raise DataError(f"{path}: labels apart from the data go only with .npz files")
+            raise DataError(f"{path}: a separate file of labels is supported only with .npz files")
         if data.is_texts:
             raise DataError(
                 f"{path}:1: texts, not features; dismec.train_text and the command "
@@ -171,9 +171,9 @@ def _loaded(
             return _dataset(*read_xmc_text(path, file, sizes, threads))
         dataset = _load_npz(path, file, labels, needs_labels) if data.kind == "npz" else _map(path)
     found_sizes = dataset.X.shape[1], dataset.Y.shape[1]
-    for what, wanted, found in zip(("features", "labels"), sizes, found_sizes, strict=True):
+    for what, wanted, found in zip(("feature", "label"), sizes, found_sizes, strict=True):
         if wanted is not None and wanted != found:
-            raise DataError(f"{path}: {found} {what}, but {wanted} are wanted")
+            raise DataError(f"{path}: {counted(found, what)}; expected {wanted:,}")
     return dataset
 
 
@@ -220,7 +220,7 @@ def save_data(
     name = path.name.lower()
     kind = name.removesuffix(".gz")
     if labels is not None and not name.endswith(".npz"):
-        raise DataError(f"{path}: labels apart from the data go only with .npz files")
+        raise DataError(f"{path}: a separate file of labels is supported only with .npz files")
     if name.endswith(".xmc"):
         x, y = (X.indptr, X.indices, X.data), (Y.indptr, Y.indices)
         write_xmc(path, x, y, (X.shape[1], Y.shape[1]), names)
@@ -307,7 +307,7 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
     with detect(labels) as data, data.open() as file:
         Y = _read_npz(data.path, file)
     if np.any((Y.data != 0) & (Y.data != 1)):
-        raise DataError(f"{labels}: labels are given by 0 and 1, and there are other values")
+        raise DataError(f"{labels}: holds values other than 0 and 1; expected an indicator matrix")
     return _check_dataset(path, Dataset(X, Y))
 
 
@@ -330,7 +330,7 @@ def _read_npz(path: Path, file: BinaryIO) -> Any:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
-    # RuntimeError, of which NotImplementedError is a kind: a file that says that it is encrypted.
+    # zipfile raises RuntimeError, or its subclass NotImplementedError, for an encrypted file.
     except (zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
         raise DataError(f"{path}: not a scipy sparse matrix: {_one_line(error)}") from error
     if found.nnz < matrix.nnz:

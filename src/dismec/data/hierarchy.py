@@ -98,7 +98,7 @@ class Hierarchy:
 
         self._fill(pairs())
         if not self.names:
-            raise DataError(f"{path}: no child and parent in it, only blank lines or a header")
+            raise DataError(f"{path}: no pairs of child and parent, only blank lines or a header")
         return self
 
     def _at(self, place: int) -> str:

@@ -18,7 +18,7 @@ from dismec.data.text_format import RefusedError, checked_names, quoted
 
 __all__ = ["LabelCells"]
 
-_WATCHED = 2000  # cells after which a wrong separator would have been noticed
+_CHECKED = 2000  # cells after which a wrong separator would have been noticed
 _FEWEST = 5  # minimum number of cells with a separator
 _CANDIDATES = ("|", ";", "\t", ",", " ")
 _ENTRY = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[-+.\w]++"""
@@ -43,7 +43,7 @@ class LabelCells:
     ) -> None:
         self._untyped = untyped
         self._separator = separator or default
-        self._watch = _Watch(default) if separator is None else None
+        self._check = _SeparatorCheck(default) if separator is None else None
 
     def names(self, value: Any) -> list[str]:
         """Return the names in a cell, each once; raise `RefusedError` for anything else."""
@@ -53,8 +53,8 @@ class LabelCells:
             listed = _list_entries(value.strip(), self._separator)
             if listed is not None:
                 return checked_names(listed)
-            if self._watch is not None:
-                self._watch.see(value)
+            if self._check is not None:
+                self._check.add(value)
             if self._separator is None:
                 return checked_names([value])
             names = [name for part in value.split(self._separator) if (name := part.strip())]
@@ -74,11 +74,11 @@ class LabelCells:
 
     def doubt(self) -> str | None:
         """Return why another separator seems to be right, or None."""
-        return None if self._watch is None else self._watch.doubt()
+        return None if self._check is None else self._check.doubt()
 
 
-class _Watch:
-    """Tries separators other than the default on the first cells."""
+class _SeparatorCheck:
+    """A comparison of the default separator with others, on the first cells."""
 
     def __init__(self, default: str | None) -> None:
         self._default = default
@@ -88,8 +88,8 @@ class _Watch:
         self._with = dict.fromkeys(others, 0)
         self._parts: dict[str, set[str]] = {separator: set() for separator in others}
 
-    def see(self, cell: str) -> None:
-        if self._seen == _WATCHED or not cell.strip():
+    def add(self, cell: str) -> None:
+        if self._seen == _CHECKED or not cell.strip():
             return
         self._seen += 1
         names = [cell] if self._default is None else cell.split(self._default)

@@ -18,9 +18,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class LabelTree:
-    """Nodes are the labels 0 … n_labels − 1, followed by groups, which are only above labels.
+    """The labels of a model in a hierarchy; created by `Hierarchy.over`.
 
-    Created by `Hierarchy.over`.
+    The nodes are the labels 0 … n_labels − 1, followed by groups: names above labels that are not
+    labels themselves.
     """
 
     names: Sequence[str]  # names of the nodes

@@ -49,7 +49,7 @@ class MappedFile(mmap.mmap):
 
     @property
     def damage(self) -> str | None:
-        """What has happened to a watched file since it was mapped, or None.
+        """Description of a change of the watched file since it was mapped, or None.
 
         If it is None, everything read before the check is what the file contained when it was
         mapped.
@@ -72,7 +72,7 @@ _watched: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 @atexit.register
 def _unwatch_all() -> None:
-    """Release native objects while the interpreter still can: it complains of those it cannot."""
+    """Release native objects before the interpreter ends: it would report them as leaks."""
     for file in list(_watched):
         file.unwatch()
 

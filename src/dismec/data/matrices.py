@@ -105,8 +105,8 @@ def is_checked(X: Any) -> bool:
         mark is not None
         and mark[0] == X.shape
         and all(
-            there is then and not there.flags.writeable
-            for there, then in zip((X.data, X.indices, X.indptr), mark[1:], strict=True)
+            array is marked and not array.flags.writeable
+            for array, marked in zip((X.data, X.indices, X.indptr), mark[1:], strict=True)
         )
     )
 
@@ -352,7 +352,7 @@ def _entry_count(what: str, columns: str, rows: Any) -> int:
     nnz = int(indptr[-1])
     stored = min(len(indices), len(rows.data))
     if nnz > stored:
-        raise DataError(f"{what}: indptr names {counted(nnz, 'entry')}, {stored} are there")
+        raise DataError(f"{what}: indptr declares {counted(nnz, 'entry')}, but there are {stored}")
     if nnz:
         low, high = indices[:nnz].min(), indices[:nnz].max()
         if low < 0 or high >= shape[1]:

@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float32]
-_LARGE = 1 << 20  # numbers
-_SAMPLED = 1000  # rows
+_LARGE = 1 << 20  # values from which an array counts as large
+_SAMPLED = 1000  # rows examined
 
 
 class MixedArrays(NamedTuple):
@@ -46,7 +46,7 @@ class MixedArrays(NamedTuple):
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where rows start among all entries, counting dense features as entries."""
+        """Row pointers that count dense features as entries."""
         before: npt.NDArray[np.int64] = np.arange(self.n_rows + 1) * self.dense.shape[1]
         return self.rows.indptr + before
 
@@ -120,7 +120,7 @@ def mixed_rows(sparse: Any, dense: Any) -> MixedRows:
     sparse = check_X(sparse)
     if sparse.shape[0] != len(dense):
         raise DataError(
-            f"X has {counted(sparse.shape[0], 'row')}, and there are {len(dense)} dense ones"
+            f"X has {counted(sparse.shape[0], 'row')}, but the dense features have {len(dense)}"
         )
     return MixedRows(sparse, dense)
 

@@ -211,7 +211,7 @@ class _XmcWriter(_TextWriter):
 
     def write(self, top: _Labels, scores: _Scores, ids: Sequence[str] | None = None) -> None:
         if ids is not None:
-            raise DataError("XMC text has no place for ids: write another form, or leave them out")
+            raise DataError("XMC text cannot hold ids: choose another format, or leave them out")
         super().write(top, scores)
 
     def finish(self) -> None:

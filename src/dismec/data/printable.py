@@ -18,7 +18,7 @@ _CONTROLS_IN_LINES = re.compile(rf"(?![\t\n])[{ACTED_ON}]")
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    r"""The text with ``\u001b`` in place of the character, and so on.
+    r"""Return the text with control characters replaced by escapes such as ``\u001b``.
 
     Tabs and line ends are kept, unless `one_line` is set.
 

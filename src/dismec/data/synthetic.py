@@ -1,4 +1,4 @@
-"""Nothing → synthetic data with the shape of XMC data.
+"""Random numbers → synthetic data that resembles XMC data.
 
 First, a world of labels is drawn: the frequency of each (a power law), its topic, and the few words
 that go with it; topics have words of their own, and all words follow a Zipf law. A row then gets a
@@ -36,7 +36,10 @@ _TOPIC_WORDS = 0.2
 
 
 class World(NamedTuple):
-    """What training and test rows share. Labels are sorted by topic, words by rank."""
+    """The labels and words that training and test rows share.
+
+    Labels are sorted by topic, words by rank.
+    """
 
     label_ids: NDArray[np.int32]
     label_cdf: NDArray[np.float64]

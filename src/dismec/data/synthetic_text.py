@@ -1,4 +1,4 @@
-"""Nothing → texts with label names.
+"""Random numbers → synthetic texts with label names.
 
 The rows are those of `synthetic.generate`, with a word for every feature and a name for every
 label. Words are made up but pronounceable, and more frequent words are shorter. A label is named

@@ -62,7 +62,7 @@ class Target:
         if (columns is not None and len(columns) != 1) or (is_array and _is_indicator(labels)):
             return cls._of_indicator(labels, columns, classes)
         if classes is not None:
-            raise DataError("classes are for an indicator matrix, and labels is a list")
+            raise DataError("classes are for an indicator matrix, but labels is a list")
         return cls._of_rows(column_values(labels, "labels", "entry"))
 
     def of_rows(self, keep: npt.NDArray[np.int64]) -> Target:
@@ -95,7 +95,7 @@ class Target:
         rows = [_label_row(number, value) for number, value in enumerate(values)]
         alone = all(not _is_several(value) for value in values) and bool(values)
         if not alone:
-            _refuse_an_indicator(values)
+            _refuse_indicator_lists(values)
         ordered = sorted(_of_one_type(list({label for row in rows for label in row})))
         numbers = {label: number for number, label in enumerate(ordered)}
         ids = [[numbers[label] for label in row] for row in rows]
@@ -151,11 +151,11 @@ def matrix_of_labels(Y: Any, names: Sequence[str] | None) -> Any:
 
 def _by_name(target: Target, names: Sequence[str] | None) -> sp.csr_array:
     if names is None:
-        numbers = [label for label in target.classes if not isinstance(label, int)]
-        if numbers:
-            raise DataError(f"the label {numbers[0]!r} is text, and labels have numbers, not names")
+        texts = [label for label in target.classes if not isinstance(label, int)]
+        if texts:
+            raise DataError(f"the label {texts[0]!r} is text, but labels have numbers, not names")
         if (least := min(target.classes, default=0)) < 0:
-            raise DataError(f"the label {least} is below 0, where the numbers of labels begin")
+            raise DataError(f"the label {least} is negative; label numbers start at 0")
         return target.among(range(1 + max(target.classes, default=-1)))
     as_text = [str(label) for label in target.classes]
     return Target(target.Y, as_text, target.kind).among(names)
@@ -258,7 +258,7 @@ def _of_one_type(labels: list[Any]) -> list[Any]:
     return labels
 
 
-def _refuse_an_indicator(values: list[Any]) -> None:
+def _refuse_indicator_lists(values: list[Any]) -> None:
     """Reject lists of 0 and 1 of equal length: they could be labels or an indicator matrix."""
     widths = {len(row) if isinstance(row, list | tuple) else -1 for row in values}
     if len(widths) == 1 and widths.pop() > 1:

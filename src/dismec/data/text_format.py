@@ -46,7 +46,7 @@ class TextRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Where texts and labels are in a file or frame.
+    """The columns of a file or frame that hold texts, labels, ids and weights.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class TextFormat:
 
     @property
     def kept(self) -> dict[str, str]:
-        """What a model keeps of the format: all entries that were given, except for the ids."""
+        """The entries that a model keeps: all that were given, except for `id_column`."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {key: value for key, value in given.items() if value and key != "id_column"}
 

@@ -201,7 +201,7 @@ class _NotJSONError(RefusedError):
 
 def _not_json(reason: str, place: int) -> _NotJSONError:
     at = f"{reason.removesuffix(' at')} at character {place + 1}"
-    return _NotJSONError(f"not a row as JSON on a line of its own: {at}")
+    return _NotJSONError(f"not a JSON object on a line of its own: {at}")
 
 
 def _decoded(text: str, begin: int) -> tuple[Any, int]:
@@ -210,7 +210,7 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise _not_json(error.msg, error.pos) from None
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"not JSON that can be read: {error}") from None
+        raise RefusedError(f"cannot be read as JSON: {error}") from None
 
 
 def _json_row(row: Any, fmt: TextFormat, cells: LabelCells, needs_labels: bool) -> TextRow:

@@ -80,7 +80,7 @@ def arrow_rows(
         yield from table_rows(str(path), names, values, fmt, cells, needs_labels)
     except ARROW_ERRORS as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a {kind} file that can be read: {reason}") from None
+        raise DataError(f"{path}: cannot be read as {kind}: {reason}") from None
 
 
 def table_rows(

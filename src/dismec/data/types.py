@@ -1,6 +1,6 @@
-"""Types of what callers may pass: matrices, texts, labels and weights, in each form accepted.
+"""Types of arguments: matrices, texts, labels and weights in every accepted form.
 
-They are for annotations only; what a function gets is checked when it is used.
+They are for annotations only; functions check their arguments when they use them.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class _Unpacked(io.RawIOBase):
         self._n_made += len(text)
         if self._n_made > max(_ALWAYS, _MOST_TIMES * self._taken):
             raise UnreadableError(
-                f"the file holds more than {_MOST_TIMES} times its size from here on; "
-                "if it is meant to, unpack it first"
+                f"the file expands to more than {_MOST_TIMES} times its size from here on; "
+                "if that is intended, unpack it first"
             )
         buffer[: len(text)] = text
         return len(text)

@@ -95,7 +95,7 @@ def _parsed_blocks(
         if header and row >= header[0]:
             row, reason = (
                 header[0],
-                f"the header says {counted(header[0], 'row')}, and here is one more",
+                f"the header says {counted(header[0], 'row')}, but there is one more",
             )
         refuse(row, reason)
 
@@ -170,7 +170,7 @@ def _header(path: Path, words: Sequence[bytes], wanted: _Wanted) -> tuple[int, i
     n_rows, *found = (int(word) for word in words)
     for size, want, what in zip(found, wanted, ("features", "labels"), strict=True):
         if want is not None and size != want:
-            raise DataError(f"{path}:1: the header says {size} {what}, but {want} are wanted")
+            raise DataError(f"{path}:1: the header says {size} {what}; expected {want}")
     return n_rows, found[0], found[1]
 
 

@@ -144,7 +144,7 @@ class Transform:
         return csr_on(data, indices, indptr, (rows.n_rows, self.n_columns + 1), canonical=True)
 
     def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
-        """Transform rows begin … end of the result of `arrays`."""
+        """Transform rows begin … end − 1 of the result of `arrays`."""
         if isinstance(rows, MixedArrays):
             sparse = self._apply_sparse(rows.rows, 0.0, begin, end)
             return self._beside(sparse, rows.dense[begin:end])
@@ -181,7 +181,7 @@ class Transform:
         return result
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON; ``tfidf`` tells whether there is an `idf`, stored as an array."""
+        """Return a dict for JSON; ``tfidf`` says whether there is an `idf`, stored elsewhere."""
         facts: dict[str, Any] = {
             "n_features": int(self.n_features),
             "normalize": bool(self.normalize),

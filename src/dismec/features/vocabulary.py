@@ -203,7 +203,7 @@ class VocabularyBuilder:
                 f"{counted(self.n_rows, 'row')} of text: every term was dropped; "
                 f"lower min_df (now {params.min_df}) or raise max_df (now {params.max_df:g})"
                 if params.min_df > 1 or params.max_df < 1
-                else f"{counted(self.n_rows, 'row')} of text: none has a word of two letters "
+                else f"{counted(self.n_rows, 'row')} of text: no row has a word of two letters "
                 "or more"
             )
         return Vocabulary(params, *arrays)
@@ -282,8 +282,8 @@ class Vocabulary:
         found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
         if (unsound := found._lexicon.unsound()) is not None:
             raise ModelError(
-                f"vocabulary: term {unsound}, {terms[unsound]!r}, is there twice "
-                "or is none that the parameters make"
+                f"vocabulary: term {unsound}, {terms[unsound]!r}, occurs twice or does not match "
+                "the parameters"
             )
         return found
 
@@ -318,7 +318,7 @@ def _rules(params: TextParams) -> tuple[tuple[int, int], tuple[int, int], bool]:
 def _native_texts(texts: Sequence[str]) -> tuple[kernels.Texts, npt.NDArray[np.int64]]:
     """Return the texts for the kernels, and the number of bytes up to the end of each text."""
     if isinstance(texts, str):
-        raise DataError("a single text where a list of texts is expected")
+        raise DataError("expected a list of texts, not a single text")
     try:
         native = kernels.Texts(list(texts))
     except ValueError as error:

@@ -333,7 +333,7 @@ def _check_top(top: npt.ArrayLike, n_rows: int, n_labels: int, depth: int) -> In
         raise DataError(f"top has {counted(places.shape[0], 'row')}, Y_true has {n_rows}")
     if places.shape[1] < depth:
         raise DataError(
-            f"top has {counted(places.shape[1], 'place')} per row; k = {depth} needs as many"
+            f"top has {counted(places.shape[1], 'place')} per row; k = {depth} needs {depth}"
         )
     if places.size and (places.min() < -1 or places.max() >= n_labels):
         row, place = np.argwhere((places < -1) | (places >= n_labels))[0]

@@ -1,7 +1,8 @@
 """A model directory ⇄ a single file: a zip archive of its files, not compressed.
 
-What is unpacked is not believed: only plain names of model files, stored as they are, in all no
-larger than the archive itself; the files then go through the checks of any model directory.
+An archive is untrusted input. It may contain only uncompressed model files under plain names, and
+their total size must not exceed that of the archive. The extracted files then pass the same checks
+as those of any model directory.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ _ENDING = ".zip"
 _MOST_FILES = 1 << 16
 _DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError)
 
-WriteModel = Callable[..., None]  # to a directory, with `overwrite`
+WriteModel = Callable[..., None]  # writes a model to a directory; takes `overwrite`
 
 
 def is_archive_path(path: str | os.PathLike[str]) -> bool:
-    """Whether a model that is saved there becomes a single file."""
+    """Return whether a model saved to this path becomes a single file."""
     return Path(path).suffix.lower() == _ENDING and not Path(path).is_dir()
 
 
 def archived(write: WriteModel) -> bytes:
-    """The bytes of the single file of a model; the same model always has the same bytes."""
+    """Return a model as the bytes of a single file; the same model always has the same bytes."""
     buffer = io.BytesIO()
     _pack_into(buffer, write)
     return buffer.getvalue()
 
 
 def write_archive(path: Path, write: WriteModel, *, overwrite: bool) -> None:
-    """Write a model to a single file, which appears when it is complete."""
+    """Write a model to a single file, which appears only when it is complete."""
     if path.exists() and not overwrite:
         raise ModelError(
-            f"{path} exists already: choose another name, or overwrite it (overwrite=True)"
+            f"{path} already exists: choose another name, or overwrite it (overwrite=True)"
         )
     with whole_file(path) as file:
         _pack_into(file, write)
@@ -57,17 +58,18 @@ def _pack_into(file: BinaryIO, write: WriteModel) -> None:
         write(directory, overwrite=False)
         for path in sorted(directory.iterdir()):
             if path.name != LOCK:
-                entry = zipfile.ZipInfo(path.name)  # its date is always the same
+                entry = zipfile.ZipInfo(path.name)  # has a constant date, so bytes are the same
                 with packed.open(entry, "w", force_zip64=True) as target, path.open("rb") as source:
                     shutil.copyfileobj(source, target, 1 << 20)
 
 
 @contextmanager
 def unpacked(source: Any) -> Iterator[Path | None]:
-    """The model directory that a single file holds, as long as the context lasts.
+    """Extract a single file to a temporary model directory, for the duration of the context.
 
-    `source` is a path, bytes, or a file object open for reading in binary mode. None for a path
-    that is not such a file. A `ModelError` of the body names the source, not the directory.
+    `source` is a path, bytes, or a file object opened in binary mode. Yield None if it is a path
+    that is not such a file. A `ModelError` raised in the body names the source instead of the
+    temporary directory.
     """
     file: Any
     with ExitStack() as stack:
@@ -89,9 +91,9 @@ def unpacked(source: Any) -> Iterator[Path | None]:
 
 
 def _seekable(file: Any) -> Any:
-    """A file object that can be read at any place."""
+    """Return a file object that supports random access."""
     if isinstance(file.read(0), str):
-        raise ModelError("the file object is open as text: open it in binary mode")
+        raise ModelError("the file object is open in text mode: open it in binary mode")
     return file if file.seekable() else io.BytesIO(file.read())
 
 
@@ -109,18 +111,18 @@ def _unpack(name: str, file: Any, folder: Path) -> None:
 
 
 def _check_packed(name: str, entries: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse an archive that `archived` cannot have made."""
+    """Reject an archive that `archived` cannot have created."""
     if len(entries) > _MOST_FILES:
-        raise ModelError(f"{name}: {len(entries):,} files; a model has fewer")
+        raise ModelError(f"{name}: {len(entries):,} files; a model has at most {_MOST_FILES:,}")
     for entry in entries:
         file = entry.filename
         if PurePath(file).name != file or "\\" in file or file[:1] == "." or not is_own(file):
             raise ModelError(f"{name}: {file[:80]!r} is not a file of a model")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise ModelError(f"{name}: {file!r} is compressed; a model is stored as it is")
+            raise ModelError(f"{name}: {file!r} is compressed; model files are stored uncompressed")
     if not any(entry.filename == MANIFEST for entry in entries):
         raise ModelError(f"{name} is not a dismec model: no {MANIFEST} in it")
     if len({entry.filename for entry in entries}) < len(entries):
         raise ModelError(f"{name}: two files have the same name")
     if sum(entry.file_size for entry in entries) > size:
-        raise ModelError(f"{name}: its files would be larger than itself")
+        raise ModelError(f"{name}: its files would be larger than the archive")

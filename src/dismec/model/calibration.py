@@ -1,12 +1,13 @@
-"""Scores → probabilities, and the probabilities from which labels are assigned.
+"""Scores → probabilities, and the thresholds at which labels are assigned.
 
 P(label l | score s) = 1/(1 + exp(−bend(z))), z = slope_l·s + intercept_l. Without the bend this is
 Platt's curve. Labels with few rows have the slope and intercept of the *shared* curve, which are
 linear in c = log(1 + training rows of the label). The *bend* is the same for all labels, increasing
 and linear between a few knots. `dismec.training.calibrating` fits all three.
 
-As z is linear in the row and the bend increases, the most probable labels can be found as those
-with the best scores are. Labels that share a classifier have the same scores, and hence one curve.
+Because z is linear in the row and the bend is increasing, the most probable labels are found in the
+same way as those with the best scores. Labels that share a classifier have the same scores and
+therefore share a curve.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.counts import counted
 from dismec.errors import ModelError
 
 __all__ = ["LEAST_SLOPE", "Calibration", "bend_terms", "logistic", "shared_curve"]
@@ -26,25 +28,30 @@ Floats = npt.NDArray[np.float64]
 Float32s = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.integer[Any]]
 
-_KNOTS = (-2.0, 0.0, 2.0)  # of the bend
-LEAST_SLOPE = 0.1  # of the shared curve and the bend
+_KNOTS = (-2.0, 0.0, 2.0)  # knots of the bend
+LEAST_SLOPE = 0.1  # lower limit for the slopes of the shared curve and the bend
 _MOST_PROBABLE = np.nextafter(np.float32(1), np.float32(0))
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What makes probabilities of a model's scores.
+    """A mapping from a model's scores to probabilities, with thresholds for assigning labels.
 
-    `shared` holds coefficients of the shared curve for 1, s, c and s·c; those of the bend for 1, z
-    and max(0, z − knot) at −2, 0 and 2; and the threshold for macro-F1 of labels that nothing else
-    is known of. Sizes, signs and ranges are checked: `ModelError`.
+    `shared` holds the coefficients of the shared curve for 1, s, c and s·c; those of the bend for
+    1, z and max(0, z − knot) at −2, 0 and 2; and the macro-F1 threshold for labels that have none
+    of their own.
+
+    Raises
+    ------
+    ModelError
+        If a shape, a sign or a range is wrong.
     """
 
-    slopes: Float32s  # (n_labels,), above 0
+    slopes: Float32s  # (n_labels,), positive
     intercepts: Float32s  # (n_labels,)
     shared: Floats  # (10,)
-    micro_threshold: float  # probability from which labels are assigned for the highest micro-F1
-    macro_thresholds: Float32s  # (n_labels,): the same for macro-F1, label by label
+    micro_threshold: float  # probability threshold that maximizes micro-F1
+    macro_thresholds: Float32s  # (n_labels,): thresholds per label that maximize macro-F1
 
     def __post_init__(self) -> None:
         sizes = dict.fromkeys(("slopes", "intercepts", "macro_thresholds"), len(self.slopes))
@@ -53,11 +60,11 @@ class Calibration:
             if values.shape != (size,):
                 raise ModelError(f"calibration: {name} has shape {values.shape}, not ({size},)")
             if not np.isfinite(values).all():
-                raise ModelError(f"calibration: {name} holds a value that is not finite")
+                raise ModelError(f"calibration: {name} contains a value that is not finite")
         if not (self.slopes > 0).all():
-            raise ModelError("calibration: a slope is not above 0")
+            raise ModelError("calibration: a slope is not positive")
         if not (np.diff(self._nodes[1]) > 0).all():
-            raise ModelError("calibration: the bend does not increase")
+            raise ModelError("calibration: the bend is not increasing")
         for threshold in (self.micro_threshold, self.shared[9], self.macro_thresholds):
             if not np.all((np.float32(0) < threshold) & (threshold < np.float32(1))):
                 raise ModelError("calibration: a threshold is not between 0 and 1")
@@ -68,9 +75,9 @@ class Calibration:
         return len(self.slopes)
 
     def probabilities(self, labels: npt.ArrayLike, scores: npt.ArrayLike) -> Float32s:
-        """The probabilities of labels with these scores, arrays of one shape.
+        """Return the probabilities of labels with these scores; both arrays have the same shape.
 
-        Empty places, label −1, have probability 0.
+        Empty places (label −1) have probability 0.
         """
         of = np.asarray(labels)
         score = np.where(of < 0, 0, np.asarray(scores, np.float64))
@@ -80,20 +87,20 @@ class Calibration:
         return np.where(of < 0, np.float32(0), p)
 
     def of_logits(self, z: npt.ArrayLike) -> Float32s:
-        """The probabilities for slope·score + intercept; never falling as it rises."""
+        """Return the probabilities for z = slope·score + intercept; they never decrease with z."""
         bent = np.interp(np.asarray(z, np.float64), *self._nodes)
         p = logistic(bent).astype(np.float32)
-        return np.minimum(p, _MOST_PROBABLE)  # of nothing that is learned one can be certain
+        return np.minimum(p, _MOST_PROBABLE)  # nothing learned from data is certain
 
     def logits(self, probabilities: npt.ArrayLike) -> Floats:
-        """The inverse of `of_logits`, for probabilities above 0 and below 1."""
+        """Invert `of_logits`, for probabilities above 0 and below 1."""
         p = np.asarray(probabilities, np.float64)
         x, y = self._nodes
         z: Floats = np.interp(np.log(p) - np.log1p(-p), y, x)
         return z
 
     def scores(self, labels: npt.ArrayLike, probabilities: npt.ArrayLike) -> Float32s:
-        """The scores at which labels have these probabilities: the inverse of `probabilities`."""
+        """Return the scores at which labels have these probabilities: invert `probabilities`."""
         of = np.asarray(labels)
         p = np.clip(np.asarray(probabilities, np.float64), 1e-30, _MOST_PROBABLE)
         scores: Floats = (self.logits(p) - self.intercepts[of]) / self.slopes[of]
@@ -101,21 +108,22 @@ class Calibration:
 
     @property
     def _nodes(self) -> tuple[Floats, Floats]:
-        """The corners of the bend, and two ends that are beyond any z."""
+        """The corners of the bend, between two end points that are beyond any z."""
         z = np.array([-1e6, *_KNOTS, 1e6])
         return z, self.shared[4:9] @ bend_terms(z)
 
     def for_labels(self, counts: npt.ArrayLike) -> tuple[Float32s, Float32s, Float32s]:
-        """Slopes, intercepts and macro-F1 thresholds by the shared curve alone.
+        """Return slopes, intercepts and macro-F1 thresholds according to the shared curve alone.
 
-        `counts` are the training rows of labels that were not there when the curves were fitted.
+        `counts` are the numbers of training rows of labels that did not exist when the curves were
+        fitted.
         """
         slopes, intercepts = shared_curve(self.shared[:4], np.log1p(np.asarray(counts, np.float64)))
         thresholds = np.full(slopes.shape, self.shared[9], np.float32)
         return slopes.astype(np.float32), intercepts.astype(np.float32), thresholds
 
     def extended(self, counts: npt.ArrayLike) -> Calibration:
-        """With labels appended that had so many training rows."""
+        """Return a calibration with further labels, given their numbers of training rows."""
         slopes, intercepts, thresholds = self.for_labels(counts)
         return replace(
             self,
@@ -125,7 +133,7 @@ class Calibration:
         )
 
     def taken_from(self, labels: Labels) -> Calibration:
-        """One whose label i has what label ``labels[i]`` has here."""
+        """Return a calibration whose label i has the curve and threshold of ``labels[i]`` here."""
         return replace(
             self,
             slopes=self.slopes[labels],
@@ -134,12 +142,12 @@ class Calibration:
         )
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it as arrays by name, to be stored."""
+        """Return all fields as arrays by name, for a file."""
         return {f.name: np.atleast_1d(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], n_labels: int) -> Calibration:
-        """The inverse of `to_arrays`; `ModelError` unless they are a calibration's, of n_labels."""
+        """Invert `to_arrays`; raise `ModelError` unless this is a calibration of `n_labels`."""
         kinds: dict[str, np.dtype[Any]] = {f.name: np.dtype(np.float32) for f in fields(cls)}
         kinds |= {"shared": np.dtype(np.float64), "micro_threshold": np.dtype(np.float64)}
         for name in sorted(arrays.keys() ^ kinds.keys()):
@@ -149,26 +157,25 @@ class Calibration:
             if arrays[name].dtype != dtype:
                 raise ModelError(f"calibration: {name} is {arrays[name].dtype}, not {dtype}")
         if arrays["slopes"].shape != (n_labels,):
-            raise ModelError(
-                f"calibration: it is of {arrays['slopes'].size} labels, the model has {n_labels}"
-            )
+            size = counted(arrays["slopes"].size, "label")
+            raise ModelError(f"calibration: it has {size}, the model has {n_labels:,}")
         if arrays["micro_threshold"].shape != (1,):
             raise ModelError("calibration: micro_threshold is not one number")
         return cls(**{**arrays, "micro_threshold": float(arrays["micro_threshold"][0])})  # type: ignore[arg-type]
 
 
 def logistic(z: npt.ArrayLike) -> Floats:
-    """1/(1 + exp(−z)), without overflow."""
+    """Return 1/(1 + exp(−z)), without overflow."""
     p: Floats = 1 / (1 + np.exp(-np.clip(np.asarray(z, np.float64), -85, 85)))
     return p
 
 
 def shared_curve(curve: Floats, c: Floats) -> tuple[Floats, Floats]:
-    """Slopes and intercepts of the shared curve."""
+    """Return slopes and intercepts according to the shared curve."""
     slopes: Floats = np.maximum(curve[1] + curve[3] * c, LEAST_SLOPE)
     return slopes, curve[0] + curve[2] * c
 
 
 def bend_terms(z: Floats) -> Floats:
-    """The terms whose weighted sum is the bend: 1, z and max(0, z − knot) for each knot."""
+    """Return the terms whose weighted sum is the bend: 1, z, and max(0, z − knot) per knot."""
     return np.stack([np.ones_like(z), z, *(np.maximum(0, z - knot) for knot in _KNOTS)])

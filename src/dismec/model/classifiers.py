@@ -1,4 +1,4 @@
-"""Blocks of weights → their distinct rows, the classifiers, and where each of them is."""
+"""Blocks of weights → classifiers: the distinct rows of weights, and where each of them is."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads, kernels, mapping
+from dismec.cpu import in_threads, kernels, thread_map
 from dismec.data.container import forget
+from dismec.data.counts import counted
 from dismec.data.matrices import Rows, check_rows
 from dismec.errors import DataError, ModelError
 from dismec.solve.blocks import first_equal, repeated
 
-__all__ = ["Classifiers", "Labelled", "Run", "block_rows"]
+__all__ = ["Classifiers", "LabeledWeights", "MapFunction", "block_rows"]
 
 Ints = npt.NDArray[np.int64]
-Run = Callable[..., Any]  # like `map`, but perhaps on threads
-# Labels, and their rows of weights; which rows, if some labels have the same one.
-Labelled = tuple[Ints, sp.csr_array] | tuple[Ints, sp.csr_array, Ints]
+MapFunction = Callable[..., Any]  # `map`, or the same on several threads
+# Labels and rows of weights; if labels can share a row, also the row of each label.
+LabeledWeights = tuple[Ints, sp.csr_array] | tuple[Ints, sp.csr_array, Ints]
 
 
 @dataclass(frozen=True, eq=False)
 class Classifiers:
     """The distinct rows of weights of some blocks, in the order of their first labels."""
 
-    sizes: Ints  # weights of each
-    _source: _Source
-    _blocks: npt.NDArray[np.int32]  # the block that each is taken from: that of its first label
-    _rows: npt.NDArray[np.int32]  # and its row there
-    _labels: npt.NDArray[np.int32]  # of all, one classifier after another, ascending in each
-    _starts: Ints  # of each classifier in them
+    sizes: Ints  # number of weights of each classifier
+    _source: _Blocks
+    _blocks: npt.NDArray[np.int32]  # block of each classifier: that of its first label
+    _rows: npt.NDArray[np.int32]  # its row in that block
+    _labels: npt.NDArray[np.int32]  # labels by classifier, ascending within each
+    _starts: Ints  # where the labels of each classifier start
 
     @classmethod
     def find(
         cls,
-        blocks: Sequence[Labelled],
+        blocks: Sequence[LabeledWeights],
         n_features: int,
         counts: Ints | None = None,
         threads: int = 1,
     ) -> Classifiers:
-        """Those of all labels in blocks, but for labels without training rows by their `counts`.
+        """Find the classifiers of all labels in blocks, except for labels whose `counts` are 0.
 
-        Each block is looked at once, and once more where some of its rows may be the same as
-        others. Raises `ModelError` for a label that is in two blocks, and for weights that are not
-        those of so many features.
+        Each block is read once, and once more if some of its rows may be equal to others. Raise
+        `ModelError` if a label is in two blocks, or the weights are not for `n_features` features.
         """
-        source = _Source(blocks, n_features)
+        source = _Blocks(blocks, n_features)
 
-        def look(number: int) -> tuple[npt.NDArray[Any], ...]:
+        def summarize(number: int) -> tuple[npt.NDArray[Any], ...]:
             labels, rows, of_label = source.check(number)
             if counts is not None:
                 trained = counts[labels] > 0
@@ -66,7 +66,7 @@ class Classifiers:
 
         kinds = (np.int64, np.int32, np.int32, np.int64, np.uint64)
         none = tuple(np.empty(0, kind) for kind in kinds)
-        found = zip(none, *in_threads(look, range(len(blocks)), threads), strict=True)
+        found = zip(none, *in_threads(summarize, range(len(blocks)), threads), strict=True)
         label, block, row, size, signature = map(np.concatenate, found)
         by_label = np.argsort(label)
         label, block, row, size, signature = (
@@ -75,7 +75,7 @@ class Classifiers:
         twice = np.flatnonzero(label[1:] == label[:-1])
         if len(twice):
             raise ModelError(f"label {label[twice[0]]} is in two blocks")
-        with mapping(threads) as run:
+        with thread_map(threads) as run:
             first = _first_equal(source, signature, block, row, run)
         is_first = first == np.arange(len(label))
         classifier = (np.cumsum(is_first) - 1)[first]
@@ -86,28 +86,28 @@ class Classifiers:
         return cls(size[is_first], source, *places, held, starts)
 
     def labels(self, begin: int, end: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """`labels` and `label_starts` of a shard of some classifiers."""
+        """Return `labels` and `label_starts` of a shard with classifiers begin … end − 1."""
         starts = self._starts[begin : end + 1]
         return self._labels[starts[0] : starts[-1]], (starts - starts[0]).astype(np.int32)
 
-    def hand_over(self, begin: int, end: int, take: Callable[..., None], run: Run = map) -> None:
-        """Have the weights of some classifiers taken; `run` may do so on several threads.
+    def visit(self, begin: int, end: int, use: Callable[..., None], run: MapFunction = map) -> None:
+        """Call `use` with the weights of classifiers begin … end − 1, block by block.
 
-        `take` is given which of these classifiers are in a block, their rows there, and its arrays.
-        Of these, only those rows are read.
+        The arguments are the classifiers in a block, counted from `begin`, their rows there, and
+        the arrays of the block, of which only these rows are read. `run` may use several threads.
         """
-        self._source.visit(self._blocks[begin:end], self._rows[begin:end], take, run)
+        self._source.visit(self._blocks[begin:end], self._rows[begin:end], use, run)
 
 
-class _Source:
-    """Blocks, and the arrays of those that have been checked."""
+class _Blocks:
+    """Blocks of weights, which are checked once and then visited."""
 
-    def __init__(self, blocks: Sequence[Labelled], n_features: int) -> None:
+    def __init__(self, blocks: Sequence[LabeledWeights], n_features: int) -> None:
         self._blocks, self._n_features = blocks, n_features
-        self._typed = [False] * len(blocks)  # whether each is as the kernels take it
+        self._typed = [False] * len(blocks)  # whether the kernels can use a block unconverted
 
     def check(self, number: int) -> tuple[Ints, Rows, Ints]:
-        """Look at all entries of a block: labels, rows of weights, and which row each label has."""
+        """Check a block; return its labels, its rows of weights, and the row of each label."""
         labels, weights, *shared = self._blocks[number]
         of_label = shared[0] if shared else np.arange(len(labels))
         n_rows = weights.shape[0] if shared else len(labels)
@@ -120,11 +120,11 @@ class _Source:
         numbers: npt.NDArray[np.int32],
         rows: npt.NDArray[np.int32],
         use: Callable[..., None],
-        run: Run,
+        run: MapFunction,
     ) -> None:
-        """Have some rows of blocks used, block by block.
+        """Call `use` for each block with the positions of its rows here, the rows, and its arrays.
 
-        `use` is given the places of those that are in a block, their rows there, and its arrays.
+        `numbers` and `rows` are the block of each row, and its number there.
         """
         by_block = np.argsort(numbers, kind="stable").astype(np.int32)
 
@@ -142,10 +142,10 @@ class _Source:
 
 
 def block_rows(n_rows: int, weights: Any, n_features: int) -> Rows:
-    """The weights of some labels, as the kernels take them."""
+    """Return the weights of a block for the kernels; raise `ModelError` if they are invalid."""
     if weights.shape != (n_rows, n_features + 1):
         raise ModelError(
-            f"a block of {n_rows} labels holds {weights.shape[0]} × {weights.shape[1]} "
+            f"a block of {counted(n_rows, 'label')} holds {weights.shape[0]} × {weights.shape[1]} "
             f"weights; expected {n_features + 1} per label: {n_features} features and the bias"
         )
     try:
@@ -155,9 +155,9 @@ def block_rows(n_rows: int, weights: Any, n_features: int) -> Rows:
 
 
 def _signatures(rows: Rows) -> npt.NDArray[np.uint64]:
-    """A number per row that is the same for the same weights, and seldom for others.
+    """Return a number per row that is equal for equal weights, and rarely for others.
 
-    It takes three weights of each: the bias, or what else is last, tells most labels apart.
+    Three weights of a row are enough: the last one, usually the bias, differs for most labels.
     """
     first, last = rows.indptr[:-1], rows.indptr[1:] - 1
     signature = (last - first).astype(np.uint64)
@@ -173,17 +173,17 @@ def _signatures(rows: Rows) -> npt.NDArray[np.uint64]:
 
 
 def _first_equal(
-    source: _Source,
+    source: _Blocks,
     signature: npt.NDArray[np.uint64],
     block: npt.NDArray[np.int32],
     row: npt.NDArray[np.int32],
-    run: Run,
+    run: MapFunction,
 ) -> Ints:
-    """For each row of a block, given its signature, the first one with the same weights.
+    """Return, for each row of weights, the first row with the same weights.
 
-    Nearly all rows of one signature are the same, and then each is the same as the one before it.
-    They are of labels with the same training rows, which are in one block. Only where that is not
-    so does every row get a digest.
+    Rows with the same signature are nearly always equal: they belong to labels with the same
+    training rows, which are in one block. So each is compared with the one before it. Only if one
+    of them differs are digests computed for all rows with that signature.
     """
     first = np.arange(len(signature))
     alike = repeated(signature)
@@ -203,9 +203,9 @@ def _first_equal(
         same[pair[places]] = kernels.same_rows(before, rows, *arrays)
 
     source.visit(block[alike[pair]], row[alike[pair]], compare, run)
-    known = np.logical_and.reduceat(same, starts)[group]
-    first[alike[known]] = alike[starts[group[known]]]
-    others = np.sort(alike[~known])
+    settled = np.logical_and.reduceat(same, starts)[group]
+    first[alike[settled]] = alike[starts[group[settled]]]
+    others = np.sort(alike[~settled])
     digests = np.empty((len(others), 2), np.uint64)
 
     def digest(
@@ -226,7 +226,7 @@ def _first_equal(
 
 
 def _runs(values: npt.NDArray[Any]) -> list[slice]:
-    """Where the same value is repeated."""
+    """Return slices of equal consecutive values."""
     inner = (np.flatnonzero(np.diff(values)) + 1).tolist()
     bounds = [0, *inner, len(values)] if len(values) else []
     return [slice(begin, end) for begin, end in pairwise(bounds)]

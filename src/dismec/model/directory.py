@@ -1,9 +1,8 @@
-"""The model directory: made, locked, committed to, tidied; its files of arrays.
+"""The model directory: creating, locking, committing to and cleaning it; its files of arrays.
 
-``manifest.json`` says what the model is and names the files that belong to it, those of blocks that
-a training under way has finished in its journal. A file is written under a temporary name, flushed
-and renamed before it is named, so that at any moment the directory is a model, finished or not,
-whose every named file is whole.
+``manifest.json`` describes the model and names its files; a journal names the blocks that a running
+training has finished. Each file is written under a temporary name, flushed and renamed before it is
+named, so at any moment the directory is a model, finished or not, whose named files are complete.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _MOST_MANIFEST_BYTES = 1 << 30
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory for a model, unless something else is in it."""
+    """Create a directory for a model; raise `ModelError` if it contains something else."""
     with _as_model_errors(directory):
         new = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,7 @@ def make_directory(directory: Path) -> None:
 
 
 def check_place(directory: Path) -> None:
-    """Raise `ModelError` if a directory cannot hold a model; nothing is made."""
+    """Raise `ModelError` if a directory cannot hold a model; nothing is created."""
     if not directory.exists():
         nearest = next(path for path in directory.absolute().parents if path.exists())
         with _as_model_errors(directory):
@@ -86,9 +85,9 @@ def check_place(directory: Path) -> None:
     with _as_model_errors(directory):
         others = [path.name for path in directory.iterdir() if not is_own(path.name)]
     if _is_foreign(directory / MANIFEST):
-        raise ModelError(f"{directory}: its {MANIFEST} is not that of a model")
+        raise ModelError(f"{directory}: its {MANIFEST} does not belong to a model")
     if others and not holds_model(directory):
-        raise ModelError(f"{directory} is not a model and not empty: {min(others)!r} is in it")
+        raise ModelError(f"{directory} is not a model and not empty: it contains {min(others)!r}")
 
 
 @contextmanager
@@ -100,7 +99,7 @@ def _as_model_errors(directory: Path) -> Iterator[None]:
 
 
 def _is_foreign(manifest: Path) -> bool:
-    """Whether a file is sound JSON of something else; a damaged manifest may be ours."""
+    """Return whether a file is valid JSON of something else; a damaged manifest may be ours."""
     try:
         content = json.loads(manifest.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -109,18 +108,18 @@ def _is_foreign(manifest: Path) -> bool:
 
 
 def holds_model(directory: Path) -> bool:
-    """Whether there is a manifest."""
+    """Return whether a directory has a manifest."""
     return (directory / MANIFEST).exists()
 
 
 def commit(directory: Path, manifest: Manifest) -> None:
-    """Make the directory the model that `manifest` says."""
+    """Write the manifest, which makes the directory the model that it describes."""
     with whole_file(directory / MANIFEST, follow=False) as file:
         file.write(manifest.to_json().encode())
 
 
 def discard(directory: Path, keep: Path | None = None) -> None:
-    """Remove a model, and nothing else, from a directory; the manifest goes first."""
+    """Remove a model, and nothing else, from a directory; the manifest is removed first."""
     (directory / MANIFEST).unlink(missing_ok=True)
     for path in list(directory.iterdir()):
         if is_own(path.name) and path.name != LOCK and path != keep:
@@ -128,7 +127,7 @@ def discard(directory: Path, keep: Path | None = None) -> None:
 
 
 def tidy(directory: Path, manifest: Manifest) -> None:
-    """Remove what killed writers have left: files of the model that its manifest does not name."""
+    """Remove model files that the manifest does not name: killed processes leave them behind."""
     named = {MANIFEST, LOCK, *(receipt.file for receipt in manifest.files)}
     named.update(part.file for part in manifest.parts.values())
     if manifest.journal is not None:
@@ -137,7 +136,7 @@ def tidy(directory: Path, manifest: Manifest) -> None:
         named.add(data_file(directory, manifest.data).name)
     for path in list(directory.iterdir()):
         if not manifest.complete and path.name.startswith(STAGE):
-            continue  # what the training goes on from
+            continue  # needed to resume the training
         if is_own(path.name) and path.name not in named and path.name != NEW:
             _remove(path)
 
@@ -151,14 +150,14 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other trainings out of a directory while this one writes to it."""
+    """Keep other processes from writing to a directory."""
     path = directory / LOCK
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             _lock(handle)
         except (BlockingIOError, PermissionError):
-            raise ModelError(f"{directory}: another run is writing to it") from None
+            raise ModelError(f"{directory}: another process is writing to it") from None
         except OSError:
             pass  # a file system without locks
         yield
@@ -167,7 +166,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _lock(handle: int) -> None:
-    """Lock a file until it is closed; BlockingIOError, or on Windows PermissionError, if it is."""
+    """Lock a file until it is closed.
+
+    Raise ``BlockingIOError``, or ``PermissionError`` on Windows, if another process has locked it.
+    """
     if sys.platform == "win32":
         import msvcrt
 
@@ -179,26 +181,26 @@ def _lock(handle: int) -> None:
 
 
 def data_file(directory: Path, fingerprint: str) -> Path:
-    """Where a training on a cluster puts its data for the workers, until it is finished."""
+    """Return where a training on a cluster stores data for the workers until it is finished."""
     return directory / f"{DATA}{fingerprint[:16]}.xmc"
 
 
 def make_run_folder(directory: Path) -> Path:
-    """A new folder for workers to write the blocks of one run to; `tidy` removes it."""
+    """Create a folder to which workers write the blocks of one run; `tidy` removes it."""
     folder = directory / f"{RUN}{secrets.token_hex(8)}"
     folder.mkdir()
     return folder
 
 
 def edit_folder(directory: Path) -> Path:
-    """Where labels of a finished model are trained until they become part of it."""
+    """Return where labels are trained before they become part of a finished model."""
     return directory / EDIT
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest, with the blocks that are in its journal.
+    """Read a manifest, including the blocks in its journal.
 
-    `ModelError` if there is none, it is too new, or it contradicts itself or its journal.
+    Raise `ModelError` if there is none, it is too new, or it contradicts itself or its journal.
     """
     manifest = _read_manifest(directory)
     while manifest.journal is not None:
@@ -206,7 +208,7 @@ def read_manifest(directory: Path) -> Manifest:
         try:
             return manifest.with_journal(read_journal(path))
         except FileNotFoundError:
-            # The run may just have ended, or another one taken over: then there is a new manifest.
+            # The run may have ended, or another one started: then there is a new manifest.
             before, manifest = manifest, _read_manifest(directory)
             if manifest == before:
                 raise ModelError(f"{path}: missing, though the manifest names it") from None
@@ -218,7 +220,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
-    """What to say of a training that is not finished, and may not have a manifest yet."""
+    """Describe a training that is not finished, and may not have a manifest yet."""
     done = "no label is done yet"
     if manifest:
         done = f"{manifest.labels_done:,} of {counted(manifest.n_labels, 'label')}"
@@ -235,10 +237,10 @@ def _read_manifest(directory: Path) -> Manifest:
     try:
         _check_regular(path)
         if path.stat().st_size > _MOST_MANIFEST_BYTES:
-            raise ModelError(f"{path}: larger than a manifest can be")
+            raise ModelError(f"{path}: too large for a manifest")
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        if _is_begun(directory):
+        if _is_started(directory):
             raise ModelError(f"{directory}: {unfinished(directory)}") from None
         reason = "no such directory" if not directory.exists() else "no manifest.json in it"
         raise ModelError(f"{directory} is not a dismec model: {reason}") from None
@@ -250,14 +252,14 @@ def _read_manifest(directory: Path) -> Manifest:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _is_begun(directory: Path) -> bool:
-    """Whether a directory without a manifest holds what a training leaves, and nothing else."""
+def _is_started(directory: Path) -> bool:
+    """Return whether a directory without a manifest contains files of a training only."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return bool(names) and all(map(is_own, names))
 
 
 def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:
-    """Write a file of arrays and return its SHA-256; the metadata name the format too."""
+    """Write a file of arrays and return its SHA-256; the format is added to the metadata."""
     digest = hashlib.sha256()
     about = {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata}
     write_arrays(path, arrays, about, digest, follow=False)
@@ -267,15 +269,16 @@ def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata:
 def open_checked(
     path: Path, sha256: str | None, size: int | None = None
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """The arrays and metadata of a file that must have this SHA-256 and size, if they are given.
+    """Return the arrays and metadata of a file; check its SHA-256 and size if they are given.
 
-    Raises `ModelError` if it is missing, cut off, altered or no file of arrays.
+    Raise `ModelError` if the file is missing, truncated, altered or not a file of arrays.
     """
     try:
         _check_regular(path)
         if size is not None and path.stat().st_size != size:
             raise ModelError(
-                f"{path}: {path.stat().st_size} bytes, the manifest says {size}; cut off or altered"
+                f"{path}: {path.stat().st_size:,} bytes, but the manifest says {size:,}: "
+                "cut off or altered"
             )
         if sha256 is not None and sha256_of(path) != sha256:
             raise ModelError(f"{path}: altered since it was written (SHA-256 differs)")
@@ -289,12 +292,12 @@ def open_checked(
 
 
 def _check_regular(path: Path) -> None:
-    """Refuse a device or a pipe, which could be waited for without end."""
+    """Reject a device or a pipe: reading it could block forever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ModelError(f"{path}: not a regular file")
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

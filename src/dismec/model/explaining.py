@@ -21,7 +21,7 @@ def explain(
     names: Sequence[str] | None,
     terms: Sequence[str] | None,
 ) -> Explanation:
-    """As `Model.explain`; the names are those of the labels."""
+    """Explain a score, as in `Model.explain`; `names` are those of the labels."""
     transform = orders.transform
     if terms is not None and len(terms) != transform.n_features:
         raise DataError(

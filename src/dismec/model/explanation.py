@@ -1,4 +1,4 @@
-"""A score → what each feature, and each word of a text, adds to it."""
+"""A score → the contributions of each feature, and of each word of a text."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ __all__ = ["Contribution", "Explanation", "Reason", "contributions", "highlights
 
 
 class Contribution(NamedTuple):
-    """What one feature of a row adds to a score."""
+    """The contribution of one feature of a row to a score."""
 
     feature: int
-    value: float  # in the row, transformed as the model does
-    weight: float  # the label's
+    value: float  # value in the row, after the transform of the model
+    weight: float  # weight of the label for the feature
     contribution: float  # value · weight
-    term: str | None = None  # what the feature stands for, if that is known
+    term: str | None = None  # what the feature stands for, if known
 
 
 class Reason(NamedTuple):
-    """What a label that is likely for a row adds to the score of another; of refined models."""
+    """The contribution of a likely label to the score of another one, in a refined model."""
 
     label: int
     name: str | None
     value: float  # how likely the first stage finds it, from 0 to the refinement's scale
-    weight: float  # that the label explained has for it
+    weight: float  # weight of the explained label for it
     contribution: float  # value · weight
-    terms: list[Contribution]  # what speaks most for it or against it, in the first stage
+    terms: list[Contribution]  # largest contributions to its own score in the first stage
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        return _known(self._asdict() | {"terms": [_known(term._asdict()) for term in self.terms]})
+        """Return a dict that JSON can hold, without entries that are None."""
+        terms = [_without_none(term._asdict()) for term in self.terms]
+        return _without_none(self._asdict() | {"terms": terms})
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Explanation:
         dict
             The attributes by name; those that are None are left out.
         """
-        result = _known({field.name: getattr(self, field.name) for field in fields(self)})
-        result["terms"] = [_known(term._asdict()) for term in self.terms]
+        result = _without_none({field.name: getattr(self, field.name) for field in fields(self)})
+        result["terms"] = [_without_none(term._asdict()) for term in self.terms]
         del result["reasons"]
         if self.reasons:
             result["reasons"] = [reason.to_dict() for reason in self.reasons]
@@ -95,19 +96,19 @@ class Explanation:
 def contributions(
     row: Rows, weights: npt.NDArray[np.float32], n_columns: int, terms: Sequence[str] | None = None
 ) -> tuple[float, list[Contribution]]:
-    """The bias's part and the features' parts of a score, as an `Explanation` has them.
+    """Return the contribution of the bias, and those of the features as in `Explanation.terms`.
 
-    The row is transformed: its bias feature has number `n_columns`. `weights` has one for each of
-    its entries, `terms` one for each of the first features.
+    The row is transformed: its bias is feature `n_columns`. `weights` has a weight for each of its
+    entries, `terms` a name for each of the first features.
     """
     parts = row.data.astype(np.float64) * weights
     of_bias = row.indices == n_columns
-    known = terms or ()
+    names = terms or ()
     used = np.flatnonzero((weights != 0) & ~of_bias)
     order = used[np.argsort(-np.abs(parts[used]), kind="stable")]
     columns = (array[order].tolist() for array in (row.indices, row.data, weights, parts))
     found = [
-        Contribution(feature, value, weight, part, known[feature] if feature < len(known) else None)
+        Contribution(feature, value, weight, part, names[feature] if feature < len(names) else None)
         for feature, value, weight, part in zip(*columns, strict=True)
     ]
     return float(parts[of_bias].sum()), found
@@ -149,12 +150,12 @@ def highlights(
     feature, begin, end = table[table[:, 1] < table[:, 2]].T
     bounds = np.sort(np.concatenate([begin, end]))
     bounds = bounds[np.diff(bounds, prepend=-1) > 0]
-    # The blank between the words of a pair lies between an end and a begin.
+    # The space between two words of a term lies between an end and a begin, and is not a word.
     is_word = np.isin(bounds[:-1], begin) | np.isin(bounds[1:], end)
     first, last = bounds[:-1][is_word], bounds[1:][is_word]
     numbers, occurrence, occurrences = np.unique(feature, return_inverse=True, return_counts=True)
-    known = {term.feature: term.contribution for term in explanation.terms}
-    parts = np.array([known.get(number, np.nan) for number in numbers.tolist()], dtype=np.float64)
+    explained = {term.feature: term.contribution for term in explanation.terms}
+    parts = np.array([explained.get(number, np.nan) for number in numbers.tolist()], np.float64)
     part = (parts / occurrences)[occurrence]
     used = ~np.isnan(part)
     start = np.searchsorted(first, begin[used])
@@ -168,5 +169,5 @@ def highlights(
     return list(zip(*columns, strict=True))
 
 
-def _known(entries: dict[str, Any]) -> dict[str, Any]:
+def _without_none(entries: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value is not None}

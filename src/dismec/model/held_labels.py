@@ -1,4 +1,4 @@
-"""The labels that shards hold, and what a caller allows → what the kernels may choose from."""
+"""The labels of shards, and those that a caller allows → the candidates for the kernels."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["HeldLabels"]
 
 
 class HeldLabels:
-    """Where the labels of some shards are: in which of these, and at which classifier."""
+    """The labels of some shards, with the shard and the classifier of each."""
 
     def __init__(self, shards: Sequence[Shard], n_labels: int) -> None:
-        self.n_labels = n_labels  # of the model; the shards may hold fewer
+        self.n_labels = n_labels  # labels of the model; the shards may hold fewer
         self._labels = [(shard.labels, shard.label_starts) for shard in shards]
 
     @property
     def n_held(self) -> int:
-        """Labels that the shards hold."""
+        """Number of labels in the shards."""
         return sum(len(labels) for labels, _ in self._labels)
 
     def find(self, label: int) -> tuple[int, int]:
-        """The shard of a label and its classifier there; −1 for both if no shard holds it."""
+        """Return the shard of a label and its classifier there; −1 for both if there is none."""
         shard, classifier = self._classifiers[label].tolist()
         return shard, classifier
 
     def among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
-        """What rows start … stop − 1 may be given, for each shard."""
+        """Return, for each shard, the labels allowed for rows start … stop − 1."""
         mask = allowed.mask
         if mask is not None:
-            return allowed.prepared(self, lambda: self._open_to_all(mask))
+            return allowed.prepared(self, lambda: self._allowed_for_all(mask))
         label_starts, labels = allowed.between(start, stop)
         row = np.repeat(np.arange(stop - start), np.diff(label_starts))
         shard, classifier = self._classifiers[labels].T
@@ -45,27 +45,27 @@ class HeldLabels:
         for number in range(len(self._labels)):
             own = shard == number
             starts = np.searchsorted(row[own], np.arange(stop - start + 1))
-            open_ = classifier[own].astype(np.uint16)
-            found.append(kernels.AllowedLabels(label_starts, labels, starts, open_))
+            classifiers = classifier[own].astype(np.uint16)
+            found.append(kernels.AllowedLabels(label_starts, labels, starts, classifiers))
         return found
 
-    def _open_to_all(self, mask: npt.NDArray[np.bool_]) -> list[Any]:
-        """For each shard: the labels that are allowed, and the classifiers that have one."""
+    def _allowed_for_all(self, mask: npt.NDArray[np.bool_]) -> list[Any]:
+        """Return, for each shard, the allowed labels and the classifiers that have one."""
         bits = np.packbits(mask, bitorder="little")
         found = []
         for labels, starts in self._labels:
-            open_ = mask[labels]
-            if len(labels) >= len(starts):  # some share a classifier
-                open_ = np.logical_or.reduceat(open_, starts[:-1])
-            words = np.zeros(-(-len(open_) // 16), np.uint16)
-            packed = np.packbits(open_, bitorder="little")
+            has_allowed = mask[labels]
+            if len(labels) >= len(starts):  # some labels share a classifier
+                has_allowed = np.logical_or.reduceat(has_allowed, starts[:-1])
+            words = np.zeros(-(-len(has_allowed) // 16), np.uint16)
+            packed = np.packbits(has_allowed, bitorder="little")
             words.view(np.uint8)[: len(packed)] = packed
             found.append(kernels.AllowedLabels(bits, words.astype("<u2", copy=False)))
         return found
 
     @cached_property
     def _classifiers(self) -> npt.NDArray[np.int32]:
-        """(n_labels, 2): the shard of each label and its classifier there; −1 where unseen."""
+        """(n_labels, 2): the shard of each label and its classifier there; −1 if it has none."""
         found = np.full((self.n_labels, 2), -1, np.int32)
         for number, (labels, starts) in enumerate(self._labels):
             found[labels, 0] = number

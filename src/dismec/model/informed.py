@@ -1,7 +1,7 @@
-"""Rows → rows that also have the labels which a first stage finds likely, for a second stage.
+"""Rows → rows extended by the labels that a first stage finds likely, for a second stage.
 
-``docs/howto/refining.md`` explains why this helps. Rows are extended here at prediction; training
-does the same to its own rows, with scores of models that have not seen them.
+``docs/howto/refining.md`` explains why this helps. This module extends rows for prediction;
+training extends its own rows in the same way, with scores from models not trained on them.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dismec.model.shards import Shard
 
 __all__ = ["Informed", "Refinement", "label_columns", "widened"]
 
-# How much larger delta is for weights of labels: most are between it and this, and nothing is lost
-# without them (``docs/howto/refining.md``).
+# Factor on delta for the weights of labels: most of these weights are between delta and this limit,
+# and dropping them costs no accuracy (``docs/howto/refining.md``).
 _PRUNED_MORE = 5.0
-_MOST_LABELS = 1000  # of a row: a manifest may lie
-_TRACED, _TRACED_TERMS = 5, 5  # labels that are explained by their own words, and how many of these
+_MOST_LABELS = 1000  # labels per row that a manifest may ask for
+_TRACED, _TRACED_TERMS = 5, 5  # labels explained by terms of their own, and terms of each
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """How labels become features; part of the manifest of a refined model.
+    """The parameters that turn labels into features; part of the manifest of a refined model.
 
     A label with score s has the value ½·scale·(1 + t/√(1 + t²)), t = slope·s: between 0 and
-    `scale`, half of it where the score is 0. It looks like the logistic function, and is made of
+    `scale`, and half of it for score 0. The curve resembles the logistic function but uses only
     operations that every machine rounds in the same way.
     """
 
-    informing: int  # labels that inform others: those with enough training rows
-    folds: int = 3  # that the training rows were cut into
-    labels: int = 15  # of a row, those with the best scores
+    informing: int  # number of labels that inform others: those with enough training rows
+    folds: int = 3  # number of folds of the training rows
+    labels: int = 15  # labels per row: those with the best scores
     scale: float = 0.3
     slope: float = 1.5
 
@@ -58,12 +58,12 @@ class Refinement:
             raise ModelError(f"refined: {self.scale!r} or {self.slope!r} is out of range")
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return a dict that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> Refinement:
-        """The inverse of `to_dict`; `ModelError` if it is none."""
+        """Invert `to_dict`; raise `ModelError` for anything else."""
         if entries.keys() != {f.name for f in fields(cls)}:
             raise ModelError("refined: its entries are not those of a refined model")
         return cls(**entries)
@@ -71,58 +71,58 @@ class Refinement:
 
 @dataclass(frozen=True, eq=False)
 class Informed:
-    """What a row goes through before the second stage scores it; `Transform` for plain models.
+    """The transform of rows before the second stage; plain models have a `Transform` instead.
 
-    Its own features, transformed; then one for each label that informs others, with a value for
-    those that the first stage scores best; then the bias.
+    A row consists of its own features, transformed; then a feature for each label that informs
+    others, nonzero for those with the best scores in the first stage; then the bias.
     """
 
-    own: Transform  # with the bias of the first stage
-    first: Sequence[Shard]  # the first stage
+    own: Transform  # transform of a row's own features, with the bias of the first stage
+    first: Sequence[Shard]  # weights of the first stage
     refinement: Refinement
-    bias: float  # of the second stage
+    bias: float  # bias of the second stage
 
     @property
     def n_features(self) -> int:
-        """Features that a row comes with."""
+        """Number of features of an input row."""
         return self.own.n_features
 
     @property
     def dense(self) -> int:
-        """Dense features that a row comes with: none."""
+        """Number of dense features of an input row: none."""
         return 0
 
     def take(self, X: Any) -> Any:
-        """Rows of a caller, checked."""
+        """Check input rows and return them."""
         return self.own.take(X)
 
     def arrays(self, X: Any) -> Rows | MixedArrays:
-        """The arrays of `take`."""
+        """Return the arrays of the rows that `take` returns."""
         return self.own.arrays(X)
 
     @property
     def n_columns(self) -> int:
-        """Features that it is scored by, without the bias."""
+        """Number of features that the second stage scores, without the bias."""
         return self.own.n_features + len(self.informing)
 
     def pruned_more(self, delta: float) -> tuple[int, float]:
-        """The first feature that is a label, and what is used for delta from there on."""
+        """Return the first feature that is a label, and the delta to use from there on."""
         return self.own.n_features, _PRUNED_MORE * delta
 
     @property
     def idf(self) -> npt.NDArray[np.float32] | None:
-        """Of a row's own features."""
+        """The idf of a row's own features."""
         return self.own.idf
 
     @cached_property
     def informing(self) -> npt.NDArray[np.int64]:
-        """The labels that inform others, ascending: of feature n_features and those after it."""
+        """The labels that inform others, ascending: those of the features from n_features on."""
         held: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         held += [shard.labels for shard in self.first]
         return np.sort(np.concatenate(held).astype(np.int64))
 
     def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `arrays`, ready to be scored."""
+        """Transform rows begin … end − 1 of the result of `arrays`."""
         chunk = self.own.apply_between(rows, begin, end)
         found = best_labels(self._natives, chunk, self.refinement.labels)
         return widened(chunk, self.own, *found, self._columns, self.refinement, self.bias)
@@ -134,7 +134,7 @@ class Informed:
         names: Sequence[str] | None,
         terms: Sequence[str] | None,
     ) -> list[Reason]:
-        """Those of the parts of a score that labels add, with what speaks for the largest."""
+        """Return the contributions of labels among `parts`; explain the largest by their terms."""
         first = Predictor(self.first, int(self.informing.max(initial=-1)) + 1, self.own)
         found: list[Reason] = []
         for part in parts:
@@ -158,7 +158,7 @@ class Informed:
         return [shard.native for shard in self.first]
 
     def with_bias(self, bias: float) -> Informed:
-        """The same with another bias for the second stage."""
+        """Return the same transform with another bias for the second stage."""
         return replace(self, bias=bias)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def widened(
     refinement: Refinement,
     bias: float = 0.0,
 ) -> Rows:
-    """Rows that `own` has transformed, with their best labels, (n_rows, k), as further features.
+    """Append the best labels of each row, (n_rows, k), as features to rows transformed by `own`.
 
-    Empty places are label −1. `columns` are those of labels (`label_columns`). The bias of `own`
-    gives way to another one, which comes last; with 0 there is none.
+    Empty places hold label −1. `columns` is the result of `label_columns`. The bias of `own` is
+    replaced by `bias`, which becomes the last feature; with 0 there is none.
     """
     n_columns = own.n_features + refinement.informing
     return Rows(
@@ -201,7 +201,7 @@ def widened(
 
 
 def label_columns(informing: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """For each label its place among those that inform others, ascending; −1 if it does not."""
+    """Return the position of each label among those that inform others; −1 for other labels."""
     columns = np.full(int(informing.max(initial=-1)) + 1, -1, np.int32)
     columns[informing] = np.arange(len(informing), dtype=np.int32)
     return columns

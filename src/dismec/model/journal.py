@@ -1,8 +1,8 @@
 """Receipts of finished blocks ⇄ the journal, an append-only file beside an unfinished manifest.
 
-A manifest that were replaced once per block would be written thousands of times with thousands of
-receipts. So the one that a run begins with names a journal, and each finished block adds one line
-to it: 16 digits of a checksum, a space, and the receipt as JSON.
+Replacing the manifest after every block would write thousands of receipts thousands of times.
+Instead, the manifest that a run starts with names a journal, and every finished block adds one line
+to it: 16 hex digits of a checksum, a space, and the receipt as JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dismec.model.manifest import BlockReceipt, parse_block, receipt_text
 __all__ = ["Journal", "make_journal", "read_journal"]
 
 _MOST_BYTES = 1 << 30
-_PAGE = bytes(512)  # the least that a disk writes at a time
+_PAGE = bytes(512)  # the smallest unit that a disk writes
 
 
 def make_journal(directory: Path) -> str:
-    """Make an empty journal under a name of its own; the manifest does not name it yet."""
+    """Create an empty journal with a unique name, which no manifest mentions yet."""
     name = f"{JOURNAL[0]}{secrets.token_hex(8)}{JOURNAL[1]}"
     with whole_file(directory / name, follow=False):
         pass
@@ -34,7 +34,7 @@ def make_journal(directory: Path) -> str:
 
 
 class Journal:
-    """A journal that receipts are added to, each on the disk before `append` returns.
+    """An open journal; receipts are on disk when `append` returns.
 
     An ``OSError`` has the journal's path as its ``filename``.
     """
@@ -44,10 +44,10 @@ class Journal:
         self._file = path.open("ab", buffering=0)
 
     def append(self, *receipts: BlockReceipt) -> None:
-        """Name blocks whose files are whole.
+        """Add the receipts of blocks whose files are complete.
 
-        The time does not depend on how many there are already; receipts that come together are
-        flushed to the disk together.
+        The time does not depend on the length of the journal; receipts passed together are flushed
+        to disk together.
         """
         texts = [receipt_text(receipt).encode() for receipt in receipts]
         lines = b"".join(b"%s %s\n" % (_checksum(text), text) for text in texts)
@@ -72,24 +72,24 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[BlockReceipt]:
-    """The receipts in a journal, in the order in which blocks were finished.
+    """Return the receipts in a journal, in the order in which blocks were finished.
 
-    A last line that is not whole, because its writer was killed, and lines of which a page has not
-    reached the disk, are ignored: their blocks are solved again. Any other damage is a
-    `ModelError`. `FileNotFoundError` if there is no such file.
+    An incomplete last line, whose writer was killed, and lines with a page that has not reached the
+    disk are ignored: their blocks are solved again. Raise `ModelError` for any other damage, and
+    ``FileNotFoundError`` if there is no such file.
     """
     if path.stat().st_size > _MOST_BYTES:
-        raise ModelError(f"{path}: larger than a journal can be")
-    *lines, _ = path.read_bytes().split(b"\n")  # what no newline ends is not whole
+        raise ModelError(f"{path}: too large for a journal")
+    *lines, _ = path.read_bytes().split(b"\n")  # a line without a newline is incomplete
     receipts = []
     for number, line in enumerate(lines, start=1):
         checksum, _, text = line.partition(b" ")
         if checksum != _checksum(text):
             if _PAGE in line or (number == len(lines) and b"\0" in line):
-                continue  # after a power cut: what follows has reached the disk, a page has not
+                continue  # lost in a power cut: later pages may have reached the disk before it
             raise ModelError(
                 f"{path}:{number}: damaged (its checksum differs); "
-                "if this line is deleted, its block is solved again"
+                "delete this line, and its block is solved again"
             )
         try:
             receipts.append(parse_block(json.loads(text)))

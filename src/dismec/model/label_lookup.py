@@ -140,8 +140,8 @@ class LabelLookup:
         if isinstance(allowed, Allowed):
             if allowed.n_labels != self.n_labels:
                 raise DataError(
-                    f"allowed is of a model of {counted(allowed.n_labels, 'label')}, "
-                    f"not {self.n_labels}"
+                    f"allowed is for a model with {counted(allowed.n_labels, 'label')}, "
+                    f"not {self.n_labels:,}"
                 )
             return allowed
         if sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2:
@@ -149,7 +149,7 @@ class LabelLookup:
         return Allowed(self.n_labels, self._find_labels(allowed, "allowed"))
 
     def _find_labels(self, labels: Any, what: str) -> npt.NDArray[np.int64]:
-        """The numbers of labels."""
+        """Return the numbers of labels; `what` names the argument in errors."""
         if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
             raise DataError(f"{what} is {reprlib.repr(labels)}; expected a list of labels")
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:

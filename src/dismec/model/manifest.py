@@ -1,4 +1,4 @@
-"""What ``manifest.json`` says of a model; parsed with suspicion."""
+"""``manifest.json`` ⇄ the facts of a model; nothing in the file is trusted unchecked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from dismec.data.counts import counted
 from dismec.model.format import (
     ARRAYS,
     DENSE_VERSION,
@@ -31,14 +32,14 @@ __all__ = [
 
 R = TypeVar("R", bound="_Receipt | PartReceipt")
 
-_NAME = re.compile(r"[a-z][a-z0-9.-]{0,99}", re.ASCII)  # of a file
-_MOST = 1 << 62  # that anything counts to
-_CHECKSUM = "checksum"  # of all that is before it in the file
+_NAME = re.compile(r"[a-z][a-z0-9.-]{0,99}", re.ASCII)  # a file name
+_MOST = 1 << 62  # upper limit for every count
+_CHECKSUM = "checksum"  # key of the checksum of everything before it in the file
 
 
 @dataclass(frozen=True)
 class PartReceipt:
-    """A file of what a model has besides weights."""
+    """The file of a part of a model other than its weights."""
 
     file: str
     sha256: str
@@ -46,7 +47,7 @@ class PartReceipt:
 
 @dataclass(frozen=True)
 class _Receipt:
-    """A file of weights: its name, what it holds, and how to tell that it is whole."""
+    """A file of weights: its name, its contents, and its size and checksum."""
 
     file: str
     n_labels: int
@@ -57,45 +58,45 @@ class _Receipt:
 
 @dataclass(frozen=True)
 class BlockReceipt(_Receipt):
-    """A block that training has written."""
+    """A block written by training."""
 
     number: int
     isa: str  # instruction set of the kernels that solved it
-    stats: BlockStats | None  # what that took
+    stats: BlockStats | None  # the work that solving it took
 
 
 @dataclass(frozen=True)
 class ShardReceipt(_Receipt):
-    """A part of a finished model."""
+    """A shard of the weights of a finished model."""
 
     precision: str  # one of `dismec.model.format.PRECISIONS`
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says; a value that is replaced as a whole.
+    """The contents of ``manifest.json``; an immutable value.
 
-    Of a finished model `isa` and `stats` are the instruction sets that solved it, and what that
-    took in all. Models of format version 1 have only blocks; those up to 2 know their labels under
-    one name.
+    For a finished model, `isa` lists the instruction sets that solved its blocks, and `stats` adds
+    up the work. Models of format version 1 have only blocks; up to version 2, the file of the
+    labels has a fixed name.
     """
 
-    n_rows: int  # of the training data
-    n_features: int  # sparse ones, without the bias
+    n_rows: int  # number of training rows
+    n_features: int  # number of sparse features, without the bias
     n_labels: int
-    params: dict[str, Any]  # of the training, as JSON holds them
-    transform: dict[str, Any]  # its scalars
+    params: dict[str, Any]  # parameters of the training, as in JSON
+    transform: dict[str, Any]  # scalars of the `Transform`
     data: str  # fingerprint of the training data
-    dismec: str  # version of the package that began the training
-    parts: dict[str, PartReceipt] = field(default_factory=dict)  # files besides the weights
+    dismec: str  # version of the package that started the training
+    parts: dict[str, PartReceipt] = field(default_factory=dict)  # files other than the weights
     text: dict[str, Any] | None = None  # how texts become features (`TextParams`)
-    columns: dict[str, Any] | None = None  # of files of texts, as given (`TextFormat`)
-    estimator: dict[str, Any] | None = None  # what `DiSMECClassifier` needs to be itself again
+    columns: dict[str, Any] | None = None  # columns of text files, as given (`TextFormat`)
+    estimator: dict[str, Any] | None = None  # what a `DiSMECClassifier` needs to load the model
     examples: tuple[str, ...] = ()  # beginnings of a few training texts, to try the model on
-    history: tuple[dict[str, Any], ...] = ()  # what was done to labels later, oldest first
+    history: tuple[dict[str, Any], ...] = ()  # later changes of labels, oldest first
     isa: str = ""
     stats: BlockStats | None = None
-    blocks: tuple[BlockReceipt, ...] = ()  # what is done, by number, while training is under way
+    blocks: tuple[BlockReceipt, ...] = ()  # finished blocks of an unfinished training, by number
     journal: str | None = None  # a file with more blocks (`dismec.model.journal`)
     shards: tuple[ShardReceipt, ...] | None = None  # the weights of a finished model
     refined: dict[str, Any] | None = None  # how labels become features (`Refinement`)
@@ -104,7 +105,7 @@ class Manifest:
 
     @property
     def complete(self) -> bool:
-        """Whether this is a model that can be used."""
+        """Whether this is a finished model."""
         if self.version == 1:
             return self.labels_done == self.n_labels
         return self.shards is not None
@@ -118,40 +119,40 @@ class Manifest:
 
     @property
     def dense(self) -> int:
-        """Dense features of a row."""
+        """Number of dense features of a row."""
         return int(self.transform["dense"]["width"]) if "dense" in self.transform else 0
 
     @property
     def n_columns(self) -> int:
-        """Features that a classifier has weights for, without the bias."""
+        """Number of features that a classifier has weights for, without the bias."""
         informing = self.refined["informing"] if self.refined else 0
         return self.n_features + self.dense + int(informing)
 
     @property
     def classifier_files(self) -> tuple[_Receipt, ...]:
-        """The files that hold the weights of labels; not those of a first stage."""
+        """The files with the weights of the labels, without those of a first stage."""
         return self.blocks if self.shards is None else self.shards
 
     @property
     def files(self) -> tuple[_Receipt, ...]:
-        """The files that hold weights."""
+        """All files with weights."""
         return (*self.classifier_files, *(self.first or ()))
 
     def with_blocks(self, receipts: Iterable[BlockReceipt]) -> Manifest:
-        """The same manifest with these blocks instead of its own."""
+        """Return the same manifest with these blocks instead of its own."""
         return replace(self, blocks=tuple(sorted(receipts, key=lambda r: r.number)))
 
     def with_journal(self, receipts: Iterable[BlockReceipt]) -> Manifest:
-        """The manifest that has the receipts of its journal itself.
+        """Return the manifest with the receipts of its journal among its blocks.
 
-        Raises `ValueError`, whose text is the reason, if they contradict it or each other.
+        Raise `ValueError`, with the reason as its text, if they contradict it or each other.
         """
         manifest = replace(self, journal=None).with_blocks([*self.blocks, *receipts])
         _check_sizes(manifest)
         return manifest
 
     def finished(self, shards: Iterable[ShardReceipt]) -> Manifest:
-        """The manifest of the model that has these shards in the place of its blocks."""
+        """Return the manifest of the finished model, with shards instead of blocks."""
         isa, stats = self.isa, self.stats
         if self.blocks:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
@@ -163,7 +164,7 @@ class Manifest:
         return replace(done, blocks=(), journal=None)
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         content = {"format": FORMAT, "version": self.version, "complete": self.complete}
         lists = ("blocks", "shards", *(["first"] if self.refined else []))
         left_out = (*lists, "version", "first", *([] if self.refined else ["refined"]))
@@ -182,10 +183,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """The inverse of `to_json`, from the bytes of the file.
+        """Invert `to_json`, from the bytes of the file.
 
-        Manifests that have no checksum, because an earlier version has written them, are read as
-        they are. Errors as of `from_json`.
+        Manifests of earlier versions have no checksum, which is then not checked. Errors are those
+        of `from_json`.
         """
         try:
             parsed = json.loads(content)
@@ -199,20 +200,20 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Any) -> Manifest:
-        """The inverse of `to_json`, after JSON's own parser.
+        """Invert `to_json`, from parsed JSON.
 
-        Raises `ValueError`, whose text is the reason, for the manifest of something else or a newer
-        format, or one that contradicts itself.
+        Raise `ValueError`, with the reason as its text, if this is not the manifest of a model, is
+        of a newer format, or contradicts itself.
         """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("not the manifest of a dismec model")
         version = content.get("version")
         if not isinstance(version, int) or version < 1:
-            raise ValueError(f"format version {version!r} is not a number from 1")
+            raise ValueError(f"format version is {version!r}; expected a number of at least 1")
         if version > DENSE_VERSION:
             raise ValueError(
-                f"format version {version} is newer than this dismec reads ({DENSE_VERSION}); "
-                "upgrade dismec"
+                f"format version {version} is too new: this dismec reads up to version "
+                f"{DENSE_VERSION}; upgrade dismec"
             )
         try:
             manifest = _parse(content)
@@ -225,12 +226,12 @@ class Manifest:
 
 
 def receipt_text(receipt: _Receipt) -> str:
-    """A receipt as JSON, on one line."""
+    """Return a receipt as JSON on one line."""
     return json.dumps(vars(receipt), default=vars)  # `asdict` would copy every number
 
 
 def parse_block(entry: Any) -> BlockReceipt:
-    """A block's receipt, after JSON's own parser; `ValueError`, whose text is the reason."""
+    """Return a block's receipt from parsed JSON; raise `ValueError` with the reason as its text."""
     try:
         return _parse_receipt(BlockReceipt, entry)
     except KeyError as error:
@@ -301,23 +302,23 @@ def _parse_receipt(cls: type[R], entry: Any) -> R:
 
 def _check_name(file: str) -> None:
     if not _NAME.fullmatch(file):
-        raise ValueError(f"{file[:100]!r} is not the name of a file of a model")
+        raise ValueError(f"{file[:100]!r} is not a valid name for a model file")
 
 
 def _parse_stats(stats: Any) -> BlockStats | None:
     if stats is None:
         return None
-    known = {f.name for f in fields(BlockStats)} - {"weight_counts"}
+    required = {f.name for f in fields(BlockStats)} - {"weight_counts"}
     counts = stats.get("weight_counts") if isinstance(stats, dict) else None
     if not (
         isinstance(stats, dict)
-        and stats.keys() - {"weight_counts"} == known
-        and all(_is_count(stats[name]) for name in known - {"seconds"})
+        and stats.keys() - {"weight_counts"} == required
+        and all(_is_count(stats[name]) for name in required - {"seconds"})
         and type(stats["seconds"]) in (int, float)
         and 0 <= stats["seconds"] < _MOST
         and (counts is None or _are_counts(counts))
     ):
-        raise ValueError("the solver's statistics are not the ones of this format")
+        raise ValueError("the solver's statistics do not have the fields of this format")
     return BlockStats(**stats | {"weight_counts": counts and tuple(counts)})
 
 
@@ -342,13 +343,13 @@ def _check_sizes(manifest: Manifest) -> None:
     if scored != manifest.n_features:
         raise ValueError(f"n_features is {manifest.n_features}, but {scored!r} in the transform")
     numbers = [receipt.number for receipt in manifest.blocks]
-    if numbers != sorted(set(numbers)):  # or two blocks have the same
+    if numbers != sorted(set(numbers)):  # or two blocks have the same number
         raise ValueError("blocks are not in the order of their numbers")
     informing = (manifest.refined or {"informing": 0}).get("informing")
     if type(informing) is not int or not 0 <= informing <= manifest.n_labels:
-        raise ValueError(f"{informing!r} labels inform others; there are {manifest.n_labels}")
+        raise ValueError(f"{informing!r} labels inform others, of {manifest.n_labels} labels")
     if manifest.shards is not None and bool(manifest.refined) != (manifest.first is not None):
-        raise ValueError("a refined model has a first stage, and no other has")
+        raise ValueError("a refined model needs a first stage, and only a refined one has it")
     for receipt in manifest.files:
         if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_columns + 1):
             raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")
@@ -356,4 +357,5 @@ def _check_sizes(manifest: Manifest) -> None:
     for what, receipts in stages:
         held = sum(receipt.n_labels for receipt in receipts or ())
         if held > manifest.n_labels:
-            raise ValueError(f"{what} hold {held} labels, there are {manifest.n_labels}")
+            total = manifest.n_labels
+            raise ValueError(f"{what} hold {counted(held, 'label')}, the model has {total:,}")

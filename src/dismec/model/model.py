@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dismec.data.counts import counted
 from dismec.errors import ModelError
 from dismec.model.calibration import Calibration
 from dismec.model.orders import Orders, ShardOrders
@@ -29,7 +30,7 @@ class Model(StoredModel, RankingModel):
     manifest : Manifest
         Shape, parameters, files and history of the model.
     transform : Transform
-        What is done to each row before it is scored: tf-idf and scaling to length 1.
+        The transform of each row before it is scored: tf-idf and scaling to length 1.
     label_counts : ndarray of int64, shape (n_labels,)
         Number of training rows of each label.
     names : sequence of str, or None
@@ -82,8 +83,8 @@ class Model(StoredModel, RankingModel):
         """
         if calibration is not None and calibration.n_labels != self.n_labels:
             raise ModelError(
-                f"the calibration is of {calibration.n_labels} labels, the model has "
-                f"{self.n_labels}"
+                f"the calibration has {counted(calibration.n_labels, 'label')}, the model has "
+                f"{self.n_labels:,}"
             )
         parts = replace(self._parts, calibration=calibration)
         return Model(self.manifest, self.transform, parts, self._shards)

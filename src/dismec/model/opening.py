@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from dismec.data.counts import counted
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
@@ -59,7 +60,7 @@ def open_model(
     """
     with unpacked(path) as folder:
         if folder is not None:
-            # What is mapped stays readable when the files are gone.
+            # Mapped files stay readable after they have been removed.
             return _open_directory(folder, check=check is not False)
     return _open_directory(Path(cast(str, path)), check=check)
 
@@ -72,7 +73,8 @@ def _open_directory(directory: Path, *, check: bool | None) -> Model:
             shards = weight_files.read_shards(directory, manifest, parts.labels.counts, check=check)
             return Model(manifest, transform, parts, shards)
         except ModelError:
-            # Its labels may just have been changed, and files removed that it named before.
+            # A concurrent edit may have removed files that the manifest named: then there is a new
+            # manifest, to be read instead.
             if read_manifest(directory) == before:
                 raise
 
@@ -80,23 +82,27 @@ def _open_directory(directory: Path, *, check: bool | None) -> Model:
 def _informed(
     directory: Path, manifest: Manifest, own: Transform, check: bool | None
 ) -> RowTransform:
-    """What rows go through in a refined model."""
+    """Return the transform of a refined model."""
     first = weight_files.read_first(directory, manifest, check=check)
     try:
         transform = Informed(own, first, Refinement.from_dict(manifest.refined or {}), own.bias)
     except ModelError as error:
         raise ModelError(f"{directory}: {error}") from None
     if transform.n_columns != manifest.n_columns:
-        raise ModelError(f"{directory}: the first stage does not hold the labels that inform")
+        informing = (manifest.refined or {})["informing"]
+        raise ModelError(
+            f"{directory}: the first stage does not hold the {counted(informing, 'label')} that "
+            "inform others"
+        )
     return transform
 
 
 def read_head(
     directory: Path, *, check: bool | None = None
 ) -> tuple[Manifest, RowTransform, Parts]:
-    """All of a finished model but its weights; `check` and errors as of `open_model`.
+    """Read everything of a finished model except its weights; see `open_model` for errors.
 
-    The first stage of a refined model belongs to what rows go through.
+    The transform of a refined model includes the weights of its first stage.
     """
     manifest = read_manifest(directory)
     if not manifest.complete:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dismec.cpu import available_memory
+from dismec.data.counts import counted
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s, Floats
@@ -24,25 +25,25 @@ from dismec.model.thresholds import MACRO_F1, MICRO_F1, Rule, by_margin, by_prob
 __all__ = ["Orders", "ShardOrders", "check_dense"]
 
 _ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))
-_CHUNK_SCORES = 1 << 22  # that become probabilities at a time
+_CHUNK_SCORES = 1 << 22  # scores converted to probabilities at a time
 
-# Where few labels are allowed for many rows, a copy of their weights is made and kept: it costs
-# about as much as to rank so many rows, and makes the next ones as fast as the labels are few.
-_FEW = 1 / 8  # of the labels
+# If few labels are allowed for many rows, their weights are copied. A copy takes about as long as
+# ranking _MANY_ROWS rows, and makes later rows as fast as in a model with only these labels.
+_FEW = 1 / 8  # largest share of the labels that is copied
 _MANY_ROWS = 256
-_COPIES = 4
-_WAITING = 16  # sets whose rows are counted, and that have no copy yet
+_COPIES = 4  # copies that are kept
+_WAITING = 16  # sets without a copy whose rows are counted
 
 
 class Orders(ABC):
-    """The rankings that a model has, each made when it is first asked for.
+    """The rankings of a model's labels, each created when it is first needed.
 
     Parameters
     ----------
     n_labels, transform
         As for `Predictor`.
     calibration
-        What makes probabilities of scores; without one `ModelError` is raised where it is needed.
+        Maps scores to probabilities. Methods that need it raise `ModelError` if it is None.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Orders(ABC):
         self._calibration = calibration
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
-        """Orders to rank so many rows in, and what these may choose from: all if it is None."""
+        """Return orders for ranking `n_rows` rows, and what to pass as `allowed` to them."""
         return self, allowed
 
     @property
@@ -62,37 +63,37 @@ class Orders(ABC):
 
     @property
     def calibration(self) -> Calibration:
-        """The calibration; `ModelError` if there is none."""
+        """The calibration; raises `ModelError` if there is none."""
         if self._calibration is None:
             raise ModelError("the model gives no probabilities: train it with calibrate=True")
         return self._calibration
 
     @cached_property
     def by_score(self) -> Ranking:
-        """Ranks by score."""
+        """The ranking by score."""
         return self._by_score()
 
     @cached_property
     def by_logit(self) -> Ranking:
-        """Ranks by slope·score + intercept: the order is that of probabilities."""
+        """The ranking by slope·score + intercept, which is the order of probabilities."""
         calibration = self.calibration
         return self._rescaled(calibration.slopes, calibration.intercepts)
 
     @cached_property
     def by_margin(self) -> Ranking:
-        """Ranks by how far that is above the label's threshold for macro-F1."""
+        """The ranking by how far this logit is above the label's threshold for macro-F1."""
         calibration = self.calibration
         least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
         return self._rescaled(calibration.slopes, calibration.intercepts - least)
 
     def by_gain(self, bonus: Floats, *, probabilities: bool) -> Ranking | Gains:
-        """Ranks by log P + bonus, or by score + bonus."""
+        """Return the ranking by log P + bonus, or by score + bonus."""
         if probabilities:
             return Gains(self._rescaled, self.calibration, bonus)
         return self._rescaled(np.ones(self._n_labels, np.float32), bonus.astype(np.float32))
 
     def rule(self, threshold: Any, probabilities: bool) -> tuple[Ranking, Rule]:
-        """Which labels reach a threshold, as for `Model.assign`, and the order to look in."""
+        """Return the ranking and the rule that select labels at a threshold; see `Model.assign`."""
         if threshold is None:
             probabilities = probabilities and self.calibrated
             threshold = MICRO_F1 if probabilities else _ABOVE_ZERO
@@ -109,7 +110,7 @@ class Orders(ABC):
         return self.by_logit, by_probability(least, calibration)
 
     def dense_probabilities(self, X: Any, threads: int | None) -> Scores:
-        """The probabilities of all labels, float32 (n_rows, n_labels)."""
+        """Return the probabilities of all labels, float32 (n_rows, n_labels)."""
         result = self.by_logit.decision_function(X, threads)
         step = max(1, _CHUNK_SCORES // max(1, self._n_labels))
         for begin in range(0, len(result), step):
@@ -118,15 +119,15 @@ class Orders(ABC):
 
     @abstractmethod
     def _by_score(self) -> Ranking:
-        """Ranks by score."""
+        """Create the ranking by score."""
 
     @abstractmethod
     def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Ranking:
-        """Ranks by slope·score + offset, which are those of all labels."""
+        """Create the ranking by slope·score + offset, with one of each per label."""
 
 
 class ShardOrders(Orders):
-    """Predictors on weights that are in this process; `shards` as for `Predictor`."""
+    """The orders of a model whose weights are in this process; `shards` as in `Predictor`."""
 
     def __init__(
         self,
@@ -137,14 +138,15 @@ class ShardOrders(Orders):
     ) -> None:
         super().__init__(n_labels, transform, calibration)
         self._shards = shards
-        self._few: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
-        self._few_lock = Lock()
+        # Number of rows and copied orders of recent small sets of labels, the latest last.
+        self._recent: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()
+        self._recent_lock = Lock()
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
-        """As `Orders.among`, with few labels from a copy of their weights once it is worth it.
+        """Like `Orders.among`; for few labels, use a copy of their weights once that pays off.
 
-        The copy holds the labels that are allowed, for all rows or for some. It is made when these
-        labels were requested with many rows by now.
+        The copy holds the labels that are allowed for any row. It is made once many rows have been
+        requested with these labels.
         """
         if allowed is None:
             return self, None
@@ -152,17 +154,17 @@ class ShardOrders(Orders):
         if len(labels) > _FEW * self._n_labels:
             return self, allowed
         key = labels.astype(np.int32).tobytes()
-        with self._few_lock:
-            rows, orders = self._few.pop(key, (0, None))
+        with self._recent_lock:
+            rows, orders = self._recent.pop(key, (0, None))
             rows += n_rows
             if orders is None and rows >= _MANY_ROWS:
                 shards = cut_down(self._shards, allowed.anywhere)
                 orders = ShardOrders(shards, self._n_labels, self.transform, self._calibration)
-            self._few[key] = rows, orders
-            copies = [key for key, (_, made) in self._few.items() if made is not None]
-            waiting = [key for key, (_, made) in self._few.items() if made is None]
+            self._recent[key] = rows, orders
+            copies = [key for key, (_, made) in self._recent.items() if made is not None]
+            waiting = [key for key, (_, made) in self._recent.items() if made is None]
             for old in (*copies[:-_COPIES], *waiting[:-_WAITING]):
-                del self._few[old]
+                del self._recent[old]
         if orders is None:
             return self, allowed
         return orders, None if allowed.mask is not None else allowed
@@ -177,10 +179,11 @@ class ShardOrders(Orders):
 
 
 def check_dense(what: str, n_rows: int, n_labels: int, itemsize: int, instead: str) -> None:
-    """Refuse a dense result that memory does not hold; `instead` says what to do."""
+    """Raise `DataError` if a dense result does not fit in memory; `instead` says what to do."""
     needed, free = itemsize * n_rows * n_labels, available_memory()
     if free is not None and needed > free:
         raise DataError(
-            f"{what} of {n_rows:,} rows × {n_labels:,} labels would be {needed / 2**30:,.1f} GiB, "
-            f"and {free / 2**30:,.1f} GiB of memory are available: {instead}"
+            f"{what} of {counted(n_rows, 'row')} × {counted(n_labels, 'label')} would take "
+            f"{needed / 2**30:,.1f} GiB, but only {free / 2**30:,.1f} GiB of memory are available: "
+            f"{instead}"
         )

@@ -1,4 +1,4 @@
-"""What a model has besides weights: its labels, its vocabulary, its calibration ⇄ files."""
+"""The parts of a model other than its weights ⇄ files: labels, vocabulary, calibration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.container import ContainerError
+from dismec.data.counts import counted
 from dismec.data.names import pack_names, unpack_names
 from dismec.errors import ModelError
 from dismec.features.vocabulary import TextParams, Vocabulary
@@ -27,16 +28,16 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class LabelTable:
-    """What is known of each label, and the idf of each feature if the model uses tf-idf."""
+    """The count and name of each label, and the idf of each feature if the model uses tf-idf."""
 
-    counts: npt.NDArray[np.int64]  # training rows of each label; one with none is never predicted
+    counts: npt.NDArray[np.int64]  # training rows per label; a label without any is never predicted
     names: Sequence[str] | None = None
     idf: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """All of a model but its manifest and weights."""
+    """Everything in a model except its manifest and weights."""
 
     labels: LabelTable
     vocabulary: Vocabulary | None = None
@@ -46,10 +47,10 @@ class Parts:
 def write_parts(
     directory: Path, parts: Parts, number: int = 0, keep: Mapping[str, PartReceipt] | None = None
 ) -> dict[str, PartReceipt]:
-    """Write the parts' files; the manifest does not name them yet.
+    """Write the files of the parts, which no manifest names yet; return their receipts.
 
-    `number` becomes part of their names, so that they are apart from files that a manifest names
-    which is still valid. A vocabulary that is there already, in `keep`, is not written.
+    A `number` above 0 becomes part of their names, so they do not replace files of the current
+    manifest. A vocabulary in `keep` is not written again.
     """
     labels: dict[str, npt.NDArray[Any]] = {"counts": parts.labels.counts.astype(np.int64)}
     if parts.labels.names is not None:
@@ -69,7 +70,7 @@ def write_parts(
 
 
 def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True) -> Parts:
-    """What the manifest names, checked against it; `check` as for `dismec.open_model`."""
+    """Read the parts that a manifest names; `check` and errors are those of `dismec.open_model`."""
 
     def read(name: str, parse: Callable[[Arrays], T]) -> T | None:
         receipt = manifest.parts.get(name)
@@ -94,7 +95,8 @@ def read_parts(directory: Path, manifest: Manifest, *, check: bool | None = True
             raise ModelError(f"{directory}: {error}") from None
         vocabulary = read("vocabulary", lambda arrays: Vocabulary.from_arrays(arrays, params))
         if vocabulary is None or len(vocabulary.terms) != manifest.n_features:
-            raise ModelError(f"{directory}: no vocabulary of {manifest.n_features} features")
+            features = counted(manifest.n_features, "feature")
+            raise ModelError(f"{directory}: no vocabulary with {features}")
     calibration = read("calibration", lambda a: Calibration.from_arrays(a, manifest.n_labels))
     return Parts(labels, vocabulary, calibration)
 
@@ -103,11 +105,11 @@ def _parse_labels(arrays: Arrays, manifest: Manifest) -> LabelTable:
     n_labels, n_features = manifest.n_labels, manifest.n_features
     counts, idf = arrays.get("counts"), arrays.get("idf")
     if counts is None or counts.shape != (n_labels,) or counts.dtype != np.int64:
-        raise ModelError(f"the label counts do not fit {n_labels} labels")
+        raise ModelError(f"the label counts do not fit {counted(n_labels, 'label')}")
     if n_labels and not 0 <= counts.min() <= counts.max() <= manifest.n_rows:
-        raise ModelError(f"the label counts do not fit {manifest.n_rows} rows")
+        raise ModelError(f"the label counts do not fit {counted(manifest.n_rows, 'row')}")
     if idf is not None and (idf.shape != (n_features,) or idf.dtype != np.float32):
-        raise ModelError(f"the idf does not fit {n_features} features")
+        raise ModelError(f"the idf does not fit {counted(n_features, 'feature')}")
     names = None
     if "names.bytes" in arrays:
         try:
@@ -115,5 +117,6 @@ def _parse_labels(arrays: Arrays, manifest: Manifest) -> LabelTable:
         except (KeyError, ContainerError):
             raise ModelError("the label names are damaged") from None
         if len(names) != n_labels:
-            raise ModelError(f"{len(names)} label names for {n_labels} labels")
+            given = counted(len(names), "label name")
+            raise ModelError(f"{given} for {counted(n_labels, 'label')}")
     return LabelTable(counts, names, idf)

@@ -1,4 +1,4 @@
-"""What models predict: top k, sets of labels, scores and probabilities of all labels."""
+"""Predictions of a model: top k, sets of labels, scores and probabilities of all labels."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PredictingModel(TopkModel):
     def _among(
         self, X: RowsLike, allowed: LabelsAllowed | None, threads: int | None
     ) -> tuple[Any, Orders, Allowed | None]:
-        """The rows of X, the orders to rank them in, and what is left to keep to there."""
+        """Return the rows of X, the orders to rank them in, and what to pass as `allowed` there."""
         chosen = self.allowed_labels(allowed)
         rows = self.rows_of(X, threads=threads)
         if chosen is None:
@@ -300,7 +300,7 @@ class PredictingModel(TopkModel):
 
     @abstractmethod
     def _make_orders(self) -> Orders:
-        """The orders in which its labels can be ranked."""
+        """Create the orders in which labels can be ranked."""
 
     @cached_property
     def _orders(self) -> Orders:

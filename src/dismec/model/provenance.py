@@ -1,17 +1,17 @@
-"""How values of a model were chosen: fields in its manifest, sentences for a person.
+"""How parameters of a model were chosen: fields in its manifest → sentences for people.
 
-Where a value was chosen, or learned, on rows that the training did not see, the manifest's
-parameters say so:
+If a value was chosen or learned on rows that were not used for training, the parameters in the
+manifest say so:
 
 - ``C_auto``: {"metric", "grid", "rows"[, "data"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, without and with labels that inform others, and "rows"
-- ``row_weights``: {"least", "most", "sum"} of the weights of rows, if they had some
+- ``row_weights``: {"least", "most", "sum"} of the row weights, if there were any
 
-"rows" is the number of rows; "data" the first sixteen digits of the fingerprint of rows that were
-given for this. Without "data" they were held out from the training data. Manifests written before
-there were fields hold the sentences themselves; `parse` turns those into fields.
+"rows" is the number of rows, and "data" the first sixteen digits of the fingerprint of the rows
+given for this purpose. Without "data", they were held out from the training data. Older manifests
+contain the sentences themselves; `parse` turns them into fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["history_entry", "parse", "ranged", "ranges", "sentence", "shown"]
+__all__ = ["format_ranges", "history_entry", "parse", "parse_ranges", "sentence", "shown"]
 
 _KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated", "row_weights")
 _ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
@@ -34,12 +34,12 @@ _EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
 
 
 def shown(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a manifest with sentences for how values were chosen."""
+    """Return the parameters of a manifest, with sentences that say how values were chosen."""
     return {key: sentence(key, v) if key in _KEYS else v for key, v in params.items()}
 
 
 def sentence(key: str, value: Any) -> Any:
-    """How one value was chosen; what is not made of the right fields is returned as it is."""
+    """Return how a value was chosen as a sentence; return unexpected values unchanged."""
     if not isinstance(value, dict):
         return value
     try:
@@ -69,7 +69,7 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
 
 
 def parse(key: str, value: Any) -> Any:
-    """The fields that a sentence of an older manifest stands for; the inverse of `sentence`."""
+    """Return the fields for a sentence of an older manifest: invert `sentence`."""
     if not isinstance(value, str):
         return value
     if key == "delta_effect" and (match := _EFFECT.fullmatch(value)):
@@ -85,19 +85,19 @@ def parse(key: str, value: Any) -> Any:
 
 
 def history_entry(action: str, **facts: Any) -> dict[str, Any]:
-    """What was done to the labels of a model just now, for its manifest's history."""
+    """Describe a change of a model's labels, made now, for the history in its manifest."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"action": action, **facts, "dismec": version("dismec"), "time": now}
 
 
-def ranged(numbers: str) -> Iterator[int]:
-    """The numbers of labels in an entry of the history, such as "3-5,8"."""
+def parse_ranges(numbers: str) -> Iterator[int]:
+    """Yield the numbers in a text such as "3-5,8", from an entry of the history."""
     for part in numbers.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
-def ranges(labels: npt.NDArray[np.int64]) -> str:
-    """Ascending numbers, as in "3-5,8"."""
+def format_ranges(labels: npt.NDArray[np.int64]) -> str:
+    """Return ascending numbers as a text such as "3-5,8"."""
     runs = np.split(labels, np.flatnonzero(np.diff(labels) > 1) + 1)
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

@@ -1,4 +1,4 @@
-"""A model → what a larger delta, or another precision, leaves of it."""
+"""A model → a smaller one, with a larger delta or another precision."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["pruned_params", "repacked"]
 
 
 def pruned_params(params: Mapping[str, Any], delta: float | None, precision: str) -> dict[str, Any]:
-    """The parameters of the smaller model; errors as of `Model.pruned`."""
+    """Return the parameters of the smaller model; errors are those of `Model.pruned`."""
     changed = dict(params)
     if delta is not None:
         own = changed.get("delta")
         if not isinstance(own, int | float):
-            raise ModelError("the model does not say at which delta it was pruned")
-        # What is left of any weights at infinity is nothing, but JSON has no word for it.
+            raise ModelError("the manifest does not say which delta the model was trained with")
+        # An infinite delta would make sense, too, but JSON cannot express it.
         if not own <= delta <= np.finfo(np.float32).max:
             raise DataError(
                 f"delta is {delta}; expected at least {own}, that of the model: "
@@ -41,13 +41,13 @@ def repacked(
     delta: float,
     precision: str,
 ) -> list[Shard]:
-    """The shards without the weights below `delta`, at a precision."""
+    """Return the shards without weights below `delta`, stored with this precision."""
     more = transform.pruned_more(delta) if isinstance(transform, Informed) else None
     if transform.dense:  # dense features keep all of their weights
         more = transform.n_features, 0.0
     if not manifest.history:
         return [s.repacked(prune(s.unpack(), delta, more), precision) for s in shards]
-    # Labels that came and went have left small shards behind: all go into as few as possible.
+    # Edits leave small shards behind, so all labels are packed into as few shards as possible.
     labels = np.sort(np.concatenate([np.empty(0, np.int64), *(s.labels for s in shards)]))
     labels = labels.astype(np.int64)
     weights: Any = gather(shards, manifest.n_labels, transform.n_columns)

@@ -1,4 +1,4 @@
-"""What models do that rank their labels, beside predictions: explain, rerank and evaluate."""
+"""Explaining, reranking and evaluating the predictions of a model."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class RankingModel(PredictingModel):
         """
         if not 0 <= alpha <= 100:
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
-        # Labels that share their weights have what the first of them has.
+        # Labels with the same weights have the same scores, so they get the same bonus.
         bonus = -alpha * np.log(self.propensities(A, B)[self.first_labels])
         ranking = self._orders.by_gain(bonus, probabilities=probabilities)
 
@@ -175,5 +175,6 @@ class RankingModel(PredictingModel):
             weights = check_row_weights(weights, len(top))
         by_score = self._rank(rank) == "score"
         assign = partial(self.assign, X, allowed=chosen, threads=threads)
-        trust = reliability(self.calibration, truth, top, values, by_score, assign, weights)
-        return metrics | trust
+        return metrics | reliability(
+            self.calibration, truth, top, values, by_score, assign, weights
+        )

@@ -1,4 +1,4 @@
-"""A calibrated model and rows with known labels → how far its probabilities can be trusted."""
+"""A calibrated model and rows with known labels → how reliable its probabilities are."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def reliability(
     assign: Callable[[str], Any],
     weights: RowWeights | None = None,
 ) -> dict[str, float]:
-    """What `Model.evaluate` says of probabilities, in percent.
+    """Return the metrics of probabilities for `Model.evaluate`, in percent.
 
-    `top` are the best labels of each row, and `values` their scores, or their probabilities.
-    `assign` gives the labels that reach a threshold. `weights` say how much each row counts.
+    `top` are the best labels of each row, and `values` their scores (if `by_score`) or their
+    probabilities. `assign` returns the labels that reach a threshold. `weights` are row weights.
     """
     there = top >= 0
     found, of = hits(truth.Y, top)[there], top[there]

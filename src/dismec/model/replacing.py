@@ -1,9 +1,9 @@
-"""A finished model beside another one → the model of the directory, in one step.
+"""Replacing the finished model of a directory by another one, in one atomic step.
 
-A model that is to replace another is written to a folder of its own within the directory, so that
-the old one can be opened until the new one is whole. Its files are then linked into the directory,
-under names that no file has, and the manifest is renamed over the old one: at every moment the
-directory is the old model or the new one. What is left over is removed afterwards.
+The new model is written to a folder inside the directory, so the old one can be opened until the
+new one is complete. Its files are then linked into the directory under unused names, and its
+manifest replaces the old one: at every moment the directory is either the old model or the new one.
+Files that are no longer needed are removed afterwards.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dismec.model.directory import commit, read_manifest, tidy
 from dismec.model.format import ARRAYS, NEW
 from dismec.model.manifest import PartReceipt, ShardReceipt
 
-__all__ = ["move_in", "replaces"]
+__all__ = ["install_replacement", "replacement_folder"]
 
 R = TypeVar("R", PartReceipt, ShardReceipt)
 
 
-def replaces(directory: Path) -> Path | None:
-    """Where to write a model that replaces the one of a directory; None if none can be opened."""
+def replacement_folder(directory: Path) -> Path | None:
+    """Return where to write a replacement for a directory's model; None if it has none."""
     with suppress(ModelError):
         if read_manifest(directory).complete:
             return directory / NEW
     return None
 
 
-def move_in(directory: Path) -> None:
-    """Make the finished model that was written to `replaces` the one of the directory."""
+def install_replacement(directory: Path) -> None:
+    """Make the finished model in the folder given by `replacement_folder` the directory's model."""
     folder = directory / NEW
     manifest = read_manifest(folder)
     manifest = replace(
@@ -53,7 +53,7 @@ def move_in(directory: Path) -> None:
 
 
 def _linked(folder: Path, receipt: R, directory: Path) -> R:
-    """A file of a model, linked to a name that is free."""
+    """Link a file of a model to an unused name; return its receipt with that name."""
     source = folder / receipt.file
     base = re.sub(r"-\d+$", "", receipt.file.removesuffix(ARRAYS))
     for number in count():

@@ -1,4 +1,4 @@
-"""Scores and propensities → top k in which rare labels count for more."""
+"""Scores and propensities → top k that rank rare labels higher."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dismec.model.topk_model import TopkModel
 
 __all__ = ["Gains", "Reranked"]
 
-_FIRST_LEVEL, _STEP = -1.0, 0.25  # of log(P/p^alpha); levels are multiples of the step
-_LEAST_LOG_P, _MOST_P = -80.0, 1 - 1e-7  # log P, and P, that a label can be asked to reach
-_ROUNDING = 1e-4  # what it may have taken from z
-_VIEWS = 16  # that are kept
+_FIRST_LEVEL, _STEP = -1.0, 0.25  # levels of log(P/p^alpha) are multiples of the step
+_LEAST_LOG_P, _MOST_P = -80.0, 1 - 1e-7  # limits of log P and P for a level
+_ROUNDING = 1e-4  # largest rounding error of z
+_VIEWS = 16  # rankings that are kept, one per level
 
 
 class Gains:
-    """Ranks labels by P/p^alpha, exactly, where P is a label's probability and p its propensity.
+    """An exact ranking by P/p^alpha, where P is a label's probability and p its propensity.
 
-    P is not linear in the row, but it rises with z = slope·score + intercept, which is. So the
-    log(P/p^alpha) of a label reaches a level just where its z reaches a number of its own, and the
-    labels that reach the level are those whose z less that number is at least 0. A first look finds
-    a level that k labels reach; a second one all labels that do, and the best k of these are the
-    best of all.
+    P is not linear in the row, but it increases with z = slope·score + intercept, which is. So
+    log(P/p^alpha) of a label reaches a level exactly if its z reaches a bound that depends only on
+    the label: z minus the bound, the margin, is at least 0. A first pass finds a level that k
+    labels reach; a second pass finds all labels that reach it, and the best k of these are the best
+    of all.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class Gains:
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """The k labels of the highest P/p^alpha with these, best first, ties to the smaller label.
+        """Return the k labels with the highest P/p^alpha, best first, and these values.
 
-        Arguments and errors as for `Predictor.topk`; empty places hold label −1 and 0.
+        Ties go to the smaller label; empty places hold label −1 and value 0. Arguments and errors
+        are those of `Predictor.topk`.
         """
         k = check_k(k)
         first = self._margins(_FIRST_LEVEL)
@@ -74,17 +75,17 @@ class Gains:
         return labels, np.exp(np.minimum(logs, np.float32(80)))
 
     def _make_margins(self, level: float) -> Ranking:
-        """Scores labels by how far z is above what it takes to reach a level."""
+        """Create the ranking by the margin: how far z is above the bound for a level."""
         offsets = (self._calibration.intercepts - self._least(level)).astype(np.float32)
         return self._rescaled(self._calibration.slopes, offsets)
 
     def _least(self, level: float) -> Floats:
-        """The z of each label at which it reaches a level, or one that is less."""
+        """Return the bound of each label: the z at which it reaches a level, or slightly less."""
         log_p = np.maximum(level, self._lowest) - self._bonus
         return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST_P))
 
     def _reaching(self, level: float) -> Rule:
-        """Takes the labels that reach a level, with their log(P/p^alpha)."""
+        """Return the rule that takes the labels that reach a level, with their log(P/p^alpha)."""
 
         def rule(labels: Labels, margins: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
             values = self._values(labels, margins, level).astype(np.float32)
@@ -95,7 +96,7 @@ class Gains:
         return rule
 
     def _values(self, labels: Labels, margins: Scores, level: float) -> Floats:
-        """log(P/p^alpha) of labels that are so far above a level; −inf for none."""
+        """Return log(P/p^alpha) of labels, given their margins; −inf for empty places."""
         there = labels >= 0
         of = np.where(there, labels, 0)
         z = np.where(there, margins, 0) + self._least(level)[of]
@@ -104,10 +105,10 @@ class Gains:
 
 
 class Reranked(TopkModel):
-    """A view of a model that ranks labels in another way; made by `Model.reranked`.
+    """A view of a model that ranks rare labels higher; created by `Model.reranked`.
 
-    `among` gives, for what is allowed and a number of rows, the ranking to use and what it may
-    still choose from.
+    `among` returns the ranking for the allowed labels and a number of rows, and what to pass to it
+    as `allowed`.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from dismec.model.format import FIRST
 from dismec.model.informed import Informed
 from dismec.model.manifest import Manifest
 from dismec.model.parts import Parts, write_parts
-from dismec.model.replacing import move_in, replaces
+from dismec.model.replacing import install_replacement, replacement_folder
 from dismec.model.scoring import RowTransform
 from dismec.model.shards import Shard
 
@@ -29,15 +29,15 @@ def write_model(
     *,
     overwrite: bool,
 ) -> None:
-    """Write all that a model is; as `Model.save`."""
+    """Write a model to a directory, as in `Model.save`."""
     make_directory(directory)
     with locked(directory):
         if holds_model(directory) and not overwrite:
             raise ModelError(
-                f"{directory} holds a model already: "
+                f"{directory} already holds a model: "
                 "choose another directory, or overwrite it (overwrite=True)"
             )
-        new = replaces(directory)
+        new = replacement_folder(directory)
         folder = new or directory
         make_directory(folder)
         discard(folder)
@@ -49,4 +49,4 @@ def write_model(
             manifest = replace(manifest, first=named)
         commit(folder, manifest.finished(receipts))
         if new:
-            move_in(directory)
+            install_replacement(directory)

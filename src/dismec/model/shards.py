@@ -1,7 +1,7 @@
-"""Weights by label ⇄ weights by feature, rounded to the precision that a model keeps.
+"""Weights by label ⇄ weights by feature, rounded to the precision of a model.
 
-A shard holds up to 65,536 *classifiers*, which are distinct rows of weights: labels that the same
-training rows have share one. ``docs/reference/model-format.md`` specifies its arrays.
+A shard holds up to 65,536 *classifiers*, which are distinct rows of weights: labels with the same
+training rows share one. ``docs/reference/model-format.md`` specifies its arrays.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.cpu import in_threads, kernels, mapping
+from dismec.cpu import in_threads, kernels, thread_map
 from dismec.data.matrices import csr_on
 from dismec.errors import ModelError
-from dismec.model.classifiers import Classifiers, Labelled, Run, block_rows
+from dismec.model.classifiers import Classifiers, LabeledWeights, MapFunction, block_rows
 from dismec.model.format import MOST_WEIGHTS, PADDING, PRECISIONS, check_precision
 
 __all__ = ["Packing", "Shard", "first_labels", "gather", "pack", "prune"]
 
 T = TypeVar("T")
 
-_PIECE_WEIGHTS = 1 << 21  # gathered from blocks at a time: up to 16 MB
+_PIECE_WEIGHTS = 1 << 21  # weights read from blocks at a time: up to 16 MB
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
     """The weights of some labels, by feature.
 
-    The labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``, ascending, and
-    so are the first ones of the classifiers. `starts`, (n_features + 1, 2), is where the weights
-    and the places of each feature begin; if the shard is split, (n_features + 1, 4): first of those
-    above 0, then of those below.
+    The labels of classifier i are ``labels[label_starts[i] : label_starts[i + 1]]``, ascending;
+    classifiers are in the order of their first labels. `starts` says where the weights and the
+    places of each feature begin, (n_features + 1, 2); if the shard is split, (n_features + 1, 4):
+    first for the positive weights, then for the negative ones.
     """
 
     labels: npt.NDArray[np.int32]
     label_starts: npt.NDArray[np.int32]
-    scales: npt.NDArray[np.float32]  # of the classifiers: powers of two, but for `rescaled`
-    bias: npt.NDArray[np.float32]  # of the classifiers
+    scales: npt.NDArray[np.float32]  # per classifier: powers of two, except in `rescaled`
+    bias: npt.NDArray[np.float32]  # per classifier
     starts: npt.NDArray[np.uint32]
     places: npt.NDArray[np.uint16]  # classifiers with a weight for the feature, or a bit for each
-    weights: npt.NDArray[Any]  # one of `PRECISIONS`, times the classifier's scale
+    weights: npt.NDArray[Any]  # one of `PRECISIONS`; to be multiplied by the classifier's scale
 
     @property
     def precision(self) -> str:
-        """The name of the weights' type."""
+        """Name of the type of the weights."""
         return next(name for name, dtype in PRECISIONS.items() if dtype == self.weights.dtype)
 
     @property
@@ -60,29 +60,29 @@ class Shard:
 
     @property
     def is_split(self) -> bool:
-        """Whether weights above 0 are kept apart from those below."""
+        """Whether positive and negative weights are stored separately."""
         return bool(self.starts.shape[1] == 4)
 
     @cached_property
     def nnz(self) -> int:
-        """Number of weights, each stored once, and biases that are not 0."""
+        """Number of stored weights, plus that of nonzero biases."""
         return len(self.weights) - PADDING + int(np.count_nonzero(self.bias))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays by their names."""
+        """The arrays by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def native(self) -> Any:
-        """The shard as the kernels take it."""
+        """The shard as an object of the kernels."""
         try:
             return kernels.Shard(**self.arrays)
         except (ValueError, TypeError) as error:
             raise ModelError(f"a shard's arrays do not fit together: {error}") from None
 
     def unpack(self) -> sp.csr_array:
-        """The classifiers as CSR float32 (number of them, n_features + 1), bias last."""
+        """Return the classifiers as CSR float32 (n_classifiers, n_features + 1), bias last."""
         try:
             indptr, indices, data = kernels.unpack(self.native)
         except ValueError as error:
@@ -90,7 +90,7 @@ class Shard:
         return csr_on(data, indices, indptr, (len(self.scales), self.n_features + 1))
 
     def repacked(self, rows: sp.csr_array, precision: str) -> Shard:
-        """The same labels with these weights for their classifiers, as `unpack` gives them."""
+        """Return a shard of the same labels with other weights, in the form of `unpack`."""
         check_precision(precision)
         to = np.arange(len(self.scales), dtype=np.int32)
         arrays = block_rows(len(to), rows, self.n_features)
@@ -111,11 +111,11 @@ class Shard:
     def rescaled(
         self, slopes: npt.NDArray[np.float32], offsets: npt.NDArray[np.float32], bias: float
     ) -> Shard:
-        """A view whose score is slope·score + offset, with a slope and offset per classifier.
+        """Return a view whose scores are slope·score + offset, with one of each per classifier.
 
-        It is of rows whose bias feature is 1, whatever `bias` it is here. Only sums are scaled, so
-        that the weights are shared; but scales are then no powers of two, and what `unpack` gives
-        is rounded once more.
+        It is for rows whose bias feature is 1 instead of `bias`. Only sums are scaled, so the
+        weights are shared; but the scales are no longer powers of two, so `unpack` rounds once
+        more.
         """
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             scales = self.scales * slopes
@@ -130,7 +130,7 @@ class Shard:
 
 
 def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64]:
-    """For each label the first one that has the same classifier: itself, for most."""
+    """Return, for each label, the first label with the same classifier: mostly itself."""
     first = np.arange(n_labels)
     for shard in shards:
         sizes = np.diff(shard.label_starts)
@@ -139,28 +139,28 @@ def first_labels(shards: Sequence[Shard], n_labels: int) -> npt.NDArray[np.int64
 
 
 def pack(
-    blocks: Sequence[Labelled],
+    blocks: Sequence[LabeledWeights],
     n_features: int,
     precision: str,
     counts: npt.NDArray[np.int64] | None = None,
 ) -> Iterator[Shard]:
-    """The shards of a `Packing`, one after another."""
+    """Yield the shards of a `Packing`."""
     packing = Packing(blocks, n_features, precision, counts)
     return map(packing.shard, range(len(packing)))
 
 
 class Packing:
-    """Shards of the labels in blocks, in an order that does not depend on how these were cut.
+    """The conversion of blocks to shards, which do not depend on how the blocks were cut.
 
-    No label may be in two blocks. Weights are CSR, these labels × (n_features + 1), bias last; one
-    that rounds to 0 is dropped. With `counts`, the training rows of each label, those without are
-    left out. Blocks are asked for several times and not kept in between: the sequence may map them
-    from files each time. Of each, only the rows of a shard are read for it.
+    No label may be in two blocks. The weights of a block are CSR, (n_labels, n_features + 1), bias
+    last; weights that round to 0 are dropped. With `counts`, the training rows of each label,
+    labels without any are left out. Blocks are accessed several times and not kept in between, so
+    the sequence may map them from files each time; only the rows that a shard needs are read.
     """
 
     def __init__(
         self,
-        blocks: Sequence[Labelled],
+        blocks: Sequence[LabeledWeights],
         n_features: int,
         precision: str,
         counts: npt.NDArray[np.int64] | None = None,
@@ -178,17 +178,16 @@ class Packing:
         return len(self._ranges)
 
     def each(self, keep: Callable[[int, Shard], T], threads: int = 1) -> list[T]:
-        """What `keep` makes of each shard, given its number too.
+        """Return the results of ``keep(number, shard)`` for all shards.
 
-        As many are put together at the same time as there are threads, but no more weights than
-        those of two of the largest possible shards: what is left of the threads helps.
+        Each thread assembles one shard at a time, but together they hold no more weights than two
+        shards of the largest possible size; the remaining threads help with these shards.
         """
         sizes = self._classifiers.sizes
         most = max((int(sizes[begin:end].sum()) for begin, end in self._ranges), default=0)
         at_once = max(1, min(threads, len(self), 2 * MOST_WEIGHTS // max(most, 1)))
-        helpers = (
-            1 if threads == 1 else -(-2 * threads // at_once)
-        )  # some have nothing to do at times
+        # Twice as many as there are threads, because some of them are idle at times.
+        helpers = 1 if threads == 1 else -(-2 * threads // at_once)
 
         def make(number: int) -> T:
             return keep(number, self.shard(number, helpers))
@@ -196,7 +195,7 @@ class Packing:
         return in_threads(make, range(len(self)), at_once, self.stop)
 
     def shard(self, number: int, threads: int = 1) -> Shard:
-        """Put one together; others may be at the same time, until one calls `stop`."""
+        """Assemble a shard; several threads may do so at the same time, until `stop` is called."""
         begin, end = self._ranges[number]
         n_rows = end - begin
         packer = kernels.Packer(
@@ -204,14 +203,14 @@ class Packing:
         )
         sizes = self._classifiers.sizes[begin:end]
         pieces = list(_cuts(sizes, n_rows, _PIECE_WEIGHTS))
-        with mapping(threads) as run:
+        with thread_map(threads) as run:
 
             def bring(number: int) -> None:
                 if self._stopped:
                     raise InterruptedError
                 first, last = pieces[number]
                 packer.begin(first, sizes[first:last])
-                self._classifiers.hand_over(begin + first, begin + last, packer.take_in, run)
+                self._classifiers.visit(begin + first, begin + last, packer.take_in, run)
 
             packed = _packed(
                 packer, self._precision, self._n_features, len(pieces), bring, run, threads
@@ -219,17 +218,17 @@ class Packing:
         return Shard(*self._classifiers.labels(begin, end), *packed)
 
     def stop(self) -> None:
-        """End what threads are putting together, with an `InterruptedError`."""
+        """Make `shard` raise `InterruptedError` in all threads."""
         self._stopped = True
 
 
 def prune(
     weights: sp.csr_array, delta: float, more: tuple[int, float] | None = None
 ) -> sp.csr_array:
-    """The matrix without the entries below `delta` in magnitude: what training itself would keep.
+    """Return the matrix without entries below `delta` in magnitude, as training would keep it.
 
-    `more` are a column and what holds instead from there on, but for the last column. The solver
-    compares in float32, so this does.
+    `more` is a column and the delta from there on, except for the last column, the bias. Magnitudes
+    are compared in float32, as in the solver.
     """
     keep = np.abs(weights.data) >= np.float32(delta)
     if more is not None:
@@ -246,15 +245,15 @@ def _packed(
     n_features: int,
     n_pieces: int,
     bring: Callable[[int], None],
-    run: Run = map,
+    run: MapFunction = map,
     threads: int = 1,
 ) -> tuple[npt.NDArray[Any], ...]:
-    """The arrays of a shard but for its labels; `bring` puts one of its pieces into the packer.
+    """Return the arrays of a shard except for its labels; `bring` puts a piece into the packer.
 
-    Each is brought twice if there are several: to be counted, and to be placed. `run` has threads
-    do both, each for some features.
+    If there are several pieces, each is brought twice: to be counted, and to be placed. Both are
+    done by the threads of `run`, each for some of the features.
     """
-    # Some features have far more weights than others: threads take several ranges in turns.
+    # Some features have far more weights than others, so there are several ranges per thread.
     bounds = np.linspace(0, n_features, 1 + (1 if threads == 1 else 4 * threads), dtype=np.int64)
     ranges = list(pairwise(bounds.tolist()))
 
@@ -275,9 +274,9 @@ def _packed(
 def _cuts(
     sizes: npt.NDArray[np.int64], most_rows: int, most_weights: int
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of up to so many classifiers and weights, given how many weights each has.
+    """Yield ranges of classifiers with at most `most_rows` classifiers and `most_weights` weights.
 
-    One that has more is alone.
+    `sizes` are the weights of each; a classifier with more weights has a range of its own.
     """
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     begin = 0
@@ -289,7 +288,10 @@ def _cuts(
 
 
 def gather(shards: Sequence[Shard], n_labels: int, n_features: int) -> sp.csr_array:
-    """The weights of all labels, CSR float32 (n_labels, n_features + 1); others have empty rows."""
+    """Return the weights of all labels, CSR float32 (n_labels, n_features + 1).
+
+    Labels in no shard have empty rows.
+    """
     none: Any = sp.csr_array((1, n_features + 1), dtype=np.float32)
     stacked: Any = sp.vstack([none, *(shard.unpack() for shard in shards)], format="csr")
     place, done = np.zeros(n_labels, np.int64), 1

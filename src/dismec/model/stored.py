@@ -1,4 +1,4 @@
-"""A model whose weights are in this process: what they are, and writing them down."""
+"""A model whose weights are in this process: access to them, and saving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["StoredModel"]
 
 
 class StoredModel(TopkModel):
-    """A model that has its weights here."""
+    """A model whose weights are in this process."""
 
     def __init__(
         self, manifest: Manifest, transform: RowTransform, parts: Parts, shards: Sequence[Shard]

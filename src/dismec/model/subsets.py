@@ -1,4 +1,4 @@
-"""A model → one of some of its labels, with the same weights."""
+"""A model → a model of some of its labels, with the same weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dismec.errors import DataError, ModelError
 from dismec.model.cutting import selected
 from dismec.model.manifest import Manifest
 from dismec.model.parts import LabelTable, Parts
-from dismec.model.provenance import history_entry, ranges
+from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.shards import Shard
 from dismec.model.topk_model import TopkModel
 
@@ -22,22 +22,25 @@ __all__ = ["check_separable", "parts_in_use", "parts_of", "renumbered", "subset_
 def subset_parts(
     manifest: Manifest, parts: Parts, shards: Sequence[Shard], labels: npt.NDArray[np.int64]
 ) -> tuple[Manifest, Parts, list[Shard]]:
-    """Manifest, parts and shards of a model of these labels, ascending; as `Model.subset`.
+    """Return manifest, parts and shards of a model of these labels, which must be ascending.
 
-    The calibration of the parts is the one that the model uses: what labels with the same weights
-    share has been given to each.
+    See `Model.subset`. `parts` must be the result of `parts_in_use`.
     """
     check_separable(manifest, "the model")
     if not len(labels):
         raise DataError("no label is named")
     entry = history_entry(
-        "kept", labels=len(labels), of=manifest.n_labels, numbers=ranges(labels), data=manifest.data
+        "kept",
+        labels=len(labels),
+        of=manifest.n_labels,
+        numbers=format_ranges(labels),
+        data=manifest.data,
     )
     made = replace(
         manifest.finished(()),
         n_labels=len(labels),
         history=(*manifest.history, entry),
-        stats=None,  # they are of all labels
+        stats=None,  # they cover all labels
     )
     wanted = np.zeros(manifest.n_labels, np.bool_)
     wanted[labels] = True
@@ -50,7 +53,7 @@ def subset_parts(
 
 
 def check_separable(manifest: Manifest, name: str) -> None:
-    """Refuse models whose labels depend on each other."""
+    """Raise `ModelError` if the labels of a model depend on each other."""
     if manifest.refined:
         raise ModelError(
             f"{name} is refined: its labels inform each other and cannot be taken apart; "
@@ -64,13 +67,13 @@ def check_separable(manifest: Manifest, name: str) -> None:
 
 
 def parts_in_use(model: TopkModel) -> Parts:
-    """What a model has besides weights, with the curves that labels share given to each."""
+    """Return the parts of a model as it uses them: with the calibration that equal labels share."""
     table = LabelTable(model.label_counts, model.names, model.transform.idf)
     return Parts(table, model.vocabulary, model.calibration)
 
 
 def parts_of(parts: Parts, labels: npt.NDArray[np.int64]) -> Parts:
-    """Names, counts and curves of some labels."""
+    """Return the parts of a model of some of the labels."""
     table = parts.labels
     names = None if table.names is None else [table.names[label] for label in labels.tolist()]
     calibration = parts.calibration and parts.calibration.taken_from(labels)
@@ -80,5 +83,5 @@ def parts_of(parts: Parts, labels: npt.NDArray[np.int64]) -> Parts:
 
 
 def renumbered(shard: Shard, numbers: npt.NDArray[np.int64]) -> Shard:
-    """The shard with a new number for each label, in the same order."""
+    """Return the shard with a new number for each label, in the same order."""
     return replace(shard, labels=numbers[shard.labels].astype(np.int32))

@@ -26,22 +26,25 @@ __all__ = [
     "ranked",
 ]
 
-MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # thresholds that the calibration has chosen for these
-_FIRST_PLACES = 16  # that are ranked at first: few rows have more labels
+MICRO_F1, MACRO_F1 = "micro-f1", "macro-f1"  # names of the thresholds found by calibration
+_FIRST_PLACES = 16  # places ranked at first: few rows have more labels
 
-# Labels and their scores → which of them are assigned, and with which values. It must take the
-# labels of a ranking from the first down to some place.
+# Labels and their scores → which of them are assigned, and with which values. For each row, these
+# must be the first labels of the ranking, down to some place.
 Rule = Callable[[Labels, Scores], tuple[npt.NDArray[np.bool_], Scores]]
 
 
 def by_score(threshold: Any) -> Rule:
-    """Take the labels whose scores are at or above a threshold."""
+    """Return the rule that takes labels whose scores are at or above a threshold."""
     least = _checked_threshold(threshold)
     return lambda _, scores: (scores >= least, scores)
 
 
 def by_probability(threshold: Any, calibration: Calibration) -> Rule:
-    """Take the labels whose probabilities are at or above a threshold; scores are log odds."""
+    """Return the rule that takes labels whose probabilities are at or above a threshold.
+
+    It expects the scores of `Orders.by_logit`.
+    """
     least = _checked_threshold(threshold)
     if not 0 <= least <= 1:
         raise DataError(f"threshold is {least:g}; a probability is between 0 and 1")
@@ -54,9 +57,9 @@ def by_probability(threshold: Any, calibration: Calibration) -> Rule:
 
 
 def by_margin(calibration: Calibration) -> Rule:
-    """Take the labels above their thresholds for macro-F1; scores are by how much, as log odds.
+    """Return the rule that takes labels above their thresholds for macro-F1.
 
-    The values are the probabilities.
+    It expects the scores of `Orders.by_margin`; its values are probabilities.
     """
     least = calibration.logits(calibration.macro_thresholds)
     return lambda labels, z: (z >= 0, calibration.of_logits(z + least[labels]))
@@ -70,10 +73,10 @@ def assigned(
     threads: int | None = None,
     allowed: Allowed | None = None,
 ) -> sp.csr_array:
-    """The labels that a rule takes for each row, as CSR float32 (n_rows, n_labels) of its values.
+    """Return the labels that a rule takes, as CSR float32 (n_rows, n_labels) of its values.
 
-    Rows are ranked as far down as the rule takes labels, or `most` of them, among those that are
-    allowed.
+    Each row is ranked among the allowed labels as far down as the rule takes labels, and at most
+    down to place `most`.
     """
     rows = predictor.transform.take(X)
     n_rows, limit = rows.shape[0], predictor.n_labels
@@ -98,7 +101,7 @@ def assigned(
 
 
 def ranked(sets: sp.csr_array) -> tuple[Labels, Scores]:
-    """The labels of each row and their values as int32 and float32 (n_rows, most of a row).
+    """Return the labels of each row and their values, int32 and float32 (n_rows, places).
 
     Highest values first, ties to the smaller label; empty places hold −1 and −inf.
     """

@@ -1,4 +1,4 @@
-"""Blocks and shards ⇄ files; blocks → shards when a training is through."""
+"""Blocks and shards ⇄ files; blocks → shards at the end of a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
-from dismec.model.classifiers import Labelled
+from dismec.model.classifiers import LabeledWeights
 from dismec.model.directory import commit, open_checked, tidy, write_hashed
 from dismec.model.format import (
     ARRAYS,
@@ -41,12 +41,11 @@ __all__ = [
     "write_shard",
 ]
 
-
-_OPEN_BLOCKS = 256  # files: a process may have 1,024 or so
+_OPEN_BLOCKS = 256  # mapped files: a process can often have no more than 1,024
 
 
 def write_block(directory: Path, block: Block) -> BlockReceipt:
-    """Write a block's file and return its receipt; the manifest does not name it yet."""
+    """Write the file of a block, which no manifest names yet; return its receipt."""
     weights = block.weights
     path = directory / f"{BLOCK}{block.number:06d}{ARRAYS}"
     arrays: dict[str, npt.NDArray[Any]] = {
@@ -70,22 +69,22 @@ def write_block(directory: Path, block: Block) -> BlockReceipt:
 
 
 def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) -> None:
-    """Take in a block that `write_block` has written elsewhere: its folder, or what is in its file.
+    """Move a block into the directory: from the folder it was written to, or from its bytes.
 
-    Bytes that are not those that were written are a `ModelError`.
+    Raise `ModelError` if the bytes are not those that `write_block` wrote.
     """
     target = directory / receipt.file
     if isinstance(source, Path):
         (source / receipt.file).replace(target)
         return
     if hashlib.sha256(source).hexdigest() != receipt.sha256:
-        raise ModelError(f"{target}: altered on its way here (SHA-256 differs)")
+        raise ModelError(f"{target}: altered in transit (SHA-256 differs)")
     with whole_file(target, follow=False) as file:
         file.write(source)
 
 
 def write_shard(directory: Path, number: int, shard: Shard, prefix: str = SHARD) -> ShardReceipt:
-    """Write a shard's file and return its receipt; the manifest does not name it yet."""
+    """Write the file of a shard, which no manifest names yet; return its receipt."""
     path = directory / f"{prefix}{number:06d}{ARRAYS}"
     sha256 = write_hashed(path, shard.arrays, precision=shard.precision)
     return ShardReceipt(
@@ -99,7 +98,7 @@ def write_shard(directory: Path, number: int, shard: Shard, prefix: str = SHARD)
 
 
 def next_shard(manifest: Manifest) -> int:
-    """A number for a shard that no file of the model has."""
+    """Return a number that no shard of the model has."""
     numbers = (receipt.file.removeprefix(SHARD)[:6] for receipt in manifest.shards or ())
     return 1 + max((int(n) for n in numbers if n.isdecimal()), default=-1)
 
@@ -111,24 +110,24 @@ def finish(
     counts: npt.NDArray[np.int64],
     threads: int = 1,
 ) -> Manifest:
-    """Turn the blocks of a training that is through into the shards of a model.
+    """Convert the blocks of a training into the shards of a finished model.
 
     `counts` are the training rows of each label.
     """
     blocks = _BlockFiles(directory, manifest)
     packing = Packing(blocks, manifest.n_columns, precision, counts, threads=threads)
     receipts = packing.each(lambda number, shard: write_shard(directory, number, shard), threads)
-    del blocks, packing  # some are mapped
+    del blocks, packing  # unmaps the blocks, whose files are removed next
     done = manifest.finished(receipts)
     commit(directory, done)
     tidy(directory, done)
     return done
 
 
-class _BlockFiles(Sequence[Labelled]):
-    """The blocks of a training that is through, mapped when they are asked for.
+class _BlockFiles(Sequence[LabeledWeights]):
+    """The blocks of a training, mapped on access.
 
-    Files that were asked for last stay open: packing takes a few rows at a time from each of many.
+    The most recent ones stay mapped, because packing reads a few rows at a time from many blocks.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -150,20 +149,20 @@ class _BlockFiles(Sequence[Labelled]):
 def read_block(
     directory: Path, manifest: Manifest, receipt: BlockReceipt, *, check: bool = True
 ) -> Block:
-    """A block, memory-mapped and checked; without `check` only its sizes are."""
+    """Return a memory-mapped block after checking it; without `check`, check only its sizes."""
     path = directory / receipt.file
     arrays, metadata = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     if metadata.get("number") != str(receipt.number):
-        raise ModelError(f"{path}: not block {receipt.number}, as which the manifest names it")
+        raise ModelError(f"{path}: not block {receipt.number}, although the manifest says so")
     n_labels = receipt.n_labels
-    if "rows" not in arrays and "labels" in arrays:  # earlier versions gave each label its own row
+    if "rows" not in arrays and "labels" in arrays:  # an earlier version: a row for each label
         arrays["rows"] = np.arange(arrays["labels"].size, dtype=np.int32)
     n_rows = arrays["indptr"].size - 1 if "indptr" in arrays else 0
     shape = (n_rows, manifest.n_columns + 1)
     for name, dtype, size in (
         ("labels", np.int32, n_labels),
         ("rows", np.int32, n_labels),
-        ("indptr", np.int64, n_rows + 1),  # of one dimension
+        ("indptr", np.int64, n_rows + 1),  # must have one dimension
         ("indices", np.int32, receipt.nnz),
         ("weights", np.float32, receipt.nnz),
     ):
@@ -191,12 +190,12 @@ def read_block(
 def read_shards(
     directory: Path, manifest: Manifest, counts: npt.NDArray[np.int64], *, check: bool | None = None
 ) -> list[Shard]:
-    """The weights of a finished model, memory-mapped; `counts` are the training rows of each label.
+    """Return the memory-mapped weights of a finished model.
 
-    With `check` every file is read and compared with its SHA-256, by default if that takes no time.
-    Otherwise only sizes are compared.
+    `counts` are the training rows of each label. With `check`, every file is read and compared with
+    its SHA-256; by default this is done for small models. Otherwise only sizes are compared.
     """
-    if manifest.shards is None:  # of format version 1
+    if manifest.shards is None:  # format version 1
         blocks = [
             read_block(directory, manifest, r, check=check is not False) for r in manifest.blocks
         ]
@@ -216,7 +215,7 @@ def read_shards(
 
 
 def read_first(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
-    """The first stage of a refined model; `check` as of `read_shards`."""
+    """Return the first stage of a refined model; `check` as in `read_shards`."""
     receipts = manifest.first or ()
     if check is None:
         check = sum(receipt.bytes for receipt in receipts) <= QUICK_BYTES
@@ -229,7 +228,7 @@ def read_first(directory: Path, manifest: Manifest, *, check: bool | None = None
 def read_shard(
     path: Path, receipt: ShardReceipt, n_labels: int, n_features: int, *, check: bool = True
 ) -> Shard:
-    """A shard of a model with so many labels and features; otherwise as `read_shards`."""
+    """Return a shard of a model with these numbers of labels and features; see `read_shards`."""
     arrays, _ = open_checked(path, receipt.sha256 if check else None, receipt.bytes)
     try:
         shard = Shard(**arrays)
@@ -255,12 +254,12 @@ def read_shard(
         and starts[-1] == len(labels)
         and (np.diff(starts) > 0).all()
     ):
-        raise ModelError(f"{path}: its classifiers do not have all of its labels")
+        raise ModelError(f"{path}: its classifiers do not cover its labels")
     return shard
 
 
 def _check_held(directory: Path, counts: npt.NDArray[np.int64], shards: Sequence[Shard]) -> None:
-    """That every label with training rows is in one shard, and no other label in any."""
+    """Check that every label with training rows is in one shard, and other labels in none."""
     labels = np.concatenate([np.empty(0, np.int32), *(shard.labels for shard in shards)])
     held = np.bincount(labels, minlength=len(counts))
     if (held > 1).any():

@@ -24,7 +24,7 @@ from dismec.model.directory import commit, edit_folder, locked, make_directory, 
 from dismec.model.manifest import ShardReceipt
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts, write_parts
-from dismec.model.provenance import history_entry, ranges
+from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.shards import Shard
 from dismec.solve.block import BlockStats
 from dismec.training.job import Job
@@ -152,7 +152,7 @@ class Edit:
             model.vocabulary,
             model.calibration and _calibrated(model.calibration, all_counts, labels),
         )
-        entry = history_entry(action, labels=len(labels), numbers=ranges(labels), **facts)
+        entry = history_entry(action, labels=len(labels), numbers=format_ranges(labels), **facts)
         history = (*manifest.history, entry)
         named = write_parts(self.directory, parts, len(history), keep=manifest.parts)
         changed = replace(

@@ -22,7 +22,7 @@ from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.parts import LabelTable, Parts
-from dismec.model.provenance import history_entry, ranges
+from dismec.model.provenance import format_ranges, history_entry
 from dismec.model.subsets import check_separable, parts_in_use, parts_of, renumbered
 from dismec.solve.block import BlockStats
 from dismec.training.calibrating import fit_calibration
@@ -251,7 +251,7 @@ def _manifest(manifests: Sequence[Manifest], offsets: Ids, calibrated: bool) -> 
     models = [
         {
             "labels": int(end - begin),
-            "numbers": ranges(np.arange(begin, end)) if end > begin else "",
+            "numbers": format_ranges(np.arange(begin, end)) if end > begin else "",
             "rows": manifest.n_rows,
             "data": manifest.data,
             "dismec": manifest.dismec,

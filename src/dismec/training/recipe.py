@@ -27,7 +27,7 @@ from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
-from dismec.model.replacing import move_in, replaces
+from dismec.model.replacing import install_replacement, replacement_folder
 from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
@@ -83,7 +83,7 @@ def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
         trial = trial._replace(job=stated(trial.job))
     with _locked(request.path), workplace(request, threads) as place:
         path, earlier, progress = request.path, None, request.progress
-        new = replaces(path) if path and request.overwrite else None
+        new = replacement_folder(path) if path and request.overwrite else None
         if new:
             path = new
             make_directory(path)
@@ -96,7 +96,7 @@ def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
                 return trained
         assert request.path is not None
         if new:
-            move_in(request.path)
+            install_replacement(request.path)
     return open_model(request.path, check=False)
 
 
