@@ -1,11 +1,12 @@
-"""Scores of rows that a model was not trained on → its calibration.
+"""Fit a model's calibration to the scores of held-out rows.
 
-Most labels have too few rows to fit a curve on, and for the others one of their own does not make
-held-out rows more likely. So two fits build on each other (notation of `dismec.model.calibration`):
+Most labels have too few rows for a curve of their own, and for the rest an individual curve does
+not make held-out rows more likely. So all labels share two fits, one on top of the other (notation
+of `dismec.model.calibration`):
 
 1. the shared curve: logistic regression of the hits on (1, s, c, s·c);
-2. the bend: scores of margin classifiers rise faster below the margin than above it, and a straight
-   line through both is wrong where it matters most.
+2. the bend: the log-odds of margin classifiers rise faster below the margin than above it, and a
+   single straight line is wrong where it matters most.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from dismec.model.model import Model
 __all__ = ["fit_calibration"]
 
 Floats = npt.NDArray[np.float64]
-# The labels of a row that curves are fitted on: as many, or as many as rows have on average if that
-# is more. With 5 or 20, held-out rows are ranked worse by probability
-# (``docs/howto/refining.md``); the more there are, the more irrelevant pairs a curve has to fit.
+# Curves are fitted on the best-scoring labels of each row: 10 of them, or the mean number of labels
+# per row if that is larger. With 5 or 20, ranking held-out rows by probability is less accurate
+# (``docs/howto/refining.md``): every further label adds irrelevant pairs that the curve has to fit.
 _CANDIDATES, _MOST_CANDIDATES = 10, 100
-_DEEPER = 10  # times as many are looked at for thresholds
-_FULL_ROWS = 0.01  # rows that may reach a threshold with all of those
-_STEPS = 30  # of Newton's method, at most
-_LARGEST_SCORE = 50.0  # that curves are fitted on; the margin is at 1
-# The shared curve and the bend where there are no data, and how sure that is.
+_DEEPER = 10  # thresholds are chosen on this many times more labels per row
+_FULL_ROWS = 0.01  # share of rows in which all of those labels may reach a threshold
+_STEPS = 30  # maximum number of Newton steps
+_LARGEST_SCORE = 50.0  # scores are clipped to this; the margin is at 1
+# Prior mean and standard deviation of the coefficients of the shared curve and of the bend.
 _CURVE, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
 _BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
-_THRESHOLDS = np.arange(1, 40) / 40  # that are tried for macro-F1
-_HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
+_THRESHOLDS = np.arange(1, 40) / 40  # candidates for macro-F1
+_HITS_OF_PRIOR = 10.0  # expected hits at which a label's own F1 and the mean F1 weigh the same
 
 
 def fit_calibration(
@@ -51,14 +52,15 @@ def fit_calibration(
     weights: RowWeights | None = None,
     threads: int | None = None,
 ) -> Calibration:
-    """The calibration of a model by rows that it was not trained on.
+    """Fit the calibration of a model on rows that it was not trained on.
 
-    Curves are fitted on the labels of each row that score best, 10 or somewhat more. This choice
-    looks only at scores, and so does not bias what is learned of labels with a given score; it
-    makes curves right for labels that may be predicted, and an extrapolation far below. Thresholds
-    are chosen on ten times as many. True labels further down are not lost to F1, they count as
-    missed; what else is there is not known, so that no threshold is so low that one row in a
-    hundred would be assigned all that was looked at.
+    The curves are fitted on the best-scoring labels of each row, 10 or slightly more. This
+    selection depends on scores only, so it does not bias the probability of a label given its
+    score. The curves are accurate for labels that may be predicted and extrapolate far below that.
+
+    Thresholds are chosen on ten times as many labels per row. True labels ranked below those count
+    as missed in F1. Nothing is known about the other labels down there, so no threshold is low
+    enough to assign all examined labels to more than one row in a hundred.
 
     Parameters
     ----------
@@ -137,21 +139,22 @@ def fit_calibration(
 
 
 def _increasing(bend: Floats) -> Floats:
-    """The bend with no slope below the least."""
+    """Return the bend with every slope raised to at least `LEAST_SLOPE`."""
     slopes = np.maximum(np.cumsum(bend[1:]), LEAST_SLOPE)
     return np.concatenate([bend[:1], slopes[:1], np.diff(slopes)])
 
 
 def _losses(z: Floats, y: Floats) -> Floats:
+    """Return the logistic loss of each pair."""
     result: Floats = np.logaddexp(0, z) - y * z
     return result
 
 
 def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats) -> Floats:
-    """The coefficients of a logistic regression, normally distributed around a center.
+    """Return the coefficients of a logistic regression with a normal prior.
 
-    Each pair counts as often as `v` says.
-    Newton's method on a strictly convex function, whatever the data are.
+    The prior has mean `center` and standard deviation `spread`; `v` are the weights of the pairs.
+    The objective is strictly convex for any data and is minimized with Newton's method.
     """
     precision = spread**-2
 
@@ -172,11 +175,11 @@ def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats
 
 
 def _micro_threshold(p: Floats, y: Floats, v: Floats, n_true: float, least: float) -> float:
-    """Where the F1 of all pairs together is highest, half-way to the next lower probability."""
+    """Return the threshold with the highest micro-F1, half-way to the next lower probability."""
     p, y, v = p[p >= least], y[p >= least], v[p >= least]
     order = np.argsort(-p, kind="stable")
     p, y, v = p[order], y[order], v[order]
-    ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # equal ones are assigned together
+    ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # ties are assigned together
     f1 = 2 * np.cumsum(v * y)[ends] / (np.cumsum(v)[ends] + n_true)
     if f1.size == 0 or f1.max() == 0:
         return 0.5
@@ -193,11 +196,11 @@ def _macro_thresholds(
     n_true: Floats,
     least: float,
 ) -> tuple[Floats, float]:
-    """For each label the threshold of the highest F1, and one for labels nothing is known of.
+    """Return the threshold with the highest F1 for each label, and one for labels without data.
 
-    The F1 of a label at a threshold is taken to be between that which its probabilities make one
-    expect and the mean over all labels, as found: the more hits are expected of it, the nearer to
-    the former. What is expected varies less than what few rows happen to show.
+    The F1 of a label at a threshold is estimated by a weighted mean of two values: the F1 that its
+    probabilities predict, and the observed mean F1 of all labels. The more hits are expected of a
+    label, the more the former counts. Predicted F1 varies less than F1 observed on a few rows.
     """
     n_labels = len(n_true)
     expected = np.bincount(label, v * p, minlength=n_labels)
@@ -218,6 +221,6 @@ def _macro_thresholds(
         at = own * f1 + (1 - own) * mean
         higher = at > best
         best[higher], threshold[higher] = at[higher], t
-    if best_mean == 0:  # no label was found at any threshold
+    if best_mean == 0:  # no label had a hit at any threshold
         return np.full(n_labels, 0.5), 0.5
     return threshold, general

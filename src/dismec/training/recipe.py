@@ -1,15 +1,15 @@
-"""The recipe: a request → a model, in a directory or in memory, here or on a cluster.
+"""Train a model from a request, in a directory or in memory, here or on a cluster.
 
 1. Check the data, and state in a manifest what the model will be (`training.job`).
 2. Lock the directory, and connect to the cluster (`training.running`).
-3. Look for an earlier run of the same training to go on from (`training.resume`).
-4. Settle what the parameters leave open on rows that are held out: C (`training.tuning`), then
-   delta and probabilities (`training.trial`). What is done for this is kept beside the model
+3. Look for an earlier run of the same training to resume (`training.resume`).
+4. Choose the parameters that are not fixed on held-out rows: C (`training.tuning`), then delta and
+   probabilities (`training.trial`). Their intermediate results are kept beside the model
    (`training.stages`).
-5. With `refine`, find the labels that are likely for each row, and train a first stage
+5. With `refine`, find the likely labels of each row, and train a first stage
    (`training.refining`).
-6. Solve block by block and keep each block as soon as it is done; pack them into the shards of the
-   model (`training.running`).
+6. Solve block by block, saving each block as soon as it is done, and pack the blocks into shards
+   (`training.running`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
 
 
-# Chooses a parameter before anything else is settled. First it is given the job and the rows to
-# choose on, and returns the job that states how it will be chosen, and a function. That is called
-# once an earlier run has been looked for, and makes the choice or takes over that run's; it returns
-# the job, the run to go on from, and the progress of what is left.
+# Choosing a parameter before anything else takes two steps. `Choose` gets the job and the rows to
+# choose on, and returns the job that states how the choice will be made, and a `Settle` function.
+# Once an earlier run has been looked for, `Settle` makes the choice or takes over that run's, and
+# returns the job, the run to resume, and the progress callback for the remaining work.
 Settle: TypeAlias = Callable[
     [Job, Manifest | None, Stages, Progress | None],
     tuple[Job, Manifest | None, Progress | None],
@@ -57,7 +57,7 @@ Choose: TypeAlias = Callable[[Job, tuple[Any, Any] | None], tuple[Job, Settle]]
 
 
 def carry_out(request: Request, choose: Choose | None = None) -> Model:
-    """Train what is requested.
+    """Train the model of a request.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _carry_on(
     place: Workplace,
     progress: Progress | None,
 ) -> Model | None:
-    """Steps 4 to 6, into a directory; without one the model is returned."""
+    """Run steps 4 to 6; return the model if there is no directory to write it to."""
     stages = Stages(path, replace(place, source=None))
     if settle:
         job, earlier, progress = settle(trial.job, earlier, stages, progress)
@@ -125,7 +125,7 @@ def _carry_on(
 
 @contextmanager
 def _locked(directory: Path | None) -> Iterator[None]:
-    """Keep others out of the directory, if there is one."""
+    """Lock the directory, if there is one."""
     if directory is None:
         yield
         return
@@ -153,9 +153,9 @@ def train(
 ) -> Model:
     """Train a model and write it to a directory.
 
-    If an earlier run of the same training was stopped, it is continued: a run that is killed loses
-    at most the blocks of labels that it was working on. The weights of the resumed model are byte
-    for byte those of an undisturbed run on the same instruction set.
+    An interrupted run of the same training is resumed: a killed run loses at most the blocks of
+    labels that it was working on. The weights of a resumed model are byte for byte those of an
+    uninterrupted run on the same instruction set.
 
     Parameters
     ----------
@@ -261,8 +261,8 @@ def fit(
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
-    `costs` are factors of the losses of each label's rows, positive and negative. On a cluster the
-    model is trained in a temporary directory, and mapped from there.
+    `costs` are factors of the losses of each label's positive and negative rows. On a cluster, the
+    model is trained in a temporary directory and memory-mapped from there.
     """
     return carry_out(
         Request(

@@ -1,7 +1,7 @@
-"""One model → what each Δ leaves of it: P@k, weights, bytes, time of a prediction.
+"""Measure what each Δ costs and saves: P@k, weights, bytes and prediction time of one model.
 
-This is Figure 5 of the DiSMEC paper. A model pruned at a larger Δ is what training at that Δ gives,
-so that a single training, at the smallest, serves for all.
+This is Figure 5 of the DiSMEC paper. A model pruned at a larger Δ is the model that training at
+that Δ gives, so a single training at the smallest Δ is enough for all.
 """
 
 from __future__ import annotations
@@ -144,10 +144,10 @@ def sweep_model(
     """
     table: list[Row] = []
     for delta in check_deltas(deltas):
-        model = model.pruned(delta)  # of the last one, which has fewer weights to go through
+        model = model.pruned(delta)  # the previous model has fewer weights left to prune
         X, Y = test
         seconds = []
-        for _ in range(3):  # the first finds nothing in the caches
+        for _ in range(3):  # the first has cold caches
             begin = process_time()
             model.predict_topk(X, max(ks, default=1), threads=threads)
             seconds.append(process_time() - begin)
@@ -165,12 +165,12 @@ def sweep_model(
 
 
 def check_deltas(deltas: Sequence[float]) -> list[float]:
-    """The Δ, each once, ascending.
+    """Return the distinct Δ, ascending.
 
     Raises
     ------
     DataError
-        If there are none, or one is below 0 or no number.
+        If there are none, or one is negative or not a number.
     """
     found = set()
     for delta in deltas:
@@ -179,8 +179,8 @@ def check_deltas(deltas: Sequence[float]) -> list[float]:
         except (TypeError, ValueError):
             value = math.nan
         if not 0 <= value <= _MOST_DELTA:
-            raise DataError(f"delta is {delta!r}; expected a number of at least 0")
+            raise DataError(f"delta is {delta!r}; expected a number ≥ 0")
         found.add(value)
     if not found:
-        raise DataError("there is no delta to try; name at least one")
+        raise DataError("no delta to try; give at least one")
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Texts with label names → models and datasets; a file is read a batch at a time, twice."""
+"""Train models on texts with label names; a file is read in batches, twice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LOG_SECONDS = 10.0
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """A training of texts, as `Request` is one of rows; the fields are those of `train_text`."""
+    """A request to train on texts; the fields are the parameters of `train_text`."""
 
     source: Any
     params: TrainingParams | None = None
@@ -74,20 +74,20 @@ class TextRequest:
     weights: Any = None
     dense: Any = None
     validation_dense: Any = None
-    dense_only: bool = False  # of the texts, only the labels count
+    dense_only: bool = False  # use only the labels of the texts
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
-        """The request for the rows of the texts.
+        """Yield the request for the rows of the texts.
 
-        For a model directory the rows are in a file there, as long as the context lasts.
+        For a model directory, the rows are in a file there, which exists only within the context.
         """
         texts = Texts.of(self.source, self.fmt).counted(self.weights)
         validation = None
-        if self.validation is not None:  # of which every row counts once
+        if self.validation is not None:  # its rows all count once
             fmt = None if self.fmt is None else replace(self.fmt, weight_column=None)
             validation = Texts.of(self.validation, fmt)
-            next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
+            next(iter(validation.read()), None)  # fail before hours of work if it cannot be read
         directory = None if self.path is None else Path(self.path)
         if directory:
             check_output(directory, self.overwrite)
@@ -148,7 +148,7 @@ def train_text(
 ) -> Model:
     r"""Train a model on texts and write it to a directory.
 
-    If an earlier run of the same training was stopped, it is continued.
+    An interrupted run of the same training is resumed.
 
     Parameters
     ----------
@@ -238,11 +238,12 @@ def train_text(
 
 
 def _beside(X: Any, dense: Any) -> Any:
-    """Rows of texts, with dense features if there are some."""
+    """Return the rows of texts, with dense features beside them if there are any."""
     return X if dense is None else mixed_rows(X, dense)
 
 
 def _names_of(texts: Texts) -> list[str]:
+    """Return the sorted label names of texts."""
     names = sorted({name for batch in texts.read() for row in batch.labels for name in row})
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
@@ -256,7 +257,7 @@ def learn(
     threads: int | None = None,
     log: Log | None = None,
 ) -> tuple[Vocabulary, list[str]]:
-    """The vocabulary of texts, and the names of their labels in order."""
+    """Learn the vocabulary of texts, and collect their label names in order."""
     builder = VocabularyBuilder(params, threads=threads)
     names: set[str] = set()
     n_rows = 0
@@ -265,7 +266,7 @@ def learn(
         names.update(name for row in batch.labels for name in row)
         n_rows += len(batch.texts)
     if not n_rows:
-        raise DataError(f"{texts.name}: there are no rows to train on")
+        raise DataError(f"{texts.name}: no rows to train on")
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
     try:
@@ -284,7 +285,7 @@ def learn(
 def _in_file(
     directory: Path, texts: Texts, request: Request, log: Log | None
 ) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
-    """Texts as a dataset in a file, mapped into memory, and their weights."""
+    """Write texts to a dataset file, and yield it memory-mapped, with the row weights."""
     vocabulary, names = request.vocabulary, request.names
     assert vocabulary is not None
     assert names is not None
@@ -299,7 +300,7 @@ def _in_file(
                     ids = [[numbers[name] for name in row] for row in batch.labels]
                 except KeyError as error:
                     raise DataError(
-                        f"{texts.name}: changed while it was read: label {error} is new"
+                        f"{texts.name}: changed while being read: label {error} is new"
                     ) from None
                 writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
                 found.extend(batch.weights or ())
@@ -315,10 +316,10 @@ def _in_file(
 
 
 def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
-    """The batches, with a line now and then on how far it is."""
+    """Yield the batches, and log how many texts have been read from time to time."""
     last = time.monotonic()
     for batch in texts.read():
         yield batch
         if log and time.monotonic() - last > _LOG_SECONDS:
             last = time.monotonic()
-            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, their {what}")
+            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, {what}")
