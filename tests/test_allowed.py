@@ -468,9 +468,9 @@ def test_estimator_of_rows_takes_labels_as_its_classes_are(problem):
     ).all()
     with pytest.raises(DataError, match="'e' is not one of the classes"):
         classes.predict(X, allowed=["a", "e"])
-    with pytest.raises(DataError, match="row index 0: allowed leaves no class"):
+    with pytest.raises(DataError, match="row index 0: no class is allowed"):
         classes.predict(X, allowed=[])
-    with pytest.raises(DataError, match="more than two classes"):
+    with pytest.raises(DataError, match="allowed is not supported with two classes"):
         DiSMECClassifier().fit(X, y == "a").predict(X, allowed=[True])
 
 

@@ -1,4 +1,4 @@
-"""scikit-learn's ``class_weight`` → costs of each label's rows, as LIBLINEAR has them."""
+"""Convert scikit-learn's ``class_weight`` to costs of each label's rows, as in LIBLINEAR."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ def class_costs(
     exclusive: bool,
     weights: RowWeights | None = None,
 ) -> Costs | None:
-    """The costs of a label's positive and negative rows; None if all are 1.
+    """Return the costs of each label's positive and negative rows; None if all are 1.
 
-    A class's weight is the cost of its rows where they are the positive ones. Of two classes that
-    `exclusive` says exclude each other the negative rows are those of the other class. "balanced"
-    gives classes that exclude each other weight n/(k·n_c), and the two sides of any other label
-    n/(2·n_side): n rows, k classes, and n_c and n_side those of the class and of the side.
+    The weight of a class is the cost of its positive rows. With two `exclusive` classes, the
+    negative rows of one are the positive rows of the other. "balanced" gives exclusive classes the
+    weight n/(k·n_c), and the two sides of any other label n/(2·n_side), where n is the number of
+    rows, k the number of classes, and n_c and n_side are the numbers of rows of the class and of
+    the side.
 
     Parameters
     ----------
     class_weight
-        None, "balanced", or a weight for some of the classes; others have 1.
+        None, "balanced", or the weights of some classes; others have weight 1.
     Y
-        Indicator (n_rows, n_columns), a column per class; of two exclusive classes the second
-        may be alone.
+        Indicator matrix (n_rows, n_columns) with a column per class; of two exclusive classes,
+        there may be a column for the second only.
     classes
-        What the classes are.
+        The classes, in the order of the columns.
     exclusive
-        Whether each row has one class.
+        Whether each row has exactly one class.
     weights
-        Of the rows, which "balanced" counts by.
+        Row weights, by which "balanced" counts rows.
     """
     if class_weight is None:
         return None
@@ -74,7 +75,7 @@ def class_costs(
 
 
 def stored_class_weight(class_weight: Any) -> dict[str, Any]:
-    """What a saved estimator says of it; nothing where there is none."""
+    """Return the class weights as stored with a saved estimator; empty if there are none."""
     if class_weight is None:
         return {}
     if isinstance(class_weight, str):
@@ -84,12 +85,13 @@ def stored_class_weight(class_weight: Any) -> dict[str, Any]:
 
 
 def kept_class_weight(estimator: Mapping[str, Any]) -> Any:
-    """The inverse of `stored_class_weight`."""
+    """Invert `stored_class_weight`."""
     found = estimator.get("class_weight")
     return dict(found) if isinstance(found, list) else found
 
 
 def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
+    """Return the weights of all classes; raise `DataError` for an unknown class or bad weight."""
     places = {label: place for place, label in enumerate(classes)}
     found = np.ones(len(classes))
     for label, weight in class_weight.items():
@@ -109,6 +111,6 @@ def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
 
 
 def _share(n: float, k: int, counts: Floats) -> Floats:
-    """n/(k·count), as far as a cost may go; 1 for what no row has."""
+    """Return n/(k·count), clipped to valid costs, and 1 where the count is 0."""
     shares = np.divide(n, k * counts, out=np.ones(len(counts)), where=counts > 0)
     return np.clip(shares, SMALLEST_COST, LARGEST_COST)

@@ -28,13 +28,13 @@ from dismec.training.recipe import fit
 
 __all__ = ["DiSMECClassifier"]
 
-_DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
+_DENSE_SCORES = 1 << 24  # scores that predict holds at a time while it builds a sparse indicator
 
 
 class DiSMECClassifier(RowEstimator):
     """One-vs-rest linear classifiers with squared hinge loss, for many labels.
 
-    It takes rows of numbers; `DiSMECTextClassifier` takes texts.
+    For rows of numbers; use `DiSMECTextClassifier` for texts.
 
     Parameters
     ----------
@@ -116,8 +116,7 @@ class DiSMECClassifier(RowEstimator):
             Other rows on which ``delta="auto"`` is chosen and probabilities are learned. In a
             search or a pipeline it is routed after ``set_fit_request(validation=True)``.
         sample_weight : array-like of shape (n_rows,), default=None
-            How much each row counts: numbers of at least 0, by which its losses are multiplied.
-            Rows of weight 0 are left out.
+            Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
 
         Returns
         -------
@@ -130,13 +129,13 @@ class DiSMECClassifier(RowEstimator):
             If X, y or `sample_weight` cannot be used.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
-        # What is checked below is the dense part, with the labels.
+        # The checks below see the dense part together with the labels.
         rows: Any = X if mixed is None else mixed.dense
         refuse_mask(rows, "X")
         refuse_mask(y, "y")
         if is_label_lists(y):
             raise DataError(
-                "y is lists of labels; DiSMECClassifier takes an indicator matrix: pass "
+                "y holds lists of labels, but DiSMECClassifier needs an indicator matrix: pass "
                 "sklearn.preprocessing.MultiLabelBinarizer(sparse_output=True).fit_transform(y)"
             )
         names = label_names_of(y)
@@ -191,7 +190,7 @@ class DiSMECClassifier(RowEstimator):
         return self
 
     def _truth(self, y: Any) -> Any:
-        """Other labels as a matrix whose columns are those that were trained."""
+        """Return other labels as a matrix with the columns of the training labels."""
         if not self.multilabel_:
             return among_classes(y, self.classes_)
         classes: Any = self.classes_
@@ -205,19 +204,19 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per row.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
         labels : ndarray of int32, shape (n_rows, k)
             Positions in `classes_`, best first; −1 marks an empty place.
         values : ndarray of float32, shape (n_rows, k)
-            Scores, or with `calibrate` probabilities, by which labels are then ranked.
+            Scores or, with `calibrate`, probabilities; labels are ranked by these.
         """
         if self._is_binary():
             self._allowed(allowed)
@@ -239,18 +238,18 @@ class DiSMECClassifier(RowEstimator):
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Predict the k most probable labels of each row.
 
-        This needs ``calibrate=True``. Each label is judged on its own, so probabilities need not
-        sum to 1.
+        Requires ``calibrate=True``. Each label is predicted independently, so probabilities need
+        not sum to 1.
 
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per row.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
@@ -261,7 +260,7 @@ class DiSMECClassifier(RowEstimator):
         """
         rows = self._rows(X)
         if self._is_binary():
-            raise DataError("of two classes only one has a score: there is no top k")
+            raise DataError("two classes share one score: there is no top k; use predict_proba")
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
         return self.model_.predict_proba_topk(rows, k, **how)
 
@@ -271,7 +270,7 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
 
         Returns
         -------
@@ -290,16 +289,16 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
         ndarray of shape (n_rows,), or indicator matrix of shape (n_rows, n_labels)
-            Classes if y was 1-d. Otherwise an indicator of the labels that score above 0, sparse if
-            y was sparse.
+            Classes if y was 1-d. Otherwise an indicator matrix of the labels that score above 0,
+            sparse if y was sparse.
         """
         if self._is_binary():
             self._allowed(allowed)
@@ -312,13 +311,14 @@ class DiSMECClassifier(RowEstimator):
             return chosen
         if not self._sparse_output:
             rows = self._rows(X)
-            instead = "fit on a sparse Y, and predict is sparse too"
+            instead = "fit on a sparse Y to get a sparse result"
             check_dense("predict", rows.shape[0], len(self.classes_), 8, instead)
             dense: npt.NDArray[Any] = self._indicator(rows, allowed).toarray().astype(int)
             return dense
         return self._indicator(self._rows(X), allowed)
 
     def _indicator(self, X: Any, allowed: Any) -> sp.csr_array:
+        """Return a sparse indicator of the labels that score above 0."""
         if allowed is not None:
             how = {"allowed": self._allowed(allowed), "threads": self._threads()}
             sets = self.model_.assign(X, probabilities=False, **how)
@@ -346,11 +346,11 @@ class DiSMECClassifier(RowEstimator):
         Returns
         -------
         rows : matrix
-            What `model_` scores.
+            The rows in the form that `model_` scores.
         truth : csr_array of shape (n_rows, n_columns)
-            An indicator whose first columns are the labels of the model.
+            An indicator matrix whose first columns are the labels of the model.
         """
         rows = self._rows(X)
         if not self.multilabel_:
-            raise DataError("y has one class per row: scikit-learn's scorers are for that")
+            raise DataError("y has one class per row: use one of scikit-learn's scorers")
         return rows, check_Y(self._truth(y), rows.shape[0])

@@ -1,4 +1,4 @@
-"""Scorers for scikit-learn's searches that know lists of labels."""
+"""Scorers for scikit-learn's searches that accept lists of labels."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _RANKED = re.compile(r"(?:P|nDCG|PSP|PSnDCG|R)@([1-9]\d{0,8})")
 
 
 def label_scorer(metric: str = "P@1") -> _LabelScorer:
-    """A scorer of multi-label predictions, for ``scoring=`` of scikit-learn's searches.
+    """Create a scorer of multi-label predictions, for ``scoring=`` of scikit-learn's searches.
 
-    Unlike scikit-learn's own it takes labels in every form that the estimators do, lists of names
-    among them. It also scores a pipeline that ends in one of the estimators.
+    Unlike scikit-learn's own scorers, it accepts labels in every form that the estimators do,
+    including lists of names. It also scores a pipeline that ends in one of the estimators.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ class _LabelScorer:
     metric: str
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
-        """The score of an estimator, or of a pipeline that ends in one."""
+        """Return the score of an estimator, or of a pipeline that ends in one."""
         if hasattr(estimator, "steps"):
             X = estimator[:-1].transform(X) if len(estimator.steps) > 1 else X
             estimator = estimator.steps[-1][1]
         if not isinstance(estimator, Estimator):
             name = type(estimator).__name__
-            raise DataError(f"label_scorer is for the estimators of dismec, not {name}")
+            raise DataError(f"label_scorer scores the estimators of dismec, not {name}")
         rows, Y = estimator.rows_and_truth(X, y)
         model = estimator.model_
         truth = model.truth_of(Y)
@@ -85,10 +85,10 @@ class _LabelScorer:
 
 
 def refuse_matrix_scorer(kind: Kind) -> None:
-    """Refuse to be fitted for a scorer of scikit-learn that cannot score lists of labels.
+    """Raise `DataError` if `fit` runs for a scikit-learn scorer that cannot score lists of labels.
 
-    Its search would catch the scorer's error, call every score NaN, and still name a best. What
-    `fit` raises it does not hide: if all fits fail, it says why.
+    The search would catch the scorer's error, set every score to NaN, and still report a best
+    candidate. Errors from `fit` are not hidden: if all fits fail, the search says why.
     """
     if kind != "lists":
         return

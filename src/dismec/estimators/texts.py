@@ -81,7 +81,7 @@ class DiSMECTextClassifier(TextEstimator):
         without="block_size tfidf normalize bias",
     )
 
-    # Their first arguments have names of their own, and are not metadata for routing.
+    # The first arguments have other names than X and y, and are not metadata for routing.
     __metadata_request__fit: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__score: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED, "allowed": NOT_ROUTED}
@@ -139,7 +139,7 @@ class DiSMECTextClassifier(TextEstimator):
             if keep is not None:
                 rows, target = [rows[row] for row in keep.tolist()], target.of_rows(keep)
         if not rows or not target.Y.nnz:
-            raise DataError("there are no texts to train on" if not rows else "no text has a label")
+            raise DataError("no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
         builder = VocabularyBuilder(
             TextParams(**{name: getattr(self, name) for name in _TEXT}), threads=self._threads()
@@ -186,11 +186,11 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per text.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
@@ -198,7 +198,7 @@ class DiSMECTextClassifier(TextEstimator):
         labels : ndarray of shape (n_texts, k)
             The labels, best first; None marks an empty place.
         values : ndarray of float32, shape (n_texts, k)
-            Scores, or with `calibrate` probabilities, by which labels are then ranked; −inf or 0 at
+            Scores or, with `calibrate`, probabilities; labels are ranked by these. −inf or 0 at
             empty places.
         """
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
@@ -210,16 +210,16 @@ class DiSMECTextClassifier(TextEstimator):
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
         """Predict the k most probable labels of each text.
 
-        This needs ``calibrate=True``.
+        Requires ``calibrate=True``.
 
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per text.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
@@ -239,7 +239,7 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
 
         Returns
         -------
@@ -260,24 +260,24 @@ class DiSMECTextClassifier(TextEstimator):
     def predict(
         self, texts: RowsLike, *, allowed: LabelsAllowed | None = None
     ) -> list[tuple[Any, ...]] | npt.NDArray[Any] | sp.csr_array:
-        """Predict the labels of each text, in the form in which `fit` was given labels.
+        """Predict the labels of each text, in the form of the labels passed to `fit`.
 
-        For lists and indicators, a text gets the labels with scores above 0; with `calibrate` those
-        whose probability reaches the threshold that was best for micro-F1.
+        For lists and indicators, a text gets the labels with scores above 0 or, with `calibrate`,
+        those whose probability reaches the threshold with the best micro-F1.
 
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
         -------
         list of tuple, ndarray or csr_array
-            For lists a tuple of labels for each text, best first; for one label per text an array
-            of the best labels; for an indicator one of the same kind.
+            For lists, a tuple of labels for each text, best first; for one label per text, an array
+            of the best labels; for an indicator matrix, one of the same kind.
         """
         model, rows = self._fitted(), self._rows(texts)
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
@@ -286,7 +286,7 @@ class DiSMECTextClassifier(TextEstimator):
             refuse_empty(best)
             return np.array(self._as_labels(best).tolist())
         if self.target_ == "indicator":
-            instead = "fit on sparse labels, and predict is sparse too"
+            instead = "fit on sparse labels to get a sparse result"
             check_dense("predict", rows.shape[0], model.n_labels, 8, instead)
         sets: Any = model.assign(rows, **how)
         if self.target_ == "lists":
@@ -306,11 +306,11 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
             Their true labels, as for `fit`.
         sample_weight : array-like of shape (n_texts,), default=None
-            How much each text counts. By default all count the same.
+            Weight of each text. By default all have the same weight.
 
         Returns
         -------
@@ -336,9 +336,9 @@ class DiSMECTextClassifier(TextEstimator):
         Returns
         -------
         rows : TextRows or MixedRows
-            What `model_` scores.
+            The texts in the form that `model_` scores.
         truth : csr_array of shape (n_texts, n_columns)
-            An indicator whose first columns are the labels of the model.
+            An indicator matrix whose first columns are the labels of the model.
         """
         vocabulary = self._fitted().vocabulary
         assert vocabulary is not None
