@@ -86,7 +86,7 @@ def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_p
     blank = sp.csr_array(sp.vstack([sp.csr_array((1, 4), dtype=np.uint8), Y[1:]]))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([blank, 0 * unknown]))))
     assert test["rows without labels"] >= 1
-    assert "no labels: nothing can be right there" in " ".join(tell_test(test))
+    assert "no labels: no prediction can be right there" in " ".join(tell_test(test))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([Y, unknown]))))
     assert test["pairs with unknown labels"] == 1
     assert "unknown to the model" in " ".join(tell_test(test))
@@ -315,14 +315,14 @@ def test_everything_odd_is_told_in_the_terminal(odd):
         "1 row without labels",
         "1 row without text",
         "2 groups of names that differ only in case",
-        "1 group of labels that always occur together and never apart",
+        "1 group of labels that never occur apart",
         "1 text occurs more than once, with different labels",
     ):
         assert any(words in line for line in lines)
     assert "11 rows with" in tell_data(facts)[0]
     assert "“dessert”" in tell_data(facts)[1]
     said = " ".join(invoke("inspect", odd).stdout.split())
-    for name in ("fruits", "Baking", "apple pie", "dessert", "Worth a look"):
+    for name in ("fruits", "Baking", "apple pie", "dessert", "Check before training"):
         assert name in said
 
 
@@ -361,7 +361,7 @@ def test_csv_of_a_model_needs_test_data(tmp_path):
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--csv", tmp_path / "x.csv")
     assert result.exit_code == 2
-    assert "--csv of a model needs --test" in result.stderr
+    assert "--csv requires --test for a model" in result.stderr
     test = ("--test", tmp_path / "data.txt", "--csv", tmp_path / "x.csv")
     assert invoke("inspect", tmp_path / "model", *test).exit_code == 0
     assert (tmp_path / "x.csv").read_text().startswith("label,name,training rows,test rows,")
@@ -381,7 +381,7 @@ def test_an_existing_output_is_refused_before_data_are_read(tmp_path, monkeypatc
     (tmp_path / "out").write_text("precious")
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "out exists: choose another file, or give --overwrite" in result.stderr
+    assert "out exists: choose another file, or use --overwrite" in result.stderr
     result = invoke(*command, "--overwrite")
     assert "nothing.txt: No such file or directory" in result.stderr
     assert (tmp_path / "out").read_text() == "precious"
@@ -394,7 +394,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_data_are_read(tmp_pat
         assert "directory" in result.stderr
         assert "nothing.txt" not in result.stderr
     twice = invoke("inspect", "nothing.txt", "--html", tmp_path / "x", "--csv", tmp_path / "x")
-    assert "is named twice" in twice.stderr
+    assert "is given twice" in twice.stderr
 
 
 def test_outputs_are_overwritten_on_request(odd, tmp_path):
@@ -417,7 +417,7 @@ def test_generate_never_overwrites_data_unasked(tmp_path, options):
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     result = invoke(*command, "--seed", 1)
     assert result.exit_code == 2
-    assert "exists: choose another file, or give --overwrite" in result.stderr
+    assert "exists: choose another file, or use --overwrite" in result.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     facts = json.loads(invoke(*command, "--overwrite", "--json").stdout)
     assert {facts["train"], facts["test"]} == {str(path) for path in tmp_path.iterdir()}
@@ -431,7 +431,7 @@ def test_demo_reports_json_and_never_overwrites_unasked(tmp_path):
     assert facts["metrics"]["rows"] == 10
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "train.txt exists: choose another file, or give --overwrite" in result.stderr
+    assert "train.txt exists: choose another file, or use --overwrite" in result.stderr
     assert invoke(*command, "--overwrite").exit_code == 0
 
 

@@ -220,7 +220,7 @@ def test_estimate_says_when_memory_is_short():
     wide = sp.csr_array((X.data, X.indices, X.indptr), shape=(50, 2**31 - 2))
     found = estimate_training(wide, Y, threads=1)
     assert found.keys() == {"peak bytes", "memory bytes"}
-    assert "more memory than there is" in tell_estimate(found)[-1]
+    assert "This machine has less memory" in tell_estimate(found)[-1]
 
 
 def test_nothing_to_train_has_no_estimate():
@@ -285,7 +285,7 @@ def test_models_without_counts_still_open(files, tmp_path, problem_data):
     facts = describe_model(tmp_path / "old")
     assert facts["weight counts"]["before"] is None
     assert "share of ambiguous weights" not in facts
-    assert "not known" in Page(make_page("old", facts)).text
+    assert "were not recorded" in Page(make_page("old", facts)).text
     content["stats"]["weight_counts"] = [0] * (BINS - 1)
     path.write_text(json.dumps(content))
     with pytest.raises(Exception, match="solver's statistics"):

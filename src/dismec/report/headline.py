@@ -20,11 +20,11 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
     place = f" of {test['data']}" if "data" in test else ""
     frequent, random = test["guesses"]["most frequent labels"], test["guesses"]["random labels"]
     lines = [
-        f"Of {counted(int(found['rows']), 'test row')}{place}, the first label is right for "
-        f"{percent(found['P@1'])} (P@1). Always naming the most frequent label would reach "
-        f"{percent(frequent['P@1'])}, a label drawn at random {percent(random['P@1'])}.",
-        f"Of the first {k} labels {percent(found[f'P@{k}'])} are right (P@{k}; the {k} most "
-        f"frequent: {percent(frequent[f'P@{k}'])}), and they hold {percent(found[f'R@{k}'])} of a "
+        f"For {percent(found['P@1'])} of {counted(int(found['rows']), 'test row')}{place}, the "
+        f"first predicted label is right (P@1). Always predicting the most frequent label would "
+        f"reach {percent(frequent['P@1'])}, a random label {percent(random['P@1'])}.",
+        f"Of the first {k} labels, {percent(found[f'P@{k}'])} are right (P@{k}; the {k} most "
+        f"frequent: {percent(frequent[f'P@{k}'])}); they include {percent(found[f'R@{k}'])} of a "
         f"row's true labels (R@{k}).",
     ]
     if "ECE" in found:
@@ -34,11 +34,13 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
     if test["rows without labels"]:
         n = test["rows without labels"]
         verb = "has" if n == 1 else "have"
-        lines.append(f"{counted(n, 'test row')} {verb} no labels: nothing can be right there.")
+        lines.append(
+            f"{counted(n, 'test row')} {verb} no labels: no prediction can be right there."
+        )
     if test["pairs with unknown labels"]:
         share = 100 * test["pairs with unknown labels"] / test["pairs"]
         lines.append(
-            f"{percent(share)} of the true labels are unknown to the model, and count as missed."
+            f"{percent(share)} of the true labels are unknown to the model and count as missed."
         )
     return lines
 
@@ -78,7 +80,7 @@ def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
     same = facts.get("labels with the same rows", {})
     if same.get("groups"):
         groups = counted(same["groups"], "group")
-        lines.append(f"{groups} of labels that always occur together and never apart")
+        lines.append(f"{groups} of labels that never occur apart")
     for what in ("text", "row"):
         found = facts.get(f"duplicate {what}s", {})
         if found.get("groups"):
