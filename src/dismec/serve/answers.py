@@ -231,7 +231,7 @@ def say_reloaded(path: Path, n_labels: int) -> None:
 
 def say_not_reloaded(reason: str) -> None:
     """Log why the model was not reloaded."""
-    _log.error("not reloaded, the old model stays: %s", reason)
+    _log.error("not reloaded, still serving the old model: %s", reason)
 
 
 def _open_warm(path: Path, cluster: str | None) -> RankingModel:
@@ -257,7 +257,7 @@ def _open_warm(path: Path, cluster: str | None) -> RankingModel:
 
 
 def _most_marked(vocabulary: Vocabulary) -> int:
-    """How long a text may be for its words to be marked."""
+    """Return the maximum length of a text whose words are highlighted."""
     words_only = vocabulary.params.char_ngrams == (0, 0)
     return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
 

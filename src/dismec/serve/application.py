@@ -127,14 +127,14 @@ class _Endpoints:
                     if len(body) + len(chunk) > self._limits.body:
                         raise self._too_large()
                     if self._held + len(chunk) > self._most_held:
-                        raise NotReady("the bodies of other requests take all memory there is")
+                        raise NotReady("the bodies of other requests use all available memory")
                     self._held += len(chunk)
                     body += chunk
         except TimeoutError:
             reason = f"the body did not arrive within {_BODY_SECONDS} seconds"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
         except ClientDisconnect:
-            raise HTTPException(400, "the body was cut off") from None
+            raise HTTPException(400, "the body was truncated") from None
         finally:
             self.metrics.arriving -= 1
 
@@ -206,7 +206,7 @@ class _Endpoints:
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
         if not await self._peers.reload():
-            raise HTTPException(500, "the model could not be opened; the old one stays")
+            raise HTTPException(500, "the model could not be opened; the old one is still served")
         return _answered(self._service.describe())
 
     def _authorise(self, request: Request) -> None:

@@ -37,8 +37,11 @@ _BACKLOG = 2048  # connections waiting to be accepted
 _AT_ONCE = 64  # connections accepted before checking everything else
 _TOTAL_SECONDS = 5.0  # for a process to report its counts
 _STOP_SECONDS = 75.0  # for processes to end: more than they allow for requests in flight
-_RETRY_SECONDS = (1.0, 30.0)  # least and greatest delay to replace a process that was never ready
-_ROOM_SECONDS = 0.01  # before offering a connection again that no process had room for
+_RETRY_SECONDS = (
+    1.0,
+    30.0,
+)  # minimum and maximum delay before replacing a process that was never ready
+_ROOM_SECONDS = 0.01  # before a connection is offered again after no process had room for it
 
 _log = logging.getLogger(__name__)
 
@@ -275,7 +278,7 @@ class Supervisor:
             return
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
         if not self._begun:
-            raise DismecError(f"a server process {how} while it was opening the model")
+            raise DismecError(f"a server process {how} while opening the model")
         delay = 0.0
         if not worker.ready:
             least, most = _RETRY_SECONDS
@@ -349,7 +352,7 @@ class Supervisor:
         if not found:
             reasons.append("no server process is ready")
         elif len(models) > 1:
-            reasons.append("it changed while it was being opened; reload it again")
+            reasons.append("the model changed while it was being opened; reload again")
         if reasons:
             for worker in self._ready:
                 worker.channel.send({"do": "forget"})
