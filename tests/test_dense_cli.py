@@ -151,12 +151,18 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["predict", "both", "data.txt"], "the model takes 20 dense features per row"),
-        (["predict", "both", "data.txt", "--dense", "T.npy"], "T.npy has 6 features per row; the"),
-        (["predict", "both", "--dense", "E.npy"], "the model takes 40 features beside dense ones"),
+        (["predict", "both", "data.txt"], "the model needs 20 dense features per row"),
+        (
+            ["predict", "both", "data.txt", "--dense", "T.npy"],
+            "T.npy has 6 features per row, but the model needs 20",
+        ),
+        (
+            ["predict", "both", "--dense", "E.npy"],
+            "the model needs 40 features in addition to dense ones",
+        ),
         (["predict", "both", "data.txt", "--dense", "data.txt"], "not a .npy file of numbers"),
         (["predict", "both", "data.txt", "--dense", "none.npy"], "No such file"),
-        (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
+        (["evaluate", "texts", "texts.jsonl"], "the model needs 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
         (
@@ -168,8 +174,11 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
             "--dense is not supported with --penalty l1",
         ),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
-        (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
-        (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),
+        (["sweep", "both", "--test", "data.txt"], "the model needs 20 dense features per row"),
+        (
+            ["explain", "both", "1:1", "--dense", "E.npy"],
+            "E.npy has 300 rows: choose one (--row 1)",
+        ),
         (
             [
                 "train",
@@ -195,7 +204,7 @@ def test_what_does_not_fit_is_refused_in_one_line(files, arguments, reason, monk
 def test_a_model_without_dense_features_refuses_a_file_of_them(files, tmp_path):
     ok("train", files / "data.txt", "-o", tmp_path / "plain")
     given = (tmp_path / "plain", files / "data.txt", "--dense", files / "E.npy")
-    assert "the model takes no dense features: leave out --dense" in refused("predict", *given)
+    assert "the model has no dense features: omit --dense" in refused("predict", *given)
 
 
 def test_a_sweep_takes_dense_features_of_both_files(files):

@@ -56,13 +56,13 @@ def choice_options(command: F) -> F:
         "--only",
         type=PATH,
         metavar="FILE",
-        help="File of labels to choose from: names or numbers, one per line.",
+        help="Predict only the labels in this file: names or numbers, one per line.",
     )
     @click.option(
         "--exclude",
         type=PATH,
         metavar="FILE",
-        help="File of labels never to predict: names or numbers, one per line.",
+        help="Never predict the labels in this file: names or numbers, one per line.",
     )
     @wraps(command)
     def with_choice(*args: Any, only: Path | None, exclude: Path | None, **rest: Any) -> Any:

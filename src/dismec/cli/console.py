@@ -76,7 +76,7 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
         if last is None:
             last = now
             if done:
-                spoken(f"{what}: going on after {done:,} of {counted(total, 'label')}")
+                spoken(f"{what}: resuming after {done:,} of {counted(total, 'label')}")
         if now - last < every and done < total:
             return
         last = now
@@ -126,8 +126,7 @@ def say_unsolved(model: Model) -> None:
     if stats and stats.unsolved:
         spoken(
             f"dismec: {stats.unsolved:,} of {counted(model.n_labels, 'label')} stopped before the "
-            "tolerance "
-            "was reached; their weights are the best found"
+            "tolerance was reached; their weights are the best found"
         )
 
 
