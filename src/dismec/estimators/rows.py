@@ -39,25 +39,24 @@ class DiSMECClassifier(RowEstimator):
     Parameters
     ----------
     C, delta, tol, tfidf, normalize, bias, dense_scale, precision, penalty, refine
-        As for `TrainingParams`. ``delta="auto"`` is chosen on a tenth of the rows, which are held
-        out for this, or on the `validation` of `fit`.
+        As for `TrainingParams`. ``delta="auto"`` is chosen on a tenth of the rows, which is held
+        out, or on the `validation` rows of `fit`.
     calibrate : bool, default=False
-        Whether to learn probabilities, on the same rows. `predict_proba` and `predict_proba_topk`
-        need them.
+        Whether to learn probabilities, on the same rows. Required by `predict_proba` and
+        `predict_proba_topk`.
     positive_weight, weighting, propensity_a, propensity_b
-        As for `TrainingParams`: how much the losses of positive rows count.
+        As for `TrainingParams`: weights of the losses of positive rows.
     class_weight : dict or "balanced", default=None
         Weights of the classes, or of the columns of an indicator. As in LIBLINEAR, the weight of a
-        class multiplies the losses of its rows where they are the positive ones; with two classes
-        in a 1-d y, those of its rows on either side. "balanced" is n/(k·n_c) for n rows, of which
-        class c of k has n_c; each column of an indicator has two classes, rows with the label and
-        without.
+        class multiplies the losses of its positive rows; with two classes in a 1-d y, of all its
+        rows. "balanced" is n/(k·n_c) for n rows, k classes and n_c rows of class c; each column of
+        an indicator counts as two classes, rows with and without the label.
     n_jobs : int, default=None
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
-        Where to fit instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to fit on: a client, a scheduler address or a scheduler file.
     engine
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Attributes
     ----------
@@ -66,7 +65,7 @@ class DiSMECClassifier(RowEstimator):
     coef_ : csr_array of shape (n_labels, n_features)
         The weights.
     intercept_ : ndarray of shape (n_labels,)
-        What is added to each score.
+        The intercepts.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of str
@@ -108,13 +107,13 @@ class DiSMECClassifier(RowEstimator):
         X : matrix of shape (n_rows, n_features)
             Sparse, dense or a frame, whose columns become `feature_names_in_`. For dense features,
             such as embeddings, a list ``[X, E]`` of a matrix and an array, or ``[E]``
-            (``docs/tutorial/embeddings.md``); the other methods then take the same.
+            (``docs/tutorial/embeddings.md``), also in the other methods.
         y : indicator matrix of shape (n_rows, n_labels), or array-like of shape (n_rows,)
             Labels as an indicator, sparse, dense or a frame, whose columns become the names of the
             labels; or the class of each row.
         validation : tuple of X and y, default=None
-            Other rows on which ``delta="auto"`` is chosen and probabilities are learned. In a
-            search or a pipeline it is routed after ``set_fit_request(validation=True)``.
+            Rows for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
+            a pipeline, call ``set_fit_request(validation=True)``.
         sample_weight : array-like of shape (n_rows,), default=None
             Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
 
@@ -126,7 +125,7 @@ class DiSMECClassifier(RowEstimator):
         Raises
         ------
         DataError
-            If X, y or `sample_weight` cannot be used.
+            If X, y or `sample_weight` are invalid.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
         # The checks below see the dense part together with the labels.

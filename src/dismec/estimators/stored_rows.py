@@ -41,7 +41,7 @@ class RowEstimator(Estimator):
         path : str or path-like
             The directory, or a file whose name ends in ``.zip``.
         overwrite : bool, default=False
-            Whether to replace a model that is there.
+            Whether to overwrite an existing model.
         """
         check_is_fitted(self)
         about = {

@@ -44,7 +44,7 @@ class TextEstimator(Estimator):
         path : str or path-like
             The directory, or a file whose name ends in ``.zip``.
         overwrite : bool, default=False
-            Whether to replace a model that is there.
+            Whether to overwrite an existing model.
         """
         model = self._fitted()
         about = {"target": self.target_, "label_type": self._label_type}

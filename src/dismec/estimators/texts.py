@@ -42,24 +42,24 @@ class DiSMECTextClassifier(TextEstimator):
     positive_weight, propensity_a, propensity_b
         As for `TrainingParams`.
     dense_scale : float, default=1.0
-        As for `TrainingParams`, for dense features beside texts.
+        As for `TrainingParams`, for dense features in addition to texts.
     class_weight, n_jobs, cluster, engine
         As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     calibrate : bool, default=False
-        Whether to learn probabilities, on a tenth of the texts. The model is then trained on all.
+        Whether to learn probabilities, on a tenth of the texts; the final model is trained on all.
     word_ngrams, char_ngrams, lowercase, min_df, max_df, max_features, sublinear
-        Which terms of a text are features, as for `TextParams`.
+        The terms of a text that become features, as for `TextParams`.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_labels,)
         The labels, in order: names, or numbers if labels were numbers.
     target_ : {"lists", "classes", "indicator", "sparse"}
-        How labels were given; "classes" is one label per text.
+        The form of the labels passed to `fit`; "classes" is one label per text.
     coef_ : csr_array of shape (n_labels, n_features)
         The weights.
     intercept_ : ndarray of shape (n_labels,)
-        What is added to each score.
+        The intercepts.
     model_ : Model
         The fitted model.
 
@@ -100,22 +100,22 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            A list, an array, a Series of pandas or polars, an Arrow array or a generator. For dense
-            features beside the texts, a list ``[texts, E]`` (``docs/tutorial/embeddings.md``); the
-            other methods then take the same.
+            A list, an array, a Series of pandas or polars, an Arrow array or a generator. For texts
+            with dense features, a list ``[texts, E]`` (``docs/tutorial/embeddings.md``), also in
+            the other methods.
         labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
-            A list or set of labels for each text, or one label for each text, as text or whole
-            numbers; or an indicator of shape (n_texts, n_labels), dense, sparse or a frame.
-            `predict` answers in the same form. White space around a name is not part of it.
+            A list or set of labels for each text, or one label for each text, as strings or
+            integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
+            `predict` returns the same form. White space around a name is ignored.
         validation : tuple of texts and labels, default=None
-            Other texts on which ``delta="auto"`` is chosen and probabilities are learned. In a
-            search or a pipeline it is routed after ``set_fit_request(validation=True)``.
+            Texts for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
+            a pipeline, call ``set_fit_request(validation=True)``.
         classes : iterable of str or int, default=None
-            What the columns of an indicator stand for, such as ``MultiLabelBinarizer.classes_``. By
-            default the columns of a frame, or their numbers.
+            The labels of the columns of an indicator matrix, such as
+            ``MultiLabelBinarizer.classes_``. By default the columns of a frame, or their numbers.
         sample_weight : array-like of shape (n_texts,), default=None
-            How much each text counts: numbers of at least 0, by which its losses are multiplied.
-            Texts of weight 0 are left out, with all words and labels that only they have.
+            Text weights, at least 0, that multiply the losses. Texts of weight 0 are ignored, with
+            all words and labels that only they have.
 
         Returns
         -------
@@ -125,7 +125,7 @@ class DiSMECTextClassifier(TextEstimator):
         Raises
         ------
         DataError
-            If texts or labels cannot be used.
+            If the texts or labels are invalid.
         """
         target = Target.of(labels, classes)
         texts, dense = apart(texts)

@@ -65,18 +65,18 @@ def fit_calibration(
     Parameters
     ----------
     model
-        A model of the same parameters, trained without these rows. It need not be the one that
-        the calibration is for: training on all rows afterwards moves the scores little.
+        A model of the same parameters, trained without these rows. It need not be the model that
+        the calibration is for: retraining on all rows changes scores little.
     X, Y
         (n_rows, up to n_features) and (n_rows, up to n_labels); one row is enough for an answer,
         a thousand for a good one.
     counts
-        Training rows of each label of the model that it is for, by default of `model`: their
-        curves go by these.
+        Training rows of each label of the model that the calibration is for, by default of `model`;
+        curves depend on these.
     share
-        How many of all labels `model` has, if it is of some: as many fewer of a row are looked at.
+        Share of all labels that `model` has; proportionally fewer labels per row are examined.
     weights
-        How much each row counts: as often as if it were there so many times.
+        Row weights; a row of weight 2 counts like two rows.
     threads
         All available CPUs by default.
 

@@ -52,24 +52,24 @@ def add_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     names : sequence of str, default=None
-        A name for each column of Y, by which columns are matched with labels of a model that has
-        names. By default the columns of a frame. Without names, column l is label l.
+        Names of the columns of Y, which match them with the labels of a model that has names. By
+        default the columns of a frame. Without names, column l is label l.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0.
+        Row weights, at least 0.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     source : str or path-like, default=None
         The ``.xmc`` file that X and Y were loaded from.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def add_labels(
     Raises
     ------
     DataError
-        If the data do not fit the model, or have no label that the model does not have.
+        If the data do not fit the model, or have no new labels.
     ModelError
         If there is no finished model, or another process is writing to it.
 
@@ -137,26 +137,26 @@ def update_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     labels : iterable of str or int
-        The labels to train again, by name or number.
+        The labels to retrain, by name or number.
     names : sequence of str, default=None
-        A name for each column of Y, by which columns are matched with labels of a model that has
-        names. By default the columns of a frame. Without names, column l is label l.
+        Names of the columns of Y, which match them with the labels of a model that has names. By
+        default the columns of a frame. Without names, column l is label l.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0.
+        Row weights, at least 0.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     source : str or path-like, default=None
         The ``.xmc`` file that X and Y were loaded from.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------

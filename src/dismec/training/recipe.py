@@ -62,7 +62,7 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
     Raises
     ------
     DataError
-        If the data, or those of `validation`, cannot be used.
+        If the data or the `validation` data are invalid.
     ModelError
         If the directory holds a finished or a different model and `overwrite` is not set.
     ClusterError
@@ -170,35 +170,33 @@ def train(
     path : str or path-like
         The model directory; it is created if it does not exist.
     params : TrainingParams, default=None
-        Parameters of the training. By default those of `TrainingParams`.
+        Training parameters. By default those of `TrainingParams`.
     names : sequence of str, default=None
-        The names of the labels. By default the columns of Y if that is a frame, or the labels in
-        lists.
+        Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     validation : tuple of X and Y, default=None
-        Other rows on which ``delta="auto"`` is chosen and probabilities are learned. By default a
-        tenth of the rows is held out for this.
+        Rows for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
+        training rows is held out.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
-        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
-        ``penalty="l1"``.
+        Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
+        held-out rows are weighted, too. Not supported with ``penalty="l1"``.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory. A finished model can be used until the
-        new one is finished, and is then replaced in one step.
+        Whether to overwrite a model in the directory. A finished model remains usable until the new
+        one is finished, and is then replaced in one step.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``. Labels count twice if rows
-        are held out, as they are then trained twice.
+        Called periodically as ``progress(labels_done, labels_total)``. If rows are held out, labels
+        are trained twice and count twice.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
     source : str or path-like, default=None
-        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
-        need not be sent the data.
+        The ``.xmc`` file that X and Y were loaded from. Cluster workers that can read this file are
+        not sent the data.
     vocabulary : Vocabulary, default=None
-        The vocabulary that has made X from texts. It becomes part of the model.
+        The vocabulary that was used to make X from texts. It is stored in the model.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
@@ -208,7 +206,7 @@ def train(
     Raises
     ------
     DataError
-        If X and Y, or those of `validation`, cannot be used.
+        If X, Y or the `validation` data are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError

@@ -57,30 +57,30 @@ def sweep(
     deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
         The values of delta, in any order; 0 keeps all weights.
     params : TrainingParams, default=None
-        Parameters of the training, except for delta.
+        Training parameters, except delta.
     ks : sequence of int, default=(1, 3, 5)
         The depths k of P@k, nDCG@k and so on.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
     list of dict
         A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
         "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
-        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
-        best of three runs on all of them.
+        memory and in files. "ms per row" is the time to predict a test row on one core, the best of
+        three runs over all test rows.
 
     Raises
     ------
     DataError
-        If a delta is below 0 or not a number, or if the data cannot be used.
+        If a delta is negative or not a number, or if the data are invalid.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def sweep_model(
     test : tuple of X and Y
         Rows and labels to evaluate on.
     deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
-        The values of delta, in any order; none below that of the model.
+        The values of delta, in any order; none may be below that of the model.
     ks : sequence of int, default=(1, 3, 5)
         The depths k of P@k, nDCG@k and so on.
     threads : int, default=None
@@ -125,8 +125,8 @@ def sweep_model(
     list of dict
         A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
         "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
-        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
-        best of three runs on all of them.
+        memory and in files. "ms per row" is the time to predict a test row on one core, the best of
+        three runs over all test rows.
 
     Raises
     ------

@@ -28,7 +28,7 @@ class Texts:
     read
         Begins at the first row each time it is called.
     name
-        What messages call them.
+        Name of the texts in messages.
     """
 
     read: Callable[[], Iterable[TextBatch]]

@@ -158,34 +158,34 @@ def train_text(
     path : str or path-like
         The model directory; it is created if it does not exist.
     params : TrainingParams, default=None
-        Parameters of the training. By default those of `TrainingParams`, with tf-idf.
+        Training parameters. By default those of `TrainingParams`, with tf-idf.
     text : TextParams, default=None
-        Which terms of a text become features.
+        The terms of a text that become features.
     fmt : TextFormat, default=None
-        Names of the columns of a file or frame. The model keeps them for files that are read later.
+        Column names of a file or frame. They are stored in the model, for reading further files.
     validation : str, path-like, frame or Texts, default=None
-        Other texts on which ``delta="auto"`` is chosen and probabilities are learned. By default a
-        tenth of the texts is held out for this.
+        Texts for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
+        training texts is held out.
     weights : array-like of shape (n_texts,), default=None
-        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
-        `fmt` holds, if there is one; otherwise all texts count the same.
+        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
+        otherwise all texts have the same weight.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     log : callable, default=None
-        Called now and then with a line of text while texts are read.
+        Called periodically with a line of text while texts are read.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
     examples : bool, default=False
-        Whether the model keeps the beginnings of up to five training texts, which its server shows
-        as examples. Leave this off if the texts are private.
+        Whether to store the beginnings of up to five training texts in the model, which its server
+        shows as examples. Leave this off if the texts are private.
     dense, validation_dense : array-like of shape (n_texts, width), default=None
-        Dense features, such as embeddings, of the texts and of those of `validation`
+        Dense features, such as embeddings, of the texts and of the `validation` texts
         (``docs/tutorial/embeddings.md``).
 
     Returns

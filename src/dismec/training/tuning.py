@@ -106,45 +106,43 @@ def tune(
     grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
         The values of C to try, in any order; at least two.
     params : TrainingParams, default=None
-        Parameters of the training, except for C. If delta is "auto", it is chosen after C.
+        Training parameters, except C. If delta is "auto", it is chosen after C.
     metric : str, default="nDCG@5"
-        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+        Metric by which C is chosen: "P@k", "nDCG@k" or "PSP@k" with a number for k.
     validation : tuple of X and Y, default=None
-        Other rows to choose on. By default a tenth of the rows is held out for this.
+        Rows to choose on. By default a tenth of the training rows is held out.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
-        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
-        ``penalty="l1"``.
+        Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
+        held-out rows are weighted, too. Not supported with ``penalty="l1"``.
     names : sequence of str, default=None
-        The names of the labels. By default the columns of Y if that is a frame, or the labels in
-        lists.
+        Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``. A label counts once for
-        each time that it is trained.
+        Called periodically as ``progress(labels_done, labels_total)``. A label counts once per
+        training.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
     source : str or path-like, default=None
-        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
-        need not be sent the data.
+        The ``.xmc`` file that X and Y were loaded from. Cluster workers that can read this file are
+        not sent the data.
     vocabulary : Vocabulary, default=None
-        The vocabulary that has made X from texts. It becomes part of the model.
+        The vocabulary that was used to make X from texts. It is stored in the model.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
     Tuned
-        The model, the C chosen, and the metrics of each C.
+        The model, the chosen C, and the metrics of each C.
 
     Raises
     ------
     DataError
-        If the grid, the metric or the data cannot be used.
+        If the grid, the metric or the data are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
@@ -212,43 +210,43 @@ def tune_text(
     grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
         The values of C to try, in any order; at least two.
     params : TrainingParams, default=None
-        Parameters of the training, except for C. By default those of `TrainingParams`, with tf-idf.
+        Training parameters, except C. By default those of `TrainingParams`, with tf-idf.
     text : TextParams, default=None
-        Which terms of a text become features.
+        The terms of a text that become features.
     metric : str, default="nDCG@5"
-        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+        Metric by which C is chosen: "P@k", "nDCG@k" or "PSP@k" with a number for k.
     fmt : TextFormat, default=None
-        Names of the columns of a file or frame. The model keeps them for files that are read later.
+        Column names of a file or frame. They are stored in the model, for reading further files.
     validation : str, path-like, frame or Texts, default=None
-        Other texts to choose on. By default a tenth of the texts is held out for this.
+        Texts to choose on. By default a tenth of the training texts is held out.
     weights : array-like of shape (n_texts,), default=None
-        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
-        `fmt` holds, if there is one; otherwise all texts count the same.
+        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
+        otherwise all texts have the same weight.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     log : callable, default=None
-        Called now and then with a line of text while texts are read.
+        Called periodically with a line of text while texts are read.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
     dense, validation_dense : array-like of shape (n_texts, width), default=None
-        Dense features, such as embeddings, of the texts and of those of `validation`
+        Dense features, such as embeddings, of the texts and of the `validation` texts
         (``docs/tutorial/embeddings.md``).
 
     Returns
     -------
     Tuned
-        The model, the C chosen, and the metrics of each C.
+        The model, the chosen C, and the metrics of each C.
 
     Raises
     ------
     DataError
-        If the grid, the metric or the texts cannot be used.
+        If the grid, the metric or the texts are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
