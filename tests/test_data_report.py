@@ -21,7 +21,7 @@ from dismec.measure.guesses import precision_of_guesses
 from dismec.measure.metrics import Truth
 from dismec.report import label_facts
 from dismec.report.facts import describe_data, describe_texts
-from dismec.report.headline import percent, tell_data, tell_oddities, tell_test
+from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
 from dismec.report.label_facts import describe_labels
 from dismec.report.near_names import one_edit_apart, same_words, words_of
 from dismec.report.repeats import Repeats, describe_repeats, row_hashes
@@ -68,7 +68,7 @@ def test_the_most_frequent_labels_reach_what_predicting_them_does():
 def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
     X, Y = random_problem()
     test = describe_test(train(X, Y, tmp_path / "model"), Dataset(X, Y))
-    first = tell_test(test)[0]
+    first = summarize_test(test)[0]
     assert first.startswith("Of 300 test rows, ")
     assert percent(test["metrics"]["P@1"]) in first
     assert percent(test["guesses"]["most frequent labels"]["P@1"]) in first
@@ -86,10 +86,10 @@ def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_p
     blank = sp.csr_array(sp.vstack([sp.csr_array((1, 4), dtype=np.uint8), Y[1:]]))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([blank, 0 * unknown]))))
     assert test["rows without labels"] >= 1
-    assert "no labels: no prediction can be right there" in " ".join(tell_test(test))
+    assert "no labels: no prediction can be right there" in " ".join(summarize_test(test))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([Y, unknown]))))
     assert test["pairs with unknown labels"] == 1
-    assert "unknown to the model" in " ".join(tell_test(test))
+    assert "unknown to the model" in " ".join(summarize_test(test))
 
 
 def test_what_was_not_measured_of_a_label_is_none_and_not_zero(tmp_path):
@@ -310,7 +310,7 @@ def odd(tmp_path):
 
 def test_everything_odd_is_told_in_the_terminal(odd):
     facts = describe_texts(odd)
-    lines = tell_oddities(facts)
+    lines = list_anomalies(facts)
     for words in (
         "1 row without labels",
         "1 row without text",
@@ -319,8 +319,8 @@ def test_everything_odd_is_told_in_the_terminal(odd):
         "1 text occurs more than once, with different labels",
     ):
         assert any(words in line for line in lines)
-    assert "11 rows with" in tell_data(facts)[0]
-    assert "“dessert”" in tell_data(facts)[1]
+    assert "11 rows with" in summarize_data(facts)[0]
+    assert "“dessert”" in summarize_data(facts)[1]
     said = " ".join(invoke("inspect", odd).stdout.split())
     for name in ("fruits", "Baking", "apple pie", "dessert", "Check before training"):
         assert name in said
@@ -329,7 +329,7 @@ def test_everything_odd_is_told_in_the_terminal(odd):
 def test_data_without_oddities_have_none_to_tell(tmp_path):
     text = '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": ["x"]}\n'
     (tmp_path / "a.jsonl").write_text(text)
-    assert tell_oddities(describe_texts(tmp_path / "a.jsonl")) == []
+    assert list_anomalies(describe_texts(tmp_path / "a.jsonl")) == []
 
 
 def test_labels_of_numeric_data_have_the_names_that_are_given(tmp_path):

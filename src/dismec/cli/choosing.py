@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
     from dismec.model.topk_model import TopkModel
 
-__all__ = ["LabelChoice", "choice_options", "say_left_out"]
+__all__ = ["LabelChoice", "choice_options", "print_left_out"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def choice_options(command: F) -> F:
     return cast(F, with_choice)
 
 
-def say_left_out(allowed: Allowed, Y: Any) -> None:
+def print_left_out(allowed: Allowed, Y: Any) -> None:
     """Print how many true labels are ignored because they are not allowed."""
     kept, left_out = allowed.filter(Y)
     if left_out:

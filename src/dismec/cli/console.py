@@ -91,7 +91,7 @@ def spoken(line: str) -> None:
 
 
 def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
-    """Return the facts that `say_trained` and `say_unsolved` print about a saved model, for JSON.
+    """Return the facts that `print_trained` and `print_unsolved` print, for JSON.
 
     Includes what was learned during training, as stored in its manifest.
     """
@@ -110,7 +110,7 @@ def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def say_trained(model: Model, path: Path, seconds: float) -> None:
+def print_trained(model: Model, path: Path, seconds: float) -> None:
     """Print one line about a saved model."""
     facts = trained_facts(model, path, seconds)
     spoken(
@@ -120,7 +120,7 @@ def say_trained(model: Model, path: Path, seconds: float) -> None:
     )
 
 
-def say_unsolved(model: Model) -> None:
+def print_unsolved(model: Model) -> None:
     """Print a line if some labels were not solved to the tolerance."""
     stats = model.manifest.stats
     if stats and stats.unsolved:
@@ -130,7 +130,7 @@ def say_unsolved(model: Model) -> None:
         )
 
 
-def say_unknown(model: TopkModel, dataset: Dataset) -> None:
+def print_unknown(model: TopkModel, dataset: Dataset) -> None:
     """Print a line if DATA has labels that the model does not know."""
     import numpy as np
 
@@ -297,14 +297,14 @@ def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
     logger, handler = logging.getLogger("dismec"), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    hush_dask()
+    silence_dask()
     try:
         yield
     finally:
         logger.removeHandler(handler)
 
 
-def hush_dask() -> None:
+def silence_dask() -> None:
     """Silence Dask's own messages."""
     import logging
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import say_trained, say_unknown, spoken, trained_facts
+from dismec.cli.console import print_trained, print_unknown, spoken, trained_facts
 from dismec.cli.options import (
     PATH,
     F,
@@ -136,7 +136,7 @@ def merge(
         merged = merge_models(models)
         if validation is not None:
             data = reading.rows_of(merged, reading.look(validation), threads)
-            say_unknown(merged, data)
+            print_unknown(merged, data)
             Y = data.Y[:, : merged.n_labels]
             return with_probabilities(merged, data.X, Y, threads=threads)
         if merged.calibration is None and not quiet:
@@ -175,4 +175,4 @@ def _write(
     if as_json:
         click.echo(json.dumps(trained_facts(written, output, seconds)))
     elif not quiet:
-        say_trained(written, output, seconds)
+        print_trained(written, output, seconds)

@@ -14,8 +14,8 @@ import click
 from dismec.cli.console import (
     print_metrics,
     print_table,
-    say_trained,
-    say_unknown,
+    print_trained,
+    print_unknown,
     shown_progress,
     spoken,
 )
@@ -134,7 +134,7 @@ def _facts_of_model(
         from dismec.report.tested import describe_test
 
         dataset = reading.rows_of(model, reading.look(test), threads)
-        say_unknown(model, dataset)
+        print_unknown(model, dataset)
         if hierarchy is not None:
             tree = tree_of_test(hierarchy, model, dataset)
         facts["test"] = {"data": str(test), **describe_test(model, dataset, threads, tree)}
@@ -312,7 +312,7 @@ def demo(
         with shown_progress(not sys.stderr.isatty(), "training") as progress:
             model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)
         seconds = time.perf_counter() - begin
-        say_trained(model, path, seconds)
+        print_trained(model, path, seconds)
         found = model.evaluate(test.X, test.Y, threads=threads)
         if as_json:
             made = {"model": str(path) if keep else None, "seconds": round(seconds, 3)}

@@ -71,7 +71,7 @@ def explain(
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
             spoken("the model knows no word of this text: only the bias contributes")
-        x = _beside_dense(opened, x, reading, number)
+        x = _with_dense(opened, x, reading, number)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:
             best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -79,10 +79,10 @@ def explain(
                 raise DismecError("the model has no labels to explain")
             wanted = [best]
         for label in wanted:
-            _say_why(opened, x, label, text, limit, as_json)
+            _print_why(opened, x, label, text, limit, as_json)
 
 
-def _say_why(
+def _print_why(
     model: RankingModel, x: Any, label: int, text: str | None, limit: int, as_json: bool
 ) -> None:
     """Print the explanation of a label for a row, and the words of a text that contributed most."""
@@ -116,7 +116,7 @@ def _row_to_explain(
     return _row_in(model, Path(row), number, reading)
 
 
-def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
+def _with_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
     """Return the row with its dense features, if the model uses them."""
     dense = reading.dense_for(model)
     if dense is None:

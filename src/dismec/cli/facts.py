@@ -18,16 +18,16 @@ _LISTED = 10  # entries of a table; pages and JSON have more
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print facts about data or a model (`dismec.report.facts`)."""
-    from dismec.report.estimate import tell_estimate
+    from dismec.report.estimate import summarize_estimate
     from dismec.report.facts import plain_facts
-    from dismec.report.headline import tell_data, tell_oddities, tell_test
+    from dismec.report.headline import list_anomalies, summarize_data, summarize_test
 
     if "test" in facts:
-        print_paragraphs([*tell_test(facts["test"]), ""])
+        print_paragraphs([*summarize_test(facts["test"]), ""])
     elif "all labels" in facts:
-        oddities = tell_oddities(facts)
-        worth = ["", "Check before training:", *(f"- {line}" for line in oddities)]
-        print_paragraphs([*tell_data(facts), *(worth if oddities else []), ""])
+        anomalies = list_anomalies(facts)
+        worth = ["", "Check before training:", *(f"- {line}" for line in anomalies)]
+        print_paragraphs([*summarize_data(facts), *(worth if anomalies else []), ""])
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
     for key in ("features of a row", "characters of a text"):
         if facts.get(key, {}).get("rows"):
@@ -41,7 +41,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     if "all labels" in facts:
         _print_labels(facts)
     if facts.get("training"):
-        print_paragraphs(["", *tell_estimate(facts["training"])])
+        print_paragraphs(["", *summarize_estimate(facts["training"])])
     if len(facts.get("file sizes", ())) > 1:
         _print_files(facts["file sizes"])
     if "test" in facts:

@@ -143,9 +143,9 @@ class Reading:
             raise DismecError(
                 f"{self.dense} has {counted(len(dense), 'row')}, but {data} has {seen:,}"
             )
-        return self._beside_dense(model, batches, dense)
+        return self._add_dense(model, batches, dense)
 
-    def _beside_dense(
+    def _add_dense(
         self, model: TopkModel, batches: Iterable[DataBatch], dense: Any
     ) -> Iterator[DataBatch]:
         from dismec.data.mixed import mixed_rows

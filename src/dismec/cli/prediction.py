@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
-from dismec.cli.console import say_unknown
+from dismec.cli.choosing import LabelChoice, choice_options, print_left_out
+from dismec.cli.console import print_unknown
 from dismec.cli.opening import model_at
 from dismec.cli.options import (
     MOST_PLACES,
@@ -296,11 +296,11 @@ def evaluate(
     with model_at(model, cluster) as found:
         allowed = choice.among(found)
         dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
-        say_unknown(found, dataset)
+        print_unknown(found, dataset)
         opened = _reranked(found, rerank, A, B)
         how: dict[str, Any] = {"weights": weights, "allowed": allowed}
         if allowed is not None:
-            say_left_out(allowed, dataset.Y)
+            print_left_out(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dismec.cli.console import hush_dask
+from dismec.cli.console import silence_dask
 from dismec.cli.options import MOST_PLACES, PATH, F, cluster_option, threads_option
 from dismec.cli.trees import hierarchy_option
 from dismec.errors import DismecError
@@ -78,7 +78,7 @@ def serve(
         ) from None
     start_log()
     if cluster is not None:
-        hush_dask()
+        silence_dask()
     serve_model(
         model,
         host=host,

@@ -12,8 +12,8 @@ import click
 
 from dismec.cli.console import (
     cluster_news,
-    say_trained,
-    say_unsolved,
+    print_trained,
+    print_unsolved,
     shown_progress,
     trained_facts,
 )
@@ -69,14 +69,14 @@ def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers:
     if as_json:
         click.echo(json.dumps(trained_facts(trained, model, seconds)))
     elif not order.quiet:
-        _say_learned(trained, request.params)
-        say_trained(trained, model, seconds)
+        _print_learned(trained, request.params)
+        print_trained(trained, model, seconds)
     if not order.quiet:
         _warn_of_few_rows(trained)
-    say_unsolved(trained)
+    print_unsolved(trained)
 
 
-def _say_learned(model: Model, params: TrainingParams) -> None:
+def _print_learned(model: Model, params: TrainingParams) -> None:
     from dismec.model.provenance import shown
 
     described = shown(model.params)
@@ -188,8 +188,8 @@ def _edit(
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, seconds)))
     elif not quiet:
-        _say_changed(changed, done)
-        say_trained(changed, model, seconds)
+        _print_changed(changed, done)
+        print_trained(changed, model, seconds)
     if not quiet:
         _warn_of_no_negatives(changed)
 
@@ -207,7 +207,7 @@ def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def _say_changed(model: Model, done: str) -> None:
+def _print_changed(model: Model, done: str) -> None:
     click.echo(f"{counted(model.manifest.history[-1]['labels'], 'label')} {done}", err=True)
 
 
@@ -246,4 +246,4 @@ def remove_labels(
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, time.perf_counter() - begin)))
     elif not quiet:
-        _say_changed(changed, "removed")
+        _print_changed(changed, "removed")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_table, say_trained, say_unsolved, trained_facts
+from dismec.cli.console import print_table, print_trained, print_unsolved, trained_facts
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
 from dismec.cli.training_options import Order, training_options
@@ -91,8 +91,8 @@ def tune(
     else:
         _print_tuned(tuned)
         if not order.quiet:
-            say_trained(tuned.model, model, seconds)
-    say_unsolved(tuned.model)
+            print_trained(tuned.model, model, seconds)
+    print_unsolved(tuned.model)
 
 
 def _check_plot(plot: Path | None, overwrite: bool) -> None:

@@ -161,7 +161,7 @@ class Comparison:
             for seed in range(self.seeds):
                 for name in systems:
                     reports[name].append(self._report(store, rows, name, seed, log))
-        judged = _Judge(truth, train.Y.shape[1])
+        judged = _Evaluator(truth, train.Y.shape[1])
         found = {}
         for name in systems:
             try:
@@ -258,7 +258,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-class _Judge:
+class _Evaluator:
     """Turns reports into metrics."""
 
     def __init__(self, truth: Truth, n_labels: int) -> None:

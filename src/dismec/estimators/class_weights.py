@@ -13,7 +13,7 @@ from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 
-__all__ = ["class_costs", "kept_class_weight", "stored_class_weight"]
+__all__ = ["class_costs", "loaded_class_weight", "stored_class_weight"]
 
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
@@ -58,17 +58,17 @@ def class_costs(
     np.add.at(positive, Y.indices, np.repeat(of_row, np.diff(Y.indptr)))
     both = exclusive and len(classes) == 2
     if isinstance(class_weight, Mapping):
-        of_class = _given(class_weight, classes)
+        of_class = _explicit_weights(class_weight, classes)
     elif not isinstance(class_weight, str) or class_weight != _BALANCED:
         raise DataError(
             f"class_weight is {class_weight!r}; expected None, 'balanced', or a weight per class"
         )
     elif not exclusive:
-        sides = _share(n, 2, positive), _share(n, 2, n - positive)
+        sides = _balanced(n, 2, positive), _balanced(n, 2, n - positive)
         return Costs(*sides)
     else:
         counts = np.array([n - positive[0], positive[0]]) if both else positive
-        of_class = _share(n, len(classes), counts[: len(classes)])
+        of_class = _balanced(n, len(classes), counts[: len(classes)])
     if both:
         return Costs(of_class[-n_columns:], of_class[::-1][-n_columns:].copy())
     return Costs(of_class, np.ones(n_columns))
@@ -84,13 +84,13 @@ def stored_class_weight(class_weight: Any) -> dict[str, Any]:
     return {"class_weight": pairs}
 
 
-def kept_class_weight(estimator: Mapping[str, Any]) -> Any:
+def loaded_class_weight(estimator: Mapping[str, Any]) -> Any:
     """Invert `stored_class_weight`."""
     found = estimator.get("class_weight")
     return dict(found) if isinstance(found, list) else found
 
 
-def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
+def _explicit_weights(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
     """Return the weights of all classes; raise `DataError` for an unknown class or bad weight."""
     places = {label: place for place, label in enumerate(classes)}
     found = np.ones(len(classes))
@@ -110,7 +110,7 @@ def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
     return found
 
 
-def _share(n: float, k: int, counts: Floats) -> Floats:
+def _balanced(n: float, k: int, counts: Floats) -> Floats:
     """Return n/(k·count), clipped to valid costs, and 1 where the count is 0."""
     shares = np.divide(n, k * counts, out=np.ones(len(counts)), where=counts > 0)
     return np.clip(shares, SMALLEST_COST, LARGEST_COST)

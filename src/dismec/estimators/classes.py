@@ -12,7 +12,7 @@ from sklearn.utils.validation import column_or_1d
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.errors import DataError
 
-__all__ = ["among_classes", "one_hot", "refuse_missing", "weighed_rows"]
+__all__ = ["among_classes", "check_no_missing", "one_hot", "rows_to_fit"]
 
 
 def one_hot(y: Any) -> tuple[npt.NDArray[Any], sp.csr_array]:
@@ -33,14 +33,14 @@ def among_classes(y: Any, classes: npt.NDArray[Any]) -> sp.csr_array:
     return sp.csr_array((np.ones(len(rows), np.uint8), (rows, columns)), shape=shape)
 
 
-def weighed_rows(sample_weight: Any, n_rows: int) -> tuple[Any, RowWeights | None]:
+def rows_to_fit(sample_weight: Any, n_rows: int) -> tuple[Any, RowWeights | None]:
     """Return the rows to fit (None for all) and their weights."""
     if sample_weight is None:
         return None, None
     return kept_rows(check_row_weights(sample_weight, n_rows, "sample_weight"))
 
 
-def refuse_missing(y: Any) -> None:
+def check_no_missing(y: Any) -> None:
     """Raise `DataError` for a class of None, which cannot be sorted."""
     if y.dtype == object and y.ndim == 1:
         for row, value in enumerate(y.tolist()):

@@ -18,8 +18,8 @@ from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.estimators.class_weights import class_costs
-from dismec.estimators.classes import among_classes, one_hot, refuse_missing, weighed_rows
-from dismec.estimators.shared import NOT_ROUTED, constructor, refuse_empty
+from dismec.estimators.classes import among_classes, check_no_missing, one_hot, rows_to_fit
+from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
 from dismec.estimators.stored_rows import RowEstimator
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.orders import check_dense
@@ -142,16 +142,16 @@ class DiSMECClassifier(RowEstimator):
         if self._sparse_output:
             rows = validate_data(self, rows, accept_sparse="csr", dtype=np.float32)
             self.multilabel_ = True
-            keep, weights = weighed_rows(sample_weight, rows.shape[0])
+            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
             Y = check_Y(y, rows.shape[0])
         else:
             rows, target = validate_data(
                 self, rows, y, accept_sparse="csr", dtype=np.float32, multi_output=True
             )
-            keep, weights = weighed_rows(sample_weight, rows.shape[0])
+            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
             if keep is not None:
                 target = target[keep]
-            refuse_missing(target)
+            check_no_missing(target)
             check_classification_targets(target)
             self.multilabel_ = type_of_target(target).startswith("multilabel")
             Y = target
@@ -305,7 +305,7 @@ class DiSMECClassifier(RowEstimator):
             return either
         if not self.multilabel_:
             best = self.predict_topk(X, k=1, allowed=allowed)[0][:, 0]
-            refuse_empty(best)
+            check_none_empty(best)
             chosen: npt.NDArray[Any] = self.classes_[best]
             return chosen
         if not self._sparse_output:

@@ -12,7 +12,7 @@ from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
 from dismec.measure.probabilities import f1_scores
 
-__all__ = ["label_scorer", "refuse_matrix_scorer"]
+__all__ = ["check_scorer", "label_scorer"]
 
 _F1 = ("micro-F1", "macro-F1")
 _RANKED = re.compile(r"(?:P|nDCG|PSP|PSnDCG|R)@([1-9]\d{0,8})")
@@ -84,7 +84,7 @@ class _LabelScorer:
         return truth.metrics(top, (k,))[self.metric] / 100
 
 
-def refuse_matrix_scorer(kind: Kind) -> None:
+def check_scorer(kind: Kind) -> None:
     """Raise `DataError` if `fit` runs for a scikit-learn scorer that cannot score lists of labels.
 
     The search would catch the scorer's error, set every score to NaN, and still report a best

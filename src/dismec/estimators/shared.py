@@ -22,12 +22,12 @@ from sklearn.utils.validation import check_is_fitted
 from dismec.cpu import available_cpus
 from dismec.data.types import LabelsLike, RowsLike
 from dismec.errors import DataError
-from dismec.estimators.class_weights import kept_class_weight
+from dismec.estimators.class_weights import loaded_class_weight
 from dismec.model.allowed import Allowed
 from dismec.model.model import Model
 from dismec.training.params import AUTO, TrainingParams
 
-__all__ = ["NOT_ROUTED", "Estimator", "constructor", "refuse_empty"]
+__all__ = ["NOT_ROUTED", "Estimator", "check_none_empty", "constructor"]
 
 NOT_ROUTED = UNUSED  # marks a parameter that is not metadata
 _OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
@@ -63,7 +63,7 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
     return __init__
 
 
-def refuse_empty(best: npt.NDArray[np.int32]) -> None:
+def check_none_empty(best: npt.NDArray[np.int32]) -> None:
     """Raise `DataError` if a row has no best class, because none is allowed there."""
     if (best < 0).any():
         raise DataError(f"row index {np.argmax(best < 0)}: no class is allowed")
@@ -98,7 +98,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
-        self.class_weight = kept_class_weight(model.manifest.estimator or {})
+        self.class_weight = loaded_class_weight(model.manifest.estimator or {})
         self.model_ = model
         return self
 

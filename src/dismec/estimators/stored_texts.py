@@ -21,7 +21,7 @@ from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
 from dismec.model.opening import open_model
 
-__all__ = ["TextEstimator", "apart", "check_lengths"]
+__all__ = ["TextEstimator", "check_lengths", "split_dense"]
 
 # Labels that are not text, by their names in the model.
 _TYPES: dict[str, Callable[[str], Any]] = {"int": int, "bool": "True".__eq__}
@@ -86,14 +86,14 @@ class TextEstimator(Estimator):
         self, vocabulary: Vocabulary, texts: Any, labels: Any, classes: list[Any]
     ) -> tuple[Any, Any]:
         """Return texts and labels as rows and a matrix whose first columns are these classes."""
-        texts, dense = apart(texts)
+        texts, dense = split_dense(texts)
         target, rows = Target.of(labels), text_column(texts)
         check_lengths(rows, target)
         found = vocabulary.rows(rows, threads=self._threads())
-        return self._beside(found, dense), target.among(classes)
+        return self._with_dense(found, dense), target.among(classes)
 
     @staticmethod
-    def _beside(rows: TextRows, dense: Any) -> Any:
+    def _with_dense(rows: TextRows, dense: Any) -> Any:
         """Return the rows of texts, with dense features beside them if there are any."""
         return rows if dense is None else mixed_rows(rows, dense)
 
@@ -135,7 +135,7 @@ class TextEstimator(Estimator):
         return tags
 
 
-def apart(texts: Any) -> tuple[Any, Any]:
+def split_dense(texts: Any) -> tuple[Any, Any]:
     """Split texts from the dense features passed with them, or None."""
     if is_parts(texts) and len(texts) == 2:
         return texts[0], texts[1]

@@ -16,9 +16,9 @@ from dismec.data.targets import Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.estimators.class_weights import class_costs
-from dismec.estimators.scorers import refuse_matrix_scorer
-from dismec.estimators.shared import NOT_ROUTED, constructor, refuse_empty
-from dismec.estimators.stored_texts import TextEstimator, apart, check_lengths
+from dismec.estimators.scorers import check_scorer
+from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
+from dismec.estimators.stored_texts import TextEstimator, check_lengths, split_dense
 from dismec.features.vocabulary import TextParams, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
@@ -128,10 +128,10 @@ class DiSMECTextClassifier(TextEstimator):
             If the texts or labels are invalid.
         """
         target = Target.of(labels, classes)
-        texts, dense = apart(texts)
+        texts, dense = split_dense(texts)
         rows = text_column(texts)
         check_lengths(rows, target)
-        refuse_matrix_scorer(target.kind)
+        check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
             found = check_row_weights(sample_weight, len(rows), "sample_weight")
@@ -157,7 +157,7 @@ class DiSMECTextClassifier(TextEstimator):
             weights=weights,
         )
         self.model_ = fit(
-            self._beside(vocabulary.rows(rows, threads=self._threads()), dense),
+            self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense),
             target.Y,
             self._params(tfidf=True),
             names=names,
@@ -283,7 +283,7 @@ class DiSMECTextClassifier(TextEstimator):
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
         if self.target_ == "classes":
             best = model.predict_topk(rows, 1, **how)[0][:, 0]
-            refuse_empty(best)
+            check_none_empty(best)
             return np.array(self._as_labels(best).tolist())
         if self.target_ == "indicator":
             instead = "fit on sparse labels to get a sparse result"

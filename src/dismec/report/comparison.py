@@ -133,7 +133,7 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         "P/p^alpha up to alpha = 1."
     )
     points = PUBLISHED.get((data["rows"], data["features"]), {})
-    yield figure(_trade(shown, points), caption)
+    yield figure(_psp_scatter(shown, points), caption)
 
 
 def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _group_table(shown: Mapping[str, Any]) -> str:
     return table(heads, rows)
 
 
-def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
+def _psp_scatter(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
     def draw(ax: Any) -> None:
         named: list[tuple[str, float, float]] = []
         for place, (name, entry) in enumerate(shown.items()):

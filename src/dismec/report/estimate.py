@@ -25,7 +25,7 @@ from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
 
-__all__ = ["estimate_training", "tell_estimate"]
+__all__ = ["estimate_training", "summarize_estimate"]
 
 _PILOT = 32  # labels that the solver processes together in one pass
 
@@ -147,7 +147,7 @@ def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) 
     return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
 
 
-def tell_estimate(training: dict[str, Any]) -> list[str]:
+def summarize_estimate(training: dict[str, Any]) -> list[str]:
     """Describe an estimate in sentences, including how it was made."""
     peak, memory = training["peak bytes"], training["memory bytes"]
     lines = []

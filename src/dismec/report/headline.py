@@ -8,10 +8,10 @@ from typing import Any
 from dismec.data.counts import counted
 from dismec.report.tested import KS
 
-__all__ = ["percent", "tell_data", "tell_oddities", "tell_test"]
+__all__ = ["list_anomalies", "percent", "summarize_data", "summarize_test"]
 
 
-def tell_test(test: Mapping[str, Any]) -> list[str]:
+def summarize_test(test: Mapping[str, Any]) -> list[str]:
     """Describe how good a model is, on which data, and compared with guessing.
 
     `test` is the result of `describe_test`, and may name the "data".
@@ -45,7 +45,7 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def tell_data(facts: Mapping[str, Any]) -> list[str]:
+def summarize_data(facts: Mapping[str, Any]) -> list[str]:
     """Describe the amount of data and how it is distributed over the labels."""
     lines = [
         f"{counted(facts['rows'], 'row')} with {facts['labels per row']:,} labels per row; "
@@ -64,7 +64,7 @@ def tell_data(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
+def list_anomalies(facts: Mapping[str, Any]) -> list[str]:
     """Describe anomalies in the data to look at before training; empty if there are none."""
     lines = []
     for key in ("rows without labels", "rows without text", "rows without features"):

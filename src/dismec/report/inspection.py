@@ -10,9 +10,9 @@ from dismec.data.counts import counted
 from dismec.data.files import whole_file
 from dismec.data.printable import html_text
 from dismec.report import figures
-from dismec.report.estimate import tell_estimate
+from dismec.report.estimate import summarize_estimate
 from dismec.report.facts import frequency_range, plain_facts
-from dismec.report.headline import percent, tell_data, tell_oddities, tell_test
+from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
 from dismec.report.page import figure, folded, label_table, page_of, paragraphs, table
 from dismec.report.tested import KS
 from dismec.report.tree_page import hierarchy_sections
@@ -50,9 +50,9 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
 
 def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if "rows" in facts:
-        headline, *details = tell_data(facts)
+        headline, *details = summarize_data(facts)
         yield paragraphs([headline], "headline") + paragraphs(details)
-        yield from _oddities(facts)
+        yield from _anomalies(facts)
     if "all labels" in facts:
         yield from _label_sections(facts)
     for what in ("text", "row"):
@@ -67,15 +67,17 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
             drawing = figures.draw_histogram(facts[key], f"{what} per row")
             yield figure(drawing, f"Number of rows by number of {what}.")
     if facts.get("training"):
-        yield "<h2>Estimated cost of training</h2>" + paragraphs(tell_estimate(facts["training"]))
+        yield "<h2>Estimated cost of training</h2>" + paragraphs(
+            summarize_estimate(facts["training"])
+        )
     table_1 = {name: facts[key] for key, name in _TABLE_1.items() if key in facts}
     yield folded(
         "All facts", [table(list(table_1), [list(table_1.values())]), "<p></p>", _facts(facts)]
     )
 
 
-def _oddities(facts: Mapping[str, Any]) -> Iterator[str]:
-    lines = tell_oddities(facts)
+def _anomalies(facts: Mapping[str, Any]) -> Iterator[str]:
+    lines = list_anomalies(facts)
     if lines:
         items = "".join(f"<li>{html_text(line)}</li>" for line in lines)
         yield f"<h2>Check before training</h2><ul>{items}</ul>"
@@ -241,7 +243,7 @@ def _weights(facts: Mapping[str, Any]) -> str:
 
 def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
     found, k = test["metrics"], max(KS)
-    headline, *details = tell_test(test)
+    headline, *details = summarize_test(test)
     yield paragraphs([headline], "headline") + paragraphs([*details, size])
     yield table(
         ["P@k, %", *(f"@{k}" for k in KS)],

@@ -70,7 +70,7 @@ class _Endpoints:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
         self._places = threads + self._limits.queue
         self._mending: asyncio.Task[bool] | None = None
-        self._next_mend = 0.0  # on the monotonic clock
+        self._next_reopen = 0.0  # on the monotonic clock
         self._held = 0  # bytes of bodies in memory
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
@@ -110,9 +110,11 @@ class _Endpoints:
             self.metrics.pending += 1
             try:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._pool, self._sound, task, bytes(body))
+                return await loop.run_in_executor(
+                    self._pool, self._checked_result, task, bytes(body)
+                )
             except _DamagedModel as error:
-                self._mend(error)
+                self._reopen(error)
                 raise
             finally:
                 self.metrics.pending -= 1
@@ -141,7 +143,7 @@ class _Endpoints:
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
-    def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
+    def _checked_result(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """Return the result of a task, unless a file of the model was damaged meanwhile."""
         models = {self._service.model}
         try:
@@ -157,15 +159,15 @@ class _Endpoints:
             return
         error = NotReady(reason) if model.damage is None else _DamagedModel(reason)
         if isinstance(error, _DamagedModel):
-            self._mend(error)
+            self._reopen(error)
         raise error
 
-    def _mend(self, error: Exception) -> None:
+    def _reopen(self, error: Exception) -> None:
         """Open the model again after damage to its files, retrying from time to time."""
         busy = self._mending is not None and not self._mending.done()
-        if busy or time.monotonic() < self._next_mend:
+        if busy or time.monotonic() < self._next_reopen:
             return
-        self._next_mend = time.monotonic() + _MEND_SECONDS
+        self._next_reopen = time.monotonic() + _MEND_SECONDS
         _log.error("%s; opening the model again", error)
         self._mending = asyncio.create_task(self._peers.reload())
 

@@ -31,15 +31,15 @@ Floats = npt.NDArray[np.float64]
 # per row if that is larger. With 5 or 20, ranking held-out rows by probability is less accurate
 # (``docs/howto/refining.md``): every further label adds irrelevant pairs that the curve has to fit.
 _CANDIDATES, _MOST_CANDIDATES = 10, 100
-_DEEPER = 10  # thresholds are chosen on this many times more labels per row
-_FULL_ROWS = 0.01  # share of rows in which all of those labels may reach a threshold
+_EXAMINED = 10  # thresholds are chosen on this many times more labels per row
+_SHARE_OF_FULL_ROWS = 0.01  # share of rows in which all of those labels may reach a threshold
 _STEPS = 30  # maximum number of Newton steps
 _LARGEST_SCORE = 50.0  # scores are clipped to this; the margin is at 1
 # Prior mean and standard deviation of the coefficients of the shared curve and of the bend.
-_CURVE, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
-_BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
+_CURVE_MEAN, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
+_BEND_MEAN, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
 _THRESHOLDS = np.arange(1, 40) / 40  # candidates for macro-F1
-_HITS_OF_PRIOR = 10.0  # expected hits at which a label's own F1 and the mean F1 weigh the same
+_PRIOR_HITS = 10.0  # expected hits at which a label's own F1 and the mean F1 weigh the same
 
 
 def fit_calibration(
@@ -94,38 +94,40 @@ def fit_calibration(
     truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    of_row = np.ones(truth.shape[0])
+    row_weights = np.ones(truth.shape[0])
     if weights is not None:
-        of_row = check_row_weights(weights, truth.shape[0])
-    of_true = np.repeat(of_row, np.diff(truth.indptr))
-    labels_per_row = float(of_true.sum() / of_row.sum())
-    usual = min(max(_CANDIDATES * share, labels_per_row), _MOST_CANDIDATES)
-    depth = max(int(np.ceil(usual)), 1)
-    deep = max(min(_DEEPER * depth, n_labels), 1)
-    top, scores = model.predict_topk(X, deep, rank="score", threads=threads)
+        row_weights = check_row_weights(weights, truth.shape[0])
+    pair_weights = np.repeat(row_weights, np.diff(truth.indptr))
+    labels_per_row = float(pair_weights.sum() / row_weights.sum())
+    candidates = min(max(_CANDIDATES * share, labels_per_row), _MOST_CANDIDATES)
+    depth = max(int(np.ceil(candidates)), 1)
+    n_examined = max(min(_EXAMINED * depth, n_labels), 1)
+    top, scores = model.predict_topk(X, n_examined, rank="score", threads=threads)
     found = hits(truth, top)
-    there = top >= 0
-    near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
-    label, y = top[there], found[there].astype(np.float64)
-    v = np.broadcast_to(of_row[:, None], top.shape)[there]
-    s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
+    filled = top >= 0
+    fitted = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[filled]
+    label, y = top[filled], found[filled].astype(np.float64)
+    v = np.broadcast_to(row_weights[:, None], top.shape)[filled]
+    s = np.clip(scores[filled].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
     c = np.log1p(model.label_counts[first])
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
-    curve = _regress(terms[:, near], y[near], v[near], _CURVE, _CURVE_SPREAD)
+    curve = _regress(terms[:, fitted], y[fitted], v[fitted], _CURVE_MEAN, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
     z = slopes[label] * s + intercepts[label]
-    bend = _increasing(_regress(bend_terms(z)[:, near], y[near], v[near], _BEND, _BEND_SPREAD))
+    bend = _increasing(
+        _regress(bend_terms(z)[:, fitted], y[fitted], v[fitted], _BEND_MEAN, _BEND_SPREAD)
+    )
 
     p = logistic(bend @ bend_terms(z))
     least = 0.0
     if top.shape[1] < n_labels:
         deepest = np.zeros(top.shape)
-        deepest[there] = p
-        least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
+        deepest[filled] = p
+        least = float(np.quantile(deepest[:, -1], 1 - _SHARE_OF_FULL_ROWS))
     n_true = np.zeros(n_labels)
-    np.add.at(n_true, first[truth.indices], of_true)
+    np.add.at(n_true, first[truth.indices], pair_weights)
     thresholds, general = _macro_thresholds(first[label], p, y > 0, v, n_true, least)
     if counts is not None:
         slopes, intercepts = shared_curve(curve, np.log1p(counts[first]))
@@ -133,7 +135,7 @@ def fit_calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),
         np.concatenate([curve, bend, [general]]),
-        _micro_threshold(p, y, v, float(of_true.sum()), least),
+        _micro_threshold(p, y, v, float(pair_weights.sum()), least),
         thresholds[first].astype(np.float32),
     )
 
@@ -204,7 +206,7 @@ def _macro_thresholds(
     """
     n_labels = len(n_true)
     expected = np.bincount(label, v * p, minlength=n_labels)
-    own = expected / (expected + _HITS_OF_PRIOR)
+    own = expected / (expected + _PRIOR_HITS)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
     for t in _THRESHOLDS[min(least, _THRESHOLDS[-1]) <= _THRESHOLDS]:

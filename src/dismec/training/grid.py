@@ -72,7 +72,7 @@ class GridTrials:
         state = _GridState(equal, [_TrialAt(rows, equal, self._depth) for _ in grid])
         training = digest(self.job.manifest)
         state.take_over(self.stages.known(_GRID_STAGE, training))
-        order = _from_the_middle(grid)
+        order = _solving_order(grid)
         total = len(grid) * problem.n_labels
         done = total - len(grid) * len(equal.labels) + state.labels_done
         if progress:
@@ -113,12 +113,12 @@ class GridTrials:
         n_labels = self.split.Y.shape[1]
         for number, C in enumerate(self.grid):
             count = part_of(progress, number * n_labels, len(self.grid) * n_labels)
-            find, name = partial(self._tried, C, count), f"C-{C}"
+            find, name = partial(self._trial_row, C, count), f"C-{C}"
             found = self.stages.found(name, digest(self.job.manifest), find, name)
             table.append({key: value.item() for key, value in found.items()})
         return table
 
-    def _tried(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+    def _trial_row(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Return a row of the table, from a separate training."""
         begin, params = perf_counter(), self.job.params
         params = replace(params, C=C, delta=params.solver.delta, calibrate=False, refine=False)
@@ -135,7 +135,7 @@ class GridTrials:
         return {key: np.array([value]) for key, value in row.items()}
 
 
-def _from_the_middle(grid: Sequence[float]) -> list[float]:
+def _solving_order(grid: Sequence[float]) -> list[float]:
     """Return the order in which a label goes through the grid.
 
     The first solve is at the C that takes the fewest steps from zero, near 1. From there the path

@@ -90,7 +90,7 @@ def merge_models(
     for model, name in zip(opened, names, strict=True):
         check_separable(model.manifest, name)
     for model, name in zip(opened[1:], names[1:], strict=True):
-        for what in _hindrances(opened[0], model):
+        for what in _obstacles(opened[0], model):
             raise ModelError(f"{names[0]} and {name} cannot be merged: {what}")
     merged = _merged(opened, _labels_taken(opened, names))
     if validation is None:
@@ -113,7 +113,7 @@ def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = No
     return Model(replace(model.manifest, params=params), model.transform, parts, model.shards)
 
 
-def _hindrances(one: Model, other: Model) -> Iterator[str]:
+def _obstacles(one: Model, other: Model) -> Iterator[str]:
     """Yield the reasons why two models cannot be merged, as clauses."""
     first, second = one.manifest, other.manifest
     if (first.text is None) != (second.text is None):

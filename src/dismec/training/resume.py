@@ -44,12 +44,12 @@ __all__ = [
     "earlier_run",
     "known_C",
     "known_calibration",
-    "known_lessons",
+    "known_trial",
 ]
 
 _log = logging.getLogger("dismec")
 
-_NOT_ASKED = (
+_NOT_COMPARED = (
     "C_table",
     "delta_effect",
     "refine_effect",
@@ -136,7 +136,9 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     if earlier:
         # Of the old manifest, only blocks that are intact are taken over.
         manifest = manifest.with_blocks(
-            receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
+            receipt
+            for receipt in earlier.blocks
+            if _mark_intact(directory, manifest, receipt, held)
         )
     manifest = replace(manifest, journal=make_journal(directory))
     commit(directory, manifest)
@@ -154,7 +156,7 @@ def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job | None:
     return job.with_C(C, table)
 
 
-def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
+def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
     """Return the job with the delta and the calibration of an earlier run, or None if incomplete.
 
     They are stored when the trial is finished.
@@ -201,9 +203,9 @@ def _same_training(directory: Path, job: Job) -> Manifest:
 def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     """Describe the differences between two trainings."""
     found = ["other data"] if earlier.data != now.data else []
-    before, after = _asked(earlier), _asked(now)
+    before, after = _requested(earlier), _requested(now)
     found += [
-        f"{key} {_as_read(key, before.get(key))} instead of {_as_read(key, after.get(key))}"
+        f"{key} {_readable(key, before.get(key))} instead of {_readable(key, after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
@@ -214,22 +216,22 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     return found
 
 
-def _asked(manifest: Manifest) -> dict[str, Any]:
+def _requested(manifest: Manifest) -> dict[str, Any]:
     """Return the parameters as requested: a chosen C or delta as the way of choosing it."""
-    params = {k: parse(k, v) for k, v in manifest.params.items() if k not in _NOT_ASKED}
+    params = {k: parse(k, v) for k, v in manifest.params.items() if k not in _NOT_COMPARED}
     for key in _CHOSEN:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")
     return params
 
 
-def _as_read(key: str, value: Any) -> Any:
-    """Format a value of `_asked` for people."""
+def _readable(key: str, value: Any) -> Any:
+    """Format a value of `_requested` for people."""
     text = sentence(f"{key}_auto" if key in _CHOSEN else key, value)
     return f"auto {text}" if key in _CHOSEN and isinstance(value, dict) else text
 
 
-def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
+def _mark_intact(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
     """Mark the labels of a block in `held` and return True, if the block is intact."""
     try:
         labels = weight_files.read_block(directory, manifest, receipt).labels

@@ -78,13 +78,13 @@ class Texts:
         batch = TextBatch(list(texts), names, 0)
         return cls(lambda: [batch])
 
-    def counted(self, weights: Any = None) -> Texts:
+    def weighted(self, weights: Any = None) -> Texts:
         """Return the texts of positive weight, the only ones that training learns from.
 
         `weights`, one number per text, override those of a file or frame.
         """
         if weights is None:
-            return replace(self, read=lambda: map(_counted_batch, self.read()))
+            return replace(self, read=lambda: map(_without_zero_weights, self.read()))
         given = np.asarray(weights)
         found = check_row_weights(given, given.size)
         return replace(self, read=lambda: self._with_weights(found))
@@ -95,14 +95,14 @@ class Texts:
             part = weights[n_rows : n_rows + len(batch.texts)].tolist()
             n_rows += len(batch.texts)
             if len(part) == len(batch.texts):
-                yield _counted_batch(batch._replace(weights=part))
+                yield _without_zero_weights(batch._replace(weights=part))
         if n_rows != len(weights):
             raise DataError(
                 f"weights: {counted(len(weights), 'number')} for {counted(n_rows, 'text')}"
             )
 
 
-def _counted_batch(batch: TextBatch) -> TextBatch:
+def _without_zero_weights(batch: TextBatch) -> TextBatch:
     """Return the batch without rows of weight 0."""
     if batch.weights is None or all(batch.weights):
         return batch

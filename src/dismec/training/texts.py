@@ -82,7 +82,7 @@ class TextRequest:
 
         For a model directory, the rows are in a file there, which exists only within the context.
         """
-        texts = Texts.of(self.source, self.fmt).counted(self.weights)
+        texts = Texts.of(self.source, self.fmt).weighted(self.weights)
         validation = None
         if self.validation is not None:  # its rows all count once
             fmt = None if self.fmt is None else replace(self.fmt, weight_column=None)
@@ -107,7 +107,7 @@ class TextRequest:
             params=self.params or TrainingParams(tfidf=not self.dense_only),
             path=directory,
             names=names,
-            validation=judge and (_beside(judge.X, self.validation_dense), judge.Y),
+            validation=judge and (_with_dense(judge.X, self.validation_dense), judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
             examples=example_texts(texts.read()) if self.examples and vocabulary else (),
@@ -118,12 +118,12 @@ class TextRequest:
         )
         if directory is None or vocabulary is None:
             dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
-            X = _beside(dataset.X, self.dense)
+            X = _with_dense(dataset.X, self.dense)
             yield replace(request, X=X, Y=dataset.Y, weights=weights)
             return
         make_directory(directory)
-        with _in_file(directory, texts, request, self.log) as (dataset, weights, file):
-            X = _beside(dataset.X, self.dense)
+        with _rows_in_file(directory, texts, request, self.log) as (dataset, weights, file):
+            X = _with_dense(dataset.X, self.dense)
             yield replace(request, X=X, Y=dataset.Y, weights=weights, source=file)
 
 
@@ -237,7 +237,7 @@ def train_text(
         return carry_out(rows)
 
 
-def _beside(X: Any, dense: Any) -> Any:
+def _with_dense(X: Any, dense: Any) -> Any:
     """Return the rows of texts, with dense features beside them if there are any."""
     return X if dense is None else mixed_rows(X, dense)
 
@@ -282,7 +282,7 @@ def learn(
 
 
 @contextmanager
-def _in_file(
+def _rows_in_file(
     directory: Path, texts: Texts, request: Request, log: Log | None
 ) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
     """Write texts to a dataset file, and yield it memory-mapped, with the row weights."""

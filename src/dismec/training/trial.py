@@ -145,7 +145,7 @@ class Trial(NamedTuple):
         total, share = self.job.problem.n_labels, self._share
         rest = part_of(progress, total, 2 * total, (share / (1 + share), 1.0))
         if stages.directory and earlier:
-            known = resume.known_lessons(stages.directory, self.job, earlier)
+            known = resume.known_trial(stages.directory, self.job, earlier)
             if known:
                 return known, earlier, rest
         earlier = stages.begin(self.job, earlier)
