@@ -293,8 +293,8 @@ class TestComparison:
                 "[[1, 1, 2, 3, 4]] * 200",
                 "invalid predictions: row index 0: label 1 is",
             ),
-            ("[[1, 2, 3, 4, 5]] * 199", "the number of predictions does not match the test rows"),
-            ("[[1, 2]] * 200", "the number of predictions does not match the test rows"),
+            ("[[1, 2, 3, 4, 5]] * 199", "predictions do not match the test rows"),
+            ("[[1, 2]] * 200", "predictions do not match the test rows"),
         ],
     )
     def test_odd_predictions_are_an_error_of_their_system(

@@ -65,7 +65,7 @@ def explain(
 
     ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or, with --row, a data
     file. If the model uses dense features, they come from that row of --dense; if it uses only
-    those, omit ROW.
+    those, ROW is ignored.
     """
     with model_at(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)

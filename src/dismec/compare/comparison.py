@@ -216,7 +216,7 @@ class Comparison:
         with closing(process):
             report = process.report()
         if "error" not in report and not _is_whole(report, rows.n_test_rows):
-            report = {"error": "the number of predictions does not match the test rows"}
+            report = {"error": "predictions do not match the test rows"}
         if "error" not in report:
             report |= {"code": code, "date": f"{datetime.now():%Y-%m-%d %H:%M}"}
             with whole_file(kept) as file:

@@ -39,7 +39,7 @@ _STATUSES = {
     NotReady: 503,
 }
 
-_MEND_SECONDS = 1.0
+_REOPEN_SECONDS = 1.0
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class _Endpoints:
         busy = self._mending is not None and not self._mending.done()
         if busy or time.monotonic() < self._next_reopen:
             return
-        self._next_reopen = time.monotonic() + _MEND_SECONDS
+        self._next_reopen = time.monotonic() + _REOPEN_SECONDS
         _log.error("%s; opening the model again", error)
         self._mending = asyncio.create_task(self._peers.reload())
 

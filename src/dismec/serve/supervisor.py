@@ -37,10 +37,7 @@ _BACKLOG = 2048  # connections waiting to be accepted
 _AT_ONCE = 64  # connections accepted before checking everything else
 _TOTAL_SECONDS = 5.0  # for a process to report its counts
 _STOP_SECONDS = 75.0  # for processes to end: more than they allow for requests in flight
-_RETRY_SECONDS = (
-    1.0,
-    30.0,
-)  # minimum and maximum delay before replacing a process that was never ready
+_RETRY_SECONDS = (1.0, 30.0)  # range of delays before replacing a process that was never ready
 _ROOM_SECONDS = 0.01  # before a connection is offered again after no process had room for it
 
 _log = logging.getLogger(__name__)

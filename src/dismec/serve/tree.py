@@ -36,9 +36,7 @@ class ServedTree:
         self._children = tree.child[by_parent]
         self._starts = np.searchsorted(tree.parent[by_parent], np.arange(tree.n_nodes + 1))
         self._parent = np.full(tree.n_nodes, -1, np.int64)
-        self._parent[tree.child[::-1]] = tree.parent[
-            ::-1
-        ]  # the last write wins, so the first parent is written last
+        self._parent[tree.child[::-1]] = tree.parent[::-1]  # the first parent is written last
         roots = np.flatnonzero(self._parent < 0)
         self._roots = roots[np.lexsort(self._order(roots))]
 

@@ -183,9 +183,7 @@ def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
     """Return the labels of each model that the merged model takes."""
     if models[0].names is None:
         return [np.arange(model.n_labels) for model in models]
-    home: dict[
-        str, int
-    ] = {}  # for each name, the model that trained it, otherwise the first that has it
+    home: dict[str, int] = {}  # name → the model that trained it, otherwise the first with it
     trained: set[str] = set()
     for place, model in enumerate(models):
         for name, count in zip(model.names or (), model.label_counts.tolist(), strict=True):

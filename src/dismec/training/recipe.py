@@ -3,8 +3,8 @@
 1. Check the data, and state in a manifest what the model will be (`training.job`).
 2. Lock the directory, and connect to the cluster (`training.running`).
 3. Look for an earlier run of the same training to resume (`training.resume`).
-4. Choose the parameters that are not fixed on held-out rows: C (`training.tuning`), then delta and
-   probabilities (`training.trial`). Their intermediate results are kept beside the model
+4. On held-out rows, choose the parameters that are not fixed: C (`training.tuning`), then delta and
+   probabilities (`training.trial`). Intermediate results are kept beside the model
    (`training.stages`).
 5. With `refine`, find the likely labels of each row, and train a first stage
    (`training.refining`).

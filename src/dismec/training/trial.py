@@ -180,9 +180,7 @@ class Trial(NamedTuple):
             curves = fit_calibration(
                 model,
                 split.X_judge,
-                split.Y_judge[
-                    :, : model.n_labels
-                ],  # it may have labels that the training data lack
+                split.Y_judge[:, : model.n_labels],  # may have labels without training rows
                 counts=job.parts.labels.counts,
                 share=share,
                 weights=split.weights_judge,
