@@ -69,14 +69,15 @@ def test_the_headline_says_how_good_on_what_and_beside_which_guesses(tmp_path):
     X, Y = random_problem()
     test = describe_test(train(X, Y, tmp_path / "model"), Dataset(X, Y))
     first = summarize_test(test)[0]
-    assert first.startswith("Of 300 test rows, ")
+    assert first.startswith(f"For {percent(test['metrics']['P@1'])} of 300 test rows, ")
     assert percent(test["metrics"]["P@1"]) in first
     assert percent(test["guesses"]["most frequent labels"]["P@1"]) in first
     assert percent(test["guesses"]["random labels"]["P@1"]) in first
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--test", tmp_path / "data.txt")
     said = "".join(result.stdout.split())  # wherever the lines are broken
-    assert said.startswith(f"Of300testrowsof{tmp_path}/data.txt,".replace(" ", ""))
+    share = percent(test["metrics"]["P@1"])
+    assert said.startswith("".join(f"For{share}of300testrowsof{tmp_path}/data.txt,".split()))
 
 
 def test_rows_without_labels_and_unknown_labels_are_told_with_the_headline(tmp_path):
@@ -441,7 +442,7 @@ def test_convert_reports_json_and_says_when_names_are_lost(tmp_path):
     result = invoke("convert", tmp_path / "data.xmc", tmp_path / "data.txt", "--json")
     facts = json.loads(result.stdout)
     assert (facts["rows"], facts["labels"], facts["label names"]) == (20, 3, False)
-    assert "does not hold the 3 label names" in result.stderr
+    assert "cannot hold the 3 label names" in result.stderr
     kept = invoke("convert", tmp_path / "data.xmc", tmp_path / "copy.xmc")
     assert "label names" not in kept.stderr
     assert "20 rows" in kept.stderr

@@ -126,7 +126,7 @@ def test_train_and_prune_report_as_json(files, tmp_path):
     path, data = tmp_path / "model", files / "data.xmc"
     result = run("train", data, "-o", path, "--delta", "auto", "--calibrate", "--json")
     found = json.loads(result.stdout)
-    assert "they may be inaccurate" in result.stderr  # a warning is not lost
+    assert "may be inaccurate" in result.stderr  # a warning is not lost
     assert found.keys() >= FACTS | {"C", "delta", "delta_auto", "delta_effect", "calibrated"}
     model = open_model(path)
     assert (found["model"], found["labels"], found["weights"]) == (str(path), 20, model.nnz)

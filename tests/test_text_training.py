@@ -352,9 +352,7 @@ def test_what_a_model_does_not_know_is_told(model, data, tmp_path):
     assert "no row has a label of the training data" in said
     small = tmp_path / "small.jsonl"
     small.write_text("".join((data / "train.jsonl").read_text().splitlines(True)[:50]))
-    assert (
-        "they may be inaccurate" in run("train", small, "-o", tmp_path / "y", "--calibrate").stderr
-    )
+    assert "may be inaccurate" in run("train", small, "-o", tmp_path / "y", "--calibrate").stderr
     for wrong in (["-o", data], ["-o", tmp_path / "z", "--calibrate", "--validation", "nothing"]):
         said = run("train", data / "train.jsonl", *wrong, code=2).stderr
         assert said.count("\n") == 1  # nothing was read before

@@ -303,9 +303,7 @@ def data_options(
     if ids:
         options.append(
             click.option(
-                "--id-column",
-                metavar="NAME",
-                help="Column or key with row ids to include in the output.",
+                "--id-column", metavar="NAME", help="Column or key of row ids, for the output."
             )
         )
     if weights:

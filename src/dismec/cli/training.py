@@ -97,7 +97,7 @@ def _warn_of_few_rows(model: Model) -> None:
     learned_on = model.params.get("calibrated")
     if learned_on and learned_on["rows"] < _FEW_ROWS:
         click.echo(
-            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities from: they may be inaccurate",
+            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities from: may be inaccurate",
             err=True,
         )
 
