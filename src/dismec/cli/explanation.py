@@ -71,7 +71,7 @@ def explain(
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
             spoken("the model knows no word of this text: only the bias contributes")
-        x = _with_dense(opened, x, reading, number)
+        x = _row_with_dense(opened, x, reading, number)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:
             best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -116,7 +116,7 @@ def _row_to_explain(
     return _row_in(model, Path(row), number, reading)
 
 
-def _with_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
+def _row_with_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
     """Return the row with its dense features, if the model uses them."""
     dense = reading.dense_for(model)
     if dense is None:
