@@ -105,7 +105,7 @@ def test_refusing_a_finished_model_leaves_an_unfinished_edit_alone(files, tmp_pa
     assert run("train", data, "-o", path).exit_code == 0
     (path / ".edit").mkdir()
     (path / "block-000009.safetensors").write_bytes(b"")
-    assert "holds the finished model" in refused("train", data, "-o", path)
+    assert "already holds a finished model" in refused("train", data, "-o", path)
     assert (path / ".edit").exists()
     (path / ".edit").rmdir()
     refused("train", data, "-o", path)

@@ -183,7 +183,7 @@ def test_empty_text_is_told_and_nothing_is_asked(server, visit):
 def test_text_without_known_words_says_so(server, visit):
     page = visit(server)
     page.fill("#text", "Xyzzy!")
-    expect(page.locator("#sum")).to_contain_text("No word of this text counts")
+    expect(page.locator("#sum")).to_contain_text("No word of this text has a weight for this label")
 
 
 def test_example_is_a_text_with_labels(server, visit):
