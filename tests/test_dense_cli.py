@@ -91,7 +91,7 @@ def test_texts_of_the_command_line_go_with_as_many_dense_rows(files, tmp_path):
     given = ("--dense", tmp_path / "two.npy")
     assert len(ok("predict", files / "texts", *texts, *given).splitlines()) == 2
     reason = refused("predict", files / "texts", *texts[:2], *given)
-    assert "two.npy has 2 rows, and --text has 1" in reason
+    assert "two.npy has 2 rows, but --text has 1" in reason
 
 
 @pytest.mark.parametrize(("model", "data"), [("both", "data.txt"), ("texts", "texts.jsonl")])
@@ -111,7 +111,7 @@ def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
     assert done.returncode == 2
     assert done.stdout == ""
     name = "<stdin>" if piped else files / data
-    assert f"E.npy has {n + 1 if more else n - 1} rows, and {name} has {n}" in done.stderr
+    assert f"E.npy has {n + 1 if more else n - 1} rows, but {name} has {n}" in done.stderr
 
 
 def test_dense_features_go_with_rows_of_a_pipe(files):
