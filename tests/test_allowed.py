@@ -466,9 +466,9 @@ def test_row_estimator_takes_allowed_labels_in_the_form_of_its_classes(problem):
     ).all()
     with pytest.raises(DataError, match="'e' is not one of the classes"):
         classes.predict(X, allowed=["a", "e"])
-    with pytest.raises(DataError, match="row index 0: allowed leaves no class"):
+    with pytest.raises(DataError, match="row index 0: no class is allowed"):
         classes.predict(X, allowed=[])
-    with pytest.raises(DataError, match="more than two classes"):
+    with pytest.raises(DataError, match="allowed is not supported with two classes"):
         DiSMECClassifier().fit(X, y == "a").predict(X, allowed=[True])
 
 

@@ -284,7 +284,11 @@ def test_a_worker_that_dies_while_data_is_gathered_is_replaced(tmp_path, file, e
 @pytest.mark.parametrize(
     ("params", "more", "reason"),
     [
-        ({"refine": True}, {}, "refine=True is not supported with data that are with the workers"),
+        (
+            {"refine": True},
+            {},
+            "refine=True is not supported with data on the workers of a cluster",
+        ),
         ({"calibrate": True}, {}, "calibrate=True is not supported"),
         ({"delta": "auto"}, {}, 'delta="auto" is not supported'),
         ({}, {"weights": np.ones(3)}, "weights is not supported"),
@@ -300,12 +304,14 @@ def test_options_that_need_local_rows_are_refused_before_any_work(tmp_path, para
 
 def test_choosing_c_needs_local_rows(tmp_path):
     X = Y = da.zeros((4, 4), chunks=(2, 4))
-    with pytest.raises(DataError, match="to choose C is not supported"):
+    with pytest.raises(DataError, match="choosing C is not supported"):
         tune(X, Y, tmp_path / "model", [1.0, 2.0], cluster=NOWHERE)
 
 
 def test_a_path_needs_a_cluster(tmp_path):
-    with pytest.raises(DataError, match="X is a path, which only workers of a cluster read"):
+    with pytest.raises(
+        DataError, match="X is a path, which only the workers of a cluster can read"
+    ):
         train("data.xmc", None, tmp_path / "model")
 
 

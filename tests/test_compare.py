@@ -156,14 +156,14 @@ class TestProcess:
         )
         begin = time.monotonic()
         with closing(SystemProcess("plt", rows, threads=1, limit=2)) as running:
-            assert running.report() == {"error": "not finished within 2 s"}
+            assert running.report() == {"error": "did not finish within 2 s"}
         assert time.monotonic() - begin < 20
         assert has_ended(int((tmp_path / "pid").read_text()))
 
     def test_a_system_that_takes_too_much_memory_is_ended(self, rows, tmp_path, monkeypatch):
         fake_system(tmp_path, monkeypatch, "x = bytearray(400_000_000); time.sleep(60)\n")
         with closing(SystemProcess("plt", rows, threads=1, memory=200_000_000)) as running:
-            assert running.report() == {"error": "more than 0.2 GB of memory"}
+            assert running.report() == {"error": "used more than 0.2 GB of memory"}
 
     @pytest.mark.parametrize(
         ("body", "why"),
@@ -271,7 +271,7 @@ class TestComparison:
         kept.run(pair, ["dismec"])
         news = []
         kept.run(pair, ["dismec"], news.append)
-        assert re.fullmatch(r"dismec: kept from \d{4}-\d\d-\d\d \d\d:\d\d", news[0])
+        assert re.fullmatch(r"dismec: reusing the result of \d{4}-\d\d-\d\d \d\d:\d\d", news[0])
         monkeypatch.setattr(comparison, "_code_digest", lambda: "other")
         kept.run(pair, ["dismec"], news.append)
         assert news[1].startswith("dismec: trained in")
@@ -291,10 +291,10 @@ class TestComparison:
         [
             (
                 "[[1, 1, 2, 3, 4]] * 200",
-                "its predictions cannot be judged: row index 0: label 1 is",
+                "invalid predictions: row index 0: label 1 is",
             ),
-            ("[[1, 2, 3, 4, 5]] * 199", "its predictions are not those of the test rows"),
-            ("[[1, 2]] * 200", "its predictions are not those of the test rows"),
+            ("[[1, 2, 3, 4, 5]] * 199", "predictions do not match the test rows"),
+            ("[[1, 2]] * 200", "predictions do not match the test rows"),
         ],
     )
     def test_invalid_predictions_are_an_error_of_their_system(
@@ -369,7 +369,7 @@ class TestMistakes:
     def test_an_unknown_system_is_reported_with_the_known_ones(self, files):
         code, _, err = compared(files[0], "--test", files[1], "--systems", "dismec,magic")
         assert code == 2
-        assert err.startswith("dismec: there is no system 'magic'; there are dismec, ")
+        assert err.startswith("dismec: unknown system 'magic'; expected one of dismec, ")
 
     def test_texts_and_rows_do_not_mix(self, files, texts):
         code, _, err = compared(texts, "--test", files[1])
@@ -396,7 +396,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "why"),
         [
-            (["--systems", ""], "no system is named"),
+            (["--systems", ""], "no systems given"),
             (["--html", "."], "is a directory"),
             (["-o", __file__], "is a file"),
         ],

@@ -21,7 +21,7 @@ from dismec.measure.guesses import precision_of_guesses
 from dismec.measure.metrics import Truth
 from dismec.report import label_facts
 from dismec.report.facts import describe_data, describe_texts
-from dismec.report.headline import percent, tell_data, tell_oddities, tell_test
+from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
 from dismec.report.label_facts import describe_labels
 from dismec.report.near_names import one_edit_apart, same_words, words_of
 from dismec.report.repeats import Repeats, describe_repeats, row_hashes
@@ -68,15 +68,16 @@ def test_guessing_frequent_labels_equals_predicting_them():
 def test_the_headline_states_quality_data_and_guesses(tmp_path):
     X, Y = random_problem()
     test = describe_test(train(X, Y, tmp_path / "model"), Dataset(X, Y))
-    first = tell_test(test)[0]
-    assert first.startswith("Of 300 test rows, ")
+    first = summarize_test(test)[0]
+    assert first.startswith(f"For {percent(test['metrics']['P@1'])} of 300 test rows, ")
     assert percent(test["metrics"]["P@1"]) in first
     assert percent(test["guesses"]["most frequent labels"]["P@1"]) in first
     assert percent(test["guesses"]["random labels"]["P@1"]) in first
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--test", tmp_path / "data.txt")
     said = "".join(result.stdout.split())  # regardless of line breaks
-    assert said.startswith(f"Of300testrowsof{tmp_path}/data.txt,".replace(" ", ""))
+    share = percent(test["metrics"]["P@1"])
+    assert said.startswith("".join(f"For{share}of300testrowsof{tmp_path}/data.txt,".split()))
 
 
 def test_rows_without_labels_and_unknown_labels_are_reported_with_the_headline(tmp_path):
@@ -86,10 +87,10 @@ def test_rows_without_labels_and_unknown_labels_are_reported_with_the_headline(t
     blank = sp.csr_array(sp.vstack([sp.csr_array((1, 4), dtype=np.uint8), Y[1:]]))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([blank, 0 * unknown]))))
     assert test["rows without labels"] >= 1
-    assert "no labels: nothing can be right there" in " ".join(tell_test(test))
+    assert "no labels: no prediction can be right there" in " ".join(summarize_test(test))
     test = describe_test(model, Dataset(X, sp.csr_array(sp.hstack([Y, unknown]))))
     assert test["pairs with unknown labels"] == 1
-    assert "unknown to the model" in " ".join(tell_test(test))
+    assert "unknown to the model" in " ".join(summarize_test(test))
 
 
 def test_label_metrics_that_were_not_measured_are_none(tmp_path):
@@ -310,26 +311,26 @@ def odd(tmp_path):
 
 def test_every_oddity_is_reported_in_the_terminal(odd):
     facts = describe_texts(odd)
-    lines = tell_oddities(facts)
+    lines = list_anomalies(facts)
     for words in (
         "1 row without labels",
         "1 row without text",
         "2 groups of names that differ only in case",
-        "1 group of labels that always occur together and never apart",
+        "1 group of labels that never occur apart",
         "1 text occurs more than once, with different labels",
     ):
         assert any(words in line for line in lines)
-    assert "11 rows with" in tell_data(facts)[0]
-    assert "“dessert”" in tell_data(facts)[1]
+    assert "11 rows with" in summarize_data(facts)[0]
+    assert "“dessert”" in summarize_data(facts)[1]
     said = " ".join(invoke("inspect", odd).stdout.split())
-    for name in ("fruits", "Baking", "apple pie", "dessert", "Worth a look"):
+    for name in ("fruits", "Baking", "apple pie", "dessert", "Check before training"):
         assert name in said
 
 
 def test_data_without_oddities_reports_none(tmp_path):
     text = '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": ["x"]}\n'
     (tmp_path / "a.jsonl").write_text(text)
-    assert tell_oddities(describe_texts(tmp_path / "a.jsonl")) == []
+    assert list_anomalies(describe_texts(tmp_path / "a.jsonl")) == []
 
 
 def test_labels_of_numeric_data_have_the_names_that_are_given(tmp_path):
@@ -361,7 +362,7 @@ def test_csv_of_a_model_needs_test_data(tmp_path):
     save_data(Dataset(X, Y), tmp_path / "data.txt")
     result = invoke("inspect", tmp_path / "model", "--csv", tmp_path / "x.csv")
     assert result.exit_code == 2
-    assert "--csv of a model needs --test" in result.stderr
+    assert "--csv requires --test for a model" in result.stderr
     test = ("--test", tmp_path / "data.txt", "--csv", tmp_path / "x.csv")
     assert invoke("inspect", tmp_path / "model", *test).exit_code == 0
     assert (tmp_path / "x.csv").read_text().startswith("label,name,training rows,test rows,")
@@ -381,7 +382,7 @@ def test_an_existing_output_is_refused_before_data_is_read(tmp_path, monkeypatch
     (tmp_path / "out").write_text("precious")
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "out exists: choose another file, or give --overwrite" in result.stderr
+    assert "out exists: choose another file, or use --overwrite" in result.stderr
     result = invoke(*command, "--overwrite")
     assert "nothing.txt: No such file or directory" in result.stderr
     assert (tmp_path / "out").read_text() == "precious"
@@ -394,7 +395,7 @@ def test_unwritable_outputs_are_refused_before_data_is_read(tmp_path):
         assert "directory" in result.stderr
         assert "nothing.txt" not in result.stderr
     twice = invoke("inspect", "nothing.txt", "--html", tmp_path / "x", "--csv", tmp_path / "x")
-    assert "is named twice" in twice.stderr
+    assert "is given twice" in twice.stderr
 
 
 def test_outputs_are_overwritten_on_request(odd, tmp_path):
@@ -417,7 +418,7 @@ def test_generate_never_overwrites_data_unasked(tmp_path, options):
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     result = invoke(*command, "--seed", 1)
     assert result.exit_code == 2
-    assert "exists: choose another file, or give --overwrite" in result.stderr
+    assert "exists: choose another file, or use --overwrite" in result.stderr
     assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     facts = json.loads(invoke(*command, "--overwrite", "--json").stdout)
     assert {facts["train"], facts["test"]} == {str(path) for path in tmp_path.iterdir()}
@@ -431,7 +432,7 @@ def test_demo_reports_json_and_never_overwrites_unasked(tmp_path):
     assert facts["metrics"]["rows"] == 10
     result = invoke(*command)
     assert result.exit_code == 2
-    assert "train.txt exists: choose another file, or give --overwrite" in result.stderr
+    assert "train.txt exists: choose another file, or use --overwrite" in result.stderr
     assert invoke(*command, "--overwrite").exit_code == 0
 
 
@@ -441,7 +442,7 @@ def test_convert_reports_json_and_says_when_names_are_lost(tmp_path):
     result = invoke("convert", tmp_path / "data.xmc", tmp_path / "data.txt", "--json")
     facts = json.loads(result.stdout)
     assert (facts["rows"], facts["labels"], facts["label names"]) == (20, 3, False)
-    assert "does not hold the 3 label names" in result.stderr
+    assert "cannot hold the 3 label names" in result.stderr
     kept = invoke("convert", tmp_path / "data.xmc", tmp_path / "copy.xmc")
     assert "label names" not in kept.stderr
     assert "20 rows" in kept.stderr

@@ -91,7 +91,7 @@ def test_command_line_texts_take_as_many_dense_rows(files, tmp_path):
     given = ("--dense", tmp_path / "two.npy")
     assert len(ok("predict", files / "texts", *texts, *given).splitlines()) == 2
     reason = refused("predict", files / "texts", *texts[:2], *given)
-    assert "two.npy has 2 rows, and --text has 1" in reason
+    assert "two.npy has 2 rows, but --text has 1" in reason
 
 
 @pytest.mark.parametrize(("model", "data"), [("both", "data.txt"), ("texts", "texts.jsonl")])
@@ -111,7 +111,7 @@ def test_another_number_of_dense_rows_is_refused_before_anything_is_printed(
     assert done.returncode == 2
     assert done.stdout == ""
     name = "<stdin>" if piped else files / data
-    assert f"E.npy has {n + 1 if more else n - 1} rows, and {name} has {n}" in done.stderr
+    assert f"E.npy has {n + 1 if more else n - 1} rows, but {name} has {n}" in done.stderr
 
 
 def test_dense_features_can_accompany_piped_rows(files):
@@ -151,12 +151,18 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["predict", "both", "data.txt"], "the model takes 20 dense features per row"),
-        (["predict", "both", "data.txt", "--dense", "T.npy"], "T.npy has 6 features per row; the"),
-        (["predict", "both", "--dense", "E.npy"], "the model takes 40 features beside dense ones"),
+        (["predict", "both", "data.txt"], "the model needs 20 dense features per row"),
+        (
+            ["predict", "both", "data.txt", "--dense", "T.npy"],
+            "T.npy has 6 features per row, but the model needs 20",
+        ),
+        (
+            ["predict", "both", "--dense", "E.npy"],
+            "the model needs 40 features in addition to dense ones",
+        ),
         (["predict", "both", "data.txt", "--dense", "data.txt"], "not a .npy file of numbers"),
         (["predict", "both", "data.txt", "--dense", "none.npy"], "No such file"),
-        (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
+        (["evaluate", "texts", "texts.jsonl"], "the model needs 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "the dense features have 20"),
         (
@@ -168,8 +174,11 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
             "--dense is not supported with --penalty l1",
         ),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
-        (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
-        (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),
+        (["sweep", "both", "--test", "data.txt"], "the model needs 20 dense features per row"),
+        (
+            ["explain", "both", "1:1", "--dense", "E.npy"],
+            "E.npy has 300 rows: choose one (--row 1)",
+        ),
         (
             [
                 "train",
@@ -197,7 +206,7 @@ def test_dense_features_that_do_not_match_are_refused_in_one_line(
 def test_a_model_without_dense_features_refuses_a_file_of_them(files, tmp_path):
     ok("train", files / "data.txt", "-o", tmp_path / "plain")
     given = (tmp_path / "plain", files / "data.txt", "--dense", files / "E.npy")
-    assert "the model takes no dense features: leave out --dense" in refused("predict", *given)
+    assert "the model has no dense features: omit --dense" in refused("predict", *given)
 
 
 def test_a_sweep_takes_dense_features_of_both_files(files):

@@ -99,9 +99,17 @@ def test_rows_that_do_not_fit_are_refused_with_both_numbers(both, row, reason):
 def test_rows_that_lack_the_other_kind_are_refused(both, alone, texts):
     dense = {"dense": [0.5] * 20}
     for server, row, reason in (
-        (both, dense, 'the row has no "features", and the model takes 30 features beside 20 dense'),
-        (alone, {"features": [], **dense}, 'the row has "features", and the model takes dense'),
-        (texts, {"dense": [0.5] * 6}, 'the row has no "text", and the model takes'),
+        (
+            both,
+            dense,
+            'the row has no "features", but the model needs 30 features in addition to 20',
+        ),
+        (
+            alone,
+            {"features": [], **dense},
+            'the row has "features", but the model takes only dense',
+        ),
+        (texts, {"dense": [0.5] * 6}, 'the row has no "text", but the model needs'),
         (texts, {"text": "an egg"}, 'the row: 0 dense features ("dense"); the model has 6'),
     ):
         status, _, answer = server.predict(row)

@@ -234,9 +234,9 @@ def test_more_rows_than_before_are_fine(model, problem):
 def test_edits_that_do_not_match_the_model_are_refused(model, problem, tmp_path):
     X, Y = problem
     files = weight_files(model)
-    with pytest.raises(DataError, match="has all labels of these rows already"):
+    with pytest.raises(DataError, match="already has all labels of these rows"):
         add_labels(model, X, Y[:, :OLD], NAMES[:OLD])
-    with pytest.raises(DataError, match="give the names"):
+    with pytest.raises(DataError, match="pass the label names"):
         add_labels(model, X, Y)
     with pytest.raises(DataError, match="3 label names for 40 labels"):
         add_labels(model, X, Y, ["a", "b", "c"])

@@ -125,7 +125,7 @@ def test_loading_a_model_without_its_parameters_is_refused(problem_data, tmp_pat
     model = DiSMECClassifier().fit(*problem_data).model_
     model.manifest = replace(model.manifest, params={"C": 1.0})
     model.save(tmp_path / "model")
-    with pytest.raises(ModelError, match="'bias' is missing"):
+    with pytest.raises(ModelError, match="lacks the parameter 'bias'"):
         DiSMECClassifier.load(tmp_path / "model")
 
 

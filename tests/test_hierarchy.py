@@ -410,11 +410,13 @@ def test_commands_refuse_incompatible_options(files, tmp_path):
         return result.stderr.strip().splitlines()[-1]
 
     model, test, tree_file = (files / name for name in ("model", "test.xmc", "tree.tsv"))
-    assert "need --hierarchy" in line("predict", model, test, "--close-upwards")
-    assert "need --hierarchy" in line("predict", model, test, "--leaves-only")
+    assert "require --hierarchy" in line("predict", model, test, "--close-upwards")
+    assert "require --hierarchy" in line("predict", model, test, "--leaves-only")
     assert "needs a model" in line("inspect", test, "--hierarchy", tree_file)
     wrong = written(tmp_path / "wrong.tsv", "label 3\tlabel 4\nlabel 77\tlabel 3\n")
-    assert "--hierarchy goes with" in line("predict", model, test, "--hierarchy", tree_file)
+    assert "--hierarchy requires --close-upwards or --leaves-only" in line(
+        "predict", model, test, "--hierarchy", tree_file
+    )
     for command, *options in (("predict", "--leaves-only"), ("evaluate",)):
         said = line(command, model, test, "--hierarchy", wrong, *options)
         assert said == f"dismec: {wrong}:2: 'label 77' is neither a label of the model nor a parent"

@@ -259,7 +259,7 @@ def test_models_that_do_not_match_are_refused_with_the_difference(tmp_path):
     fails(trained(rest, seed=3), "the idf of feature 0 is")
     fails(fit(X, Y[:, rest], PARAMS), "one has label names")
     fails(fit(X[:, :70], Y[:, rest], PARAMS, names=NAMES[rest]), "80 and 70 features")
-    with pytest.raises(DataError, match="1 model to merge"):
+    with pytest.raises(DataError, match="merging needs at least 2 models, got 1"):
         merge_models([one])
 
 
@@ -356,7 +356,7 @@ def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):
     assert "no label is named" in refused("subset", model, "-o", new)
     assert "is in" in refused("merge", model, model, "-o", new)
     assert refused("merge", model, model, "-o", new).endswith("(dismec subset --labels FILE)")
-    assert "1 model to merge" in refused("merge", model, "-o", new)
+    assert "merging needs at least 2 models, got 1" in refused("merge", model, "-o", new)
     assert "is the model itself" in refused("subset", model, "label 3", "-o", model)
     assert "is one of the models" in refused("merge", model, model, "-o", model)
     assert "--validation" in refused("merge", model, "--label-names", model, "-o", new)

@@ -252,8 +252,8 @@ def test_names_of_a_model_are_shown(model):
 def test_convert_reports_what_it_reads(tmp_path):
     (tmp_path / "odd.csv").write_text("1,2,3\n4,5,6\n")
     reason = refused("convert", tmp_path / "odd.csv", tmp_path / "out.xmc")
-    assert "odd.csv is read as texts (CSV), which train and predict take as they are" in reason
-    assert "convert is for numeric data: XMC text or svmlight, .npz, .xmc" in reason
+    assert "odd.csv holds texts (CSV), which train and predict read as they are" in reason
+    assert "convert needs numeric data: XMC text or svmlight, .npz, .xmc" in reason
     assert not (tmp_path / "out.xmc").exists()
 
 

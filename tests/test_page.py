@@ -183,7 +183,7 @@ def test_empty_text_is_reported_and_no_request_is_sent(server, visit):
 def test_text_without_known_words_is_reported(server, visit):
     page = visit(server)
     page.fill("#text", "Xyzzy!")
-    expect(page.locator("#sum")).to_contain_text("No word of this text counts")
+    expect(page.locator("#sum")).to_contain_text("No word of this text has a weight for this label")
 
 
 def test_example_is_a_text_with_labels(server, visit):
@@ -191,7 +191,7 @@ def test_example_is_a_text_with_labels(server, visit):
     page.click("#example")
     expect(page.locator("#list li").first).to_be_visible()
     expect(marked(page).first).to_be_visible()
-    expect(page.locator("#source")).to_have_text("A text of the training data.")
+    expect(page.locator("#source")).to_have_text("An example from the training data.")
 
 
 def test_emoji_do_not_shift_the_highlights(server, visit):
@@ -279,7 +279,7 @@ def test_a_lost_server_is_reported_and_retried(text_files, visit):
         page.fill("#text", TEXT)
         expect(first_label(page)).to_have_text("fruit")
     page.fill("#text", TEXT + " More.")
-    expect(page.locator("#notice")).to_contain_text("does not answer")
+    expect(page.locator("#notice")).to_contain_text("does not respond")
     expect(page.locator("#list")).to_be_hidden()
     expect(page.locator("#text")).to_have_value(TEXT + " More.")
     page.click("#retry")
@@ -396,7 +396,7 @@ def test_contrast_is_enough_in_both_schemes(server, visit, scheme):
     page = visit(server, color_scheme=scheme, reduced_motion="reduce")
     page.fill("#text", TEXT)
     expect(marked(page, "for").first).to_be_visible()
-    page.evaluate("askForToken(); tell('Something happened.', findLabels)")
+    page.evaluate("askForToken(); showNotice('Something happened.', findLabels)")
     ratio, text = page.evaluate(CONTRAST)
     assert ratio >= 4.5, text
     red, green, blue = page.evaluate(
@@ -454,9 +454,9 @@ def test_labels_are_narrowed_by_a_prefix_or_a_list(server, visit):
     page.click("#narrow > summary")
     page.fill("#prefix", "sHi")
     expect(page.locator("#list .name")).to_have_text(["ships"])
-    expect(page.locator("#narrowed")).to_have_text("Chosen among labels that begin with “sHi”.")
+    expect(page.locator("#narrowed")).to_have_text("Restricted to labels that start with “sHi”.")
     page.fill("#prefix", "no label begins so")
-    expect(page.locator("#nothing")).to_have_text("No label is left to choose from.")
+    expect(page.locator("#nothing")).to_have_text("No label matches the restrictions.")
     page.fill("#prefix", "")
     page.fill("#group", "party 🎉\n\n fruit \nfruit")
     page.locator("#group").blur()
@@ -718,10 +718,10 @@ def test_a_dropped_file_is_accepted(server, visit):
     ("name", "content", "reason"),
     [
         ("a.csv", b"id,text\n1,one,two\n", "a.csv:2: 3 columns, but the header has 2."),
-        ("a.csv", b'id,text\n1,"one\n', "a.csv:2: a quotation mark is not closed."),
-        ("a.jsonl", b'{"text": "one"}\n{"text":\n', "a.jsonl:2: not JSON."),
+        ("a.csv", b'id,text\n1,"one\n', "a.csv:2: missing closing quotation mark."),
+        ("a.jsonl", b'{"text": "one"}\n{"text":\n', "a.jsonl:2: not valid JSON."),
         ("a.json", b"[1]", "a.json:1: expected an object or a text."),
-        ("a.txt", b"caf\xe9\n", "a.txt is not a text file in UTF-8: save it as UTF-8."),
+        ("a.txt", b"caf\xe9\n", "a.txt is not a UTF-8 text file: save it as UTF-8."),
         ("a.txt", b"\n", "a.txt: no texts."),
     ],
 )

@@ -63,7 +63,7 @@ def best(folder, name, X, k=5):
 
 def test_numbers_are_accepted_as_json_csv_or_as_numpy_prints_them(alone, folder, visit):
     page = visit(alone)
-    expect(page.locator("#dense-state")).to_have_text("The model takes 20 dense features.")
+    expect(page.locator("#dense-state")).to_have_text("The model needs 20 dense features.")
     expect(page.locator("#text")).to_be_hidden()
     expect(page.locator("#many")).to_be_hidden()
     ways = ("[{}]", ", "), ("{}", ","), ("{}\n", "\n"), ("[{}]", " "), ("[[{}]]", ",")
@@ -71,14 +71,14 @@ def test_numbers_are_accepted_as_json_csv_or_as_numpy_prints_them(alone, folder,
         spelled = between.join(repr(float(value)) for value in row)
         page.fill("#dense", around.format(spelled))
         expect(listed(page)).to_have_text(best(folder, "alone", row[None]))
-        expect(page.locator("#dense-state")).to_have_text("20 dense features, as the model takes.")
+        expect(page.locator("#dense-state")).to_have_text("20 dense features, as the model needs.")
 
 
 def test_npy_file_fills_the_field(alone, folder, visit):
     page = visit(alone)
     for file in ("one.npy", "half.npy", "E.npy", "columns.npy", "big-endian.npy"):
         page.set_input_files("#dense-file", folder / file)
-        expect(page.locator("#dense-state")).to_have_text("20 dense features, as the model takes.")
+        expect(page.locator("#dense-state")).to_have_text("20 dense features, as the model needs.")
         array = np.load(folder / file)
         row = np.float32(array if array.ndim == 1 else array[0])
         expect(listed(page)).to_have_text(best(folder, "alone", row[None]))
@@ -86,7 +86,7 @@ def test_npy_file_fills_the_field(alone, folder, visit):
         np.testing.assert_array_equal(np.float32(written), row)
         assert page.locator("#dense-rows").is_visible() == (array.ndim == 2)
         page.click("#clear")
-        expect(page.locator("#dense-state")).to_have_text("The model takes 20 dense features.")
+        expect(page.locator("#dense-state")).to_have_text("The model needs 20 dense features.")
 
 
 def test_row_of_a_npy_file_is_chosen_from_1(alone, folder, visit):
@@ -106,11 +106,11 @@ def test_row_of_a_npy_file_is_chosen_from_1(alone, folder, visit):
 def test_file_that_does_not_fit_is_refused_with_both_widths(alone, folder, visit):
     page = visit(alone)
     for file, reason in {
-        "narrow.npy": "narrow.npy has 19 dense features per row; the model takes 20.",
+        "narrow.npy": "narrow.npy has 19 dense features per row; the model needs 20.",
         "whole.npy": "whole.npy holds i8, not float16, float32 or float64",
         "cube.npy": "cube.npy has 3 dimensions: expected one row of numbers",
-        "cut.npy": "cut.npy is cut off",
-        "text.npy": "text.npy is not a .npy file of numpy.",
+        "cut.npy": "cut.npy is truncated",
+        "text.npy": "text.npy is not a .npy file.",
     }.items():
         page.set_input_files("#dense-file", folder / file)
         expect(page.locator("#dense-state")).to_contain_text(reason)
@@ -122,8 +122,8 @@ def test_invalid_numbers_are_reported_and_no_request_is_sent(alone, visit):
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     for given, reason in {
-        "[1, 2, 3]": "3 dense features given; the model takes 20.",
-        "1": "1 dense feature given; the model takes 20.",
+        "[1, 2, 3]": "3 dense features given; the model needs 20.",
+        "1": "1 dense feature given; the model needs 20.",
         "1, x, 3": "“x” is not a number (number 2 of 3).",
     }.items():
         page.fill("#dense", given)
@@ -153,7 +153,7 @@ def test_text_and_dense_features_are_sent_together(texts, folder, visit):
     page = visit(texts)
     page.fill("#text", TEXTS[0])
     expect(page.locator("#nothing")).to_have_text(
-        "No dense features given; the model takes 6 beside the text."
+        "No dense features given; the model needs 6 in addition to the text."
     )
     expect(page.locator("#many")).to_be_hidden()
     vector = embeddings_of()[0]
@@ -181,7 +181,7 @@ def test_feature_pairs_are_accepted_with_dense_features(folder, visit):
         expect(listed(page)).to_have_text(best(folder, "both", [X[[2]], E[2:3]]))
         expect(page.locator("#terms tbody th").filter(has_text="feature ").first).to_be_visible()
         page.fill("#features", "3=1")
-        expect(page.locator("#nothing")).to_contain_text("“3=1” is not a feature and its value")
+        expect(page.locator("#nothing")).to_contain_text("“3=1” is not a feature with a value")
         page.fill("#features", "77:1")
         expect(page.locator("#notice")).to_contain_text("feature 77 is outside 0 … 29")
 

@@ -242,14 +242,14 @@ def test_page_opens_the_tree_node_by_node(server, visit):
     expect(items).to_have_count(3)
     expect(page.locator("#tree-about")).to_contain_text(f"{len(LABELS)} labels and 2 groups")
     expect(items.first).to_contain_text("group of")
-    page.get_by_role("button", name="What is below animals").click()
-    page.get_by_role("button", name="What is below birds").click()
+    page.get_by_role("button", name="Children of animals").click()
+    page.get_by_role("button", name="Children of birds").click()
     birds = page.locator("#tree-list li li li")
     expect(birds).to_have_count(51)  # plus the button for more
     page.get_by_role("button", name="Show more (70 left)").click()
     expect(birds).to_have_count(101)
     expect(birds.nth(50).locator("button")).to_be_focused()
-    page.get_by_role("button", name="What is below animals").click()
+    page.get_by_role("button", name="Children of animals").click()
     expect(page.locator("#tree-list li")).to_have_count(3)  # folded nodes are removed
     assert len(asked) == 4
 
@@ -263,7 +263,7 @@ def test_page_restricts_predictions_to_the_chosen_node(server, visit):
     page.click("#tree > summary")
     pick = page.get_by_role("button", name="plants", exact=True)
     pick.click()
-    expect(page.locator("#narrowed")).to_have_text("Chosen among labels below “plants”.")
+    expect(page.locator("#narrowed")).to_have_text("Restricted to labels below “plants”.")
     expect(pick).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#list .name", has_text="dog 1")).to_have_count(0)
     expect(names.first).to_have_text("tree 2")
@@ -300,10 +300,10 @@ def test_page_searches_the_tree(server, visit):
     expect(page.locator("#tree-list > li")).to_have_count(4)
     expect(page.locator("#tree-list > li").nth(1).locator(".path")).to_have_text("animals › dogs")
     expect(page.locator("#tree-state")).to_have_text("4 names found.")
-    page.get_by_role("button", name="What is below dogs").click()
+    page.get_by_role("button", name="Children of dogs").click()
     expect(page.locator("#tree-list li li")).to_have_count(3)
     page.fill("#tree-search", "zzz")
-    expect(page.locator("#tree-state")).to_have_text("No name has this in it.")
+    expect(page.locator("#tree-state")).to_have_text("No name contains this.")
     page.fill("#tree-search", "")
     expect(page.locator("#tree-list > li")).to_have_count(3)
 
@@ -324,7 +324,7 @@ def test_tree_fits_a_phone_with_enough_contrast(server, visit, scheme):
     page = visit(server, color_scheme=scheme, reduced_motion="reduce", **NARROW)
     page.fill("#text", "dogx1")
     page.tap("#tree > summary")
-    page.get_by_role("button", name="What is below animals").tap()
+    page.get_by_role("button", name="Children of animals").tap()
     page.get_by_role("button", name="dogs", exact=True).tap()
     expect(page.locator("#narrowed")).to_contain_text("“dogs” and the labels below it")
     expect(page.locator("#list .name").first).to_have_text("dog 1")

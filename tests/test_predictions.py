@@ -409,7 +409,7 @@ def test_binary_formats_are_not_printed_to_a_terminal(folder):
     for form in ("parquet", "npz"):
         command = [sys.executable, "-m", "dismec", "predict", "no", "no", "--format", form]
         out = subprocess.run(command, cwd=folder, stdout=theirs, stderr=subprocess.PIPE, text=True)
-        assert f"{form} is not for a terminal: name a file with -o" in out.stderr
+        assert f"{form} cannot be printed to a terminal: choose a file with -o" in out.stderr
     os.close(theirs)
     os.close(ours)
 

@@ -144,9 +144,9 @@ def test_data_too_small_to_choose_delta_is_refused(tmp_path, problem_data):
     path = tmp_path / "model"
     for x, y, params, validation, reason in [
         (X[:1], Y[:1], AUTO, None, "too few to hold one out"),
-        (X, Y[:, :1], AUTO, None, "order of labels"),
-        (X, Y, TrainingParams(), (X, Y), 'for delta="auto"'),
-        (X, Y, AUTO, (X[:0], Y[:0]), "validation data: there are no rows"),
+        (X, Y[:, :1], AUTO, None, "needs at least 2 labels to rank, the data have 1"),
+        (X, Y, TrainingParams(), (X, Y), 'only with delta="auto"'),
+        (X, Y, AUTO, (X[:0], Y[:0]), "validation data: no rows"),
         (X, Y, AUTO, (X[:5], Y[:6]), "validation data: X has 5 rows"),
         (X, Y, AUTO, (sp.hstack([X, X]), Y), "validation data: X has 160 features"),
     ]:

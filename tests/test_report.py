@@ -32,7 +32,7 @@ from dismec.measure.breakdown import by_group, by_label, frequency_groups
 from dismec.measure.frequencies import POINTS, describe_frequencies, histogram, spread_ranks
 from dismec.measure.probabilities import reliability
 from dismec.model.directory import read_manifest
-from dismec.report.estimate import estimate_training, tell_estimate
+from dismec.report.estimate import estimate_training, summarize_estimate
 from dismec.report.facts import describe_data, describe_model, describe_texts
 from dismec.report.inspection import make_page, write_page
 from dismec.report.tested import describe_test
@@ -212,7 +212,7 @@ def test_the_estimate_is_close_to_the_training(tmp_path, monkeypatch):
     size = sum(receipt.bytes for receipt in train(X, Y, tmp_path / "model").manifest.files)
     assert found["model bytes"] == pytest.approx(size, rel=0.2)
     assert whole["model bytes"] == pytest.approx(size, rel=0.1)
-    assert "threads" in " ".join(tell_estimate(found))
+    assert "threads" in " ".join(summarize_estimate(found))
 
 
 def test_the_estimate_warns_if_memory_is_short():
@@ -220,7 +220,7 @@ def test_the_estimate_warns_if_memory_is_short():
     wide = sp.csr_array((X.data, X.indices, X.indptr), shape=(50, 2**31 - 2))
     found = estimate_training(wide, Y, threads=1)
     assert found.keys() == {"peak bytes", "memory bytes"}
-    assert "more memory than there is" in tell_estimate(found)[-1]
+    assert "This machine has less memory" in summarize_estimate(found)[-1]
 
 
 def test_nothing_to_train_has_no_estimate():
@@ -285,7 +285,7 @@ def test_models_without_counts_still_open(files, tmp_path, problem_data):
     facts = describe_model(tmp_path / "old")
     assert facts["weight counts"]["before"] is None
     assert "share of ambiguous weights" not in facts
-    assert "not known" in Page(make_page("old", facts)).text
+    assert "were not recorded" in Page(make_page("old", facts)).text
     content["stats"]["weight_counts"] = [0] * (BINS - 1)
     path.write_text(json.dumps(content))
     with pytest.raises(Exception, match="solver's statistics"):

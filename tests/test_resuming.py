@@ -277,7 +277,7 @@ def test_a_killed_command_resumes_within_its_trial(tmp_path):
         open_model(path)
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert f"going on after {kept} of 960 labels" in again.stderr
+    assert f"resuming after {kept} of 960 labels" in again.stderr
     params = TrainingParams(calibrate=True, delta="auto", C=10)
     assert files_of(path) == files_of_training(tmp_path / "whole", (X, Y), params)
 

@@ -141,7 +141,7 @@ def test_rows_without_features_and_no_rows_are_answered(files, server):
         ('{"features": [[-1, 1]]}', "outside 0 … 79"),
         ('{"features": [[1.0, 1]]}', "not an integer"),
         ('{"features": [[true, 1]]}', "not an integer"),
-        ('{"features": [[1, 1], [2, 1], [1, 3]]}', "feature 1 is there twice"),
+        ('{"features": [[1, 1], [2, 1], [1, 3]]}', "feature 1 occurs twice"),
         ('{"features": [[1]]}', "not a pair"),
         ('{"features": [1, 2]}', "not a pair"),
         ('{"features": {"1": 2}}', "not a list of pairs"),
@@ -394,7 +394,10 @@ def test_a_text_model_refuses_features_unless_requested(text_server):
             assert "\n" not in answer["error"]
         assert text_server.ask("POST", path, json.dumps(body | {"numeric": True}))[0] == 200
     status, _, answer = text_server.predict({"rows": [{"text": "apple"}], "numeric": True})
-    assert (status, answer["error"]) == (400, '"numeric" is for "features", and the rows are texts')
+    assert (status, answer["error"]) == (
+        400,
+        '"numeric" applies to "features", but the rows are texts',
+    )
 
 
 def test_white_space_around_the_name_of_a_label_does_not_count(text_server):
@@ -765,7 +768,7 @@ def test_reload_switches_models_without_losing_a_request(files, tmp_path):
         assert [a for _, _, a in answers if a not in (named, other)] == []
         log = server.log.read_text().splitlines()
         assert len(log) == 3
-        assert "old model stays" in log[2]
+        assert "still serving the old model" in log[2]
         assert str(tmp_path / "broken") in log[2]
 
 

@@ -166,7 +166,7 @@ def test_lists_of_numbers_come_back_as_numbers(tmp_path):
         (np.ma.array(Y, mask=Y > 0), r"Y is masked at \["),
         ("food", "expected a list of labels, not one text"),
         ({"food": 1}, "expected a list of labels, not a dict"),
-        (LABELS[:-1], "90 texts and labels for 89"),
+        (LABELS[:-1], "90 texts, but labels for 89"),
         ([[]] * 90, "no text has a label"),
         (np.array(LABELS[:1] * 90)[:, :, None], "labels is 3-d; expected one entry per row"),
     ],
@@ -362,10 +362,10 @@ def test_a_generator_of_texts_is_enough():
 
 def test_loading_a_model_of_another_kind_is_refused(tmp_path):
     fitted().save(tmp_path / "texts")
-    with pytest.raises(ModelError, match="DiSMECTextClassifier loads it"):
+    with pytest.raises(ModelError, match="load it with DiSMECTextClassifier"):
         DiSMECClassifier.load(tmp_path / "texts")
     DiSMECClassifier(n_jobs=1).fit(np.eye(3), Y[:3]).save(tmp_path / "rows")
-    with pytest.raises(ModelError, match="DiSMECClassifier loads it"):
+    with pytest.raises(ModelError, match="load it with DiSMECClassifier"):
         DiSMECTextClassifier.load(tmp_path / "rows")
 
 

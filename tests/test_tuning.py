@@ -243,9 +243,9 @@ def test_bad_metrics_are_refused(metric):
 
 def test_data_that_leaves_nothing_to_choose_on_is_refused(data, tmp_path):
     X, Y = data
-    with pytest.raises(DataError, match="there is 1 label"):
+    with pytest.raises(DataError, match="needs at least 2 labels to rank, the data have 1"):
         tune(X, Y[:, :1], tmp_path / "model", GRID)
-    with pytest.raises(DataError, match="there is 1 row"):
+    with pytest.raises(DataError, match="1 row: too few to hold one out for the choice of C"):
         tune(X[:1], Y[:1], tmp_path / "model", GRID)
     with pytest.raises(DataError, match="validation data"):
         tune(X, Y, tmp_path / "model", GRID, validation=(X[:5], Y[:4]))
@@ -390,7 +390,10 @@ def test_sweep_prints_and_draws_a_row_for_each_delta(file, tuned, tmp_path):
         (("tune", "DATA", "-o", "OUT", "--grid", "1,x"), "not a list of numbers"),
         (("tune", "DATA", "-o", "OUT", "--grid", "0,1"), "the grid's C is 0"),
         (("tune", "DATA", "-o", "OUT", "--metric", "F1"), "expected P@k"),
-        (("tune", "DATA", "-o", "OUT", "--validation-labels", "x"), "goes with --validation"),
+        (
+            ("tune", "DATA", "-o", "OUT", "--validation-labels", "x"),
+            "--validation-labels requires --validation",
+        ),
         (("sweep", "DATA", "--test", "DATA", "--delta", "-1"), "delta is -1"),
         (("sweep", "DATA", "--test", "DATA", "--C", "0"), "C is 0"),
         (("sweep", "DATA", "--test", "DATA", "--plot", "a.xyz", "--delta", "0.1"), "xyz"),

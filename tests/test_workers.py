@@ -142,8 +142,8 @@ def test_post_reload_reaches_all_processes_and_a_bad_model_none(files, tmp_path)
         assert 'dismec_reloads_total{result="ok"} 1' in text
         assert 'dismec_reloads_total{result="failed"} 1' in text
         log = server.log.read_text().splitlines()
-        assert len(log) == 2  # one line per reload, not per process
-        assert "old model stays" in log[1]
+        assert len(log) == 2  # one line per reload, not one per process
+        assert "still serving the old model" in log[1]
 
 
 def test_sighup_switches_all_processes_without_losing_a_request(files, tmp_path):

@@ -96,12 +96,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Show the version and the instruction set in use.",
 )
 def main() -> None:
-    """Exact one-vs-rest classification for thousands to millions of labels.
+    """Train and use exact one-vs-rest classifiers for thousands to millions of labels.
 
-    DATA is text with label names (JSON lines {"text": …, "labels": […]}, CSV, TSV, fastText lines),
-    or numeric: XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
-    without a header, a binary dataset (.xmc), or a scipy matrix (.npz, labels by --labels). All but
-    the last two may be gzipped.
+    DATA is text with label names (JSON lines {"text": …, "labels": […]}, CSV, TSV or fastText), or
+    numeric: XMC text (header "rows features labels", then "l1,l2 f:v f:v"), multi-label svmlight
+    (no header), a binary dataset (.xmc), or a scipy matrix (.npz, with --labels). Text files of
+    both kinds may be gzipped.
     """
 
 

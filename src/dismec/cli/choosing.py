@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
     from dismec.model.topk_model import TopkModel
 
-__all__ = ["LabelChoice", "choice_options", "say_left_out"]
+__all__ = ["LabelChoice", "choice_options", "print_left_out"]
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def choice_options(command: F) -> F:
         "--only",
         type=PATH,
         metavar="FILE",
-        help="File of labels to choose from: names or numbers, one per line.",
+        help="Predict only the labels in this file: names or numbers, one per line.",
     )
     @click.option(
         "--exclude",
         type=PATH,
         metavar="FILE",
-        help="File of labels never to predict: names or numbers, one per line.",
+        help="Never predict the labels in this file: names or numbers, one per line.",
     )
     @wraps(command)
     def with_choice(*args: Any, only: Path | None, exclude: Path | None, **rest: Any) -> Any:
@@ -71,7 +71,7 @@ def choice_options(command: F) -> F:
     return cast(F, with_choice)
 
 
-def say_left_out(allowed: Allowed, Y: Any) -> None:
+def print_left_out(allowed: Allowed, Y: Any) -> None:
     """Print how many true labels are ignored because they are not allowed."""
     kept, left_out = allowed.filter(Y)
     if left_out:

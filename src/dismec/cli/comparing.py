@@ -33,7 +33,7 @@ _LIMIT = 1800.0
 @click.option(
     "--systems",
     metavar="NAMES",
-    help="Systems to run, joined by commas [default: all]; docs/howto/comparing.md lists them.",
+    help="Systems to run, separated by commas (listed in docs/howto/comparing.md) [default: all].",
 )
 @click.option(
     "--seeds",
@@ -43,7 +43,9 @@ _LIMIT = 1800.0
     help="Runs per system.",
 )
 @click.option(
-    "--tuned", is_flag=True, help="Also run systems as their authors tune them, and dismec's C."
+    "--tuned",
+    is_flag=True,
+    help="Also run systems with their authors' tuning, and dismec with a tuned C.",
 )
 @click.option(
     "--limit",
@@ -56,13 +58,13 @@ _LIMIT = 1800.0
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GB",
-    help="Memory that a system may take [default: 90 % of what is there].",
+    help="Memory limit per system, in GB [default: 90 % of this machine's].",
 )
 @click.option(
     "--peers",
     type=PATH,
     metavar="DIR",
-    help="Python environment with the packages of other systems; pip fills it if it does not exist "
+    help="Python environment with the packages of other systems; created with pip if missing "
     "[default: the environment of dismec].",
 )
 @click.option(
@@ -72,10 +74,10 @@ _LIMIT = 1800.0
     type=PATH,
     default=Path("dismec-compare"),
     show_default=True,
-    help="Where results are kept; a second start goes on from there.",
+    help="Directory for results; a second run resumes from there.",
 )
 @click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")
-@click.option("--overwrite", is_flag=True, help="Replace the file of --html.")
+@click.option("--overwrite", is_flag=True, help="Overwrite the file of --html.")
 @json_option
 @data_options()
 @threads_option
@@ -98,10 +100,10 @@ def compare(
     threads: int | None,
     quiet: bool,
 ) -> None:
-    """Train several systems on TRAIN and compare them on test data.
+    """Train systems on TRAIN and compare them on test data.
 
-    Each runs in its own process. A system that is not installed, fails, or exceeds a limit is
-    listed with the reason.
+    Each system runs in a separate process. Systems that are not installed, fail, or exceed a limit
+    are listed with the reason.
     """
     from dismec.compare.comparison import SYSTEMS, Comparison, check_folder, check_systems
     from dismec.compare.process import peers_python
@@ -151,7 +153,7 @@ def _read_pair(
     files = reading.look(data), of_test.look(test)
     if files[0].is_texts != files[1].is_texts:
         kinds = ["texts" if file.is_texts else "numeric data" for file in files]
-        raise click.UsageError(f"{data} holds {kinds[0]}, and {test} holds {kinds[1]}")
+        raise click.UsageError(f"{data} holds {kinds[0]}, but {test} holds {kinds[1]}")
     if files[0].is_texts:
         texts = [
             Texts.of_file(file, r.fmt) for file, r in zip(files, (reading, of_test), strict=True)

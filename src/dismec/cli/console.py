@@ -76,7 +76,7 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
         if last is None:
             last = now
             if done:
-                spoken(f"{what}: going on after {done:,} of {counted(total, 'label')}")
+                spoken(f"{what}: resuming after {done:,} of {counted(total, 'label')}")
         if now - last < every and done < total:
             return
         last = now
@@ -91,7 +91,7 @@ def spoken(line: str) -> None:
 
 
 def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
-    """Return the facts that `say_trained` and `say_unsolved` print about a saved model, for JSON.
+    """Return the facts that `print_trained` and `print_unsolved` print, for JSON.
 
     Includes what was learned during training, as stored in its manifest.
     """
@@ -110,7 +110,7 @@ def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def say_trained(model: Model, path: Path, seconds: float) -> None:
+def print_trained(model: Model, path: Path, seconds: float) -> None:
     """Print one line about a saved model."""
     facts = trained_facts(model, path, seconds)
     spoken(
@@ -120,18 +120,17 @@ def say_trained(model: Model, path: Path, seconds: float) -> None:
     )
 
 
-def say_unsolved(model: Model) -> None:
+def print_unsolved(model: Model) -> None:
     """Print a line if some labels were not solved to the tolerance."""
     stats = model.manifest.stats
     if stats and stats.unsolved:
         spoken(
             f"dismec: {stats.unsolved:,} of {counted(model.n_labels, 'label')} stopped before the "
-            "tolerance "
-            "was reached; their weights are the best found"
+            "tolerance was reached; their weights are the best found"
         )
 
 
-def say_unknown(model: TopkModel, dataset: Dataset) -> None:
+def print_unknown(model: TopkModel, dataset: Dataset) -> None:
     """Print a line if DATA has labels that the model does not know."""
     import numpy as np
 
@@ -298,14 +297,14 @@ def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
     logger, handler = logging.getLogger("dismec"), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    hush_dask()
+    silence_dask()
     try:
         yield
     finally:
         logger.removeHandler(handler)
 
 
-def hush_dask() -> None:
+def silence_dask() -> None:
     """Silence Dask's own messages."""
     import logging
 

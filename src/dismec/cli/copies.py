@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import say_trained, say_unknown, spoken, trained_facts
+from dismec.cli.console import print_trained, print_unknown, spoken, trained_facts
 from dismec.cli.options import (
     PATH,
     F,
@@ -54,9 +54,10 @@ def prune(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a smaller model: with a larger delta, or another precision.
+    """Write a smaller copy of a model.
 
-    A model in an older format is converted to the current one.
+    A larger delta drops more weights; another precision changes their storage. A model in an older
+    format is converted to the current one.
     """
     from dismec.model.opening import open_model
 
@@ -82,9 +83,10 @@ def subset(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a model of some LABELS of MODEL, given by name or number.
+    """Write a model with only some LABELS of MODEL.
 
-    Labels keep their order and are numbered from 0. MODEL stays as it is.
+    Labels are given by name or number. They keep their order and are numbered from 0. MODEL is not
+    changed.
     """
     from dismec.data.names import load_names
     from dismec.model.opening import open_model
@@ -118,29 +120,30 @@ def merge(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Merge MODELS, which have different labels and the same features, into one.
+    """Merge MODELS with different labels into one.
 
-    Weights stay as they are. The labels of the first model come first. Probabilities are kept if
-    all models have the same curves; otherwise --validation learns new ones.
+    The models must have the same features. Weights do not change. The labels of the first model
+    come first. Probabilities are kept if all models have the same curves; otherwise --validation
+    learns new ones.
     """
     from dismec.model.opening import open_model
     from dismec.training.merging import merge_models, with_probabilities
 
     if validation is None and (reading.labels or reading.names or reading.columns):
-        raise click.UsageError("options on how to read DATA go with --validation")
+        raise click.UsageError("options for reading DATA require --validation")
 
     def make() -> Model:
         merged = merge_models(models)
         if validation is not None:
             data = reading.rows_of(merged, reading.look(validation), threads)
-            say_unknown(merged, data)
+            print_unknown(merged, data)
             Y = data.Y[:, : merged.n_labels]
             return with_probabilities(merged, data.X, Y, threads=threads)
         if merged.calibration is None and not quiet:
             given = [open_model(path, check=False).calibration is not None for path in models]
             if any(given):
                 spoken(
-                    "probabilities left out: the models do not have the same curves; "
+                    "probabilities left out: the models have different curves; "
                     "--validation DATA learns new ones"
                 )
         return merged
@@ -172,4 +175,4 @@ def _write(
     if as_json:
         click.echo(json.dumps(trained_facts(written, output, seconds)))
     elif not quiet:
-        say_trained(written, output, seconds)
+        print_trained(written, output, seconds)

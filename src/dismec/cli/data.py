@@ -14,8 +14,8 @@ import click
 from dismec.cli.console import (
     print_metrics,
     print_table,
-    say_trained,
-    say_unknown,
+    print_trained,
+    print_unknown,
     shown_progress,
     spoken,
 )
@@ -39,7 +39,7 @@ _overwrite_option = click.option(
 @click.option("--html", "page", type=PATH, help="Write an HTML page with plots to this file.")
 @click.option("--csv", "sheet", type=PATH, help="Write a table of all labels to this file.")
 @click.option(
-    "--test", type=PATH, metavar="DATA", help="Test data to measure a model on, label by label."
+    "--test", type=PATH, metavar="DATA", help="Test data to evaluate a model on, per label."
 )
 @hierarchy_option
 @_overwrite_option
@@ -59,10 +59,10 @@ def inspect(
 ) -> None:
     """Describe a data file or a model.
 
-    Of data: which labels are frequent, rare, alike or always together, which rows occur twice, and
-    what training would take here (a few labels are solved to find out). Of a model with --test: how
-    good it is, on which labels, and beside the most frequent labels and chance. With --hierarchy:
-    the tree of its labels, and how good it is at each level.
+    For data: frequent, rare, similar and co-occurring labels, duplicate rows, and an estimate of
+    training time and memory (by solving a few labels). For a model, with --test: how good it is,
+    overall and per label, compared with predicting the most frequent labels or random ones. With
+    --hierarchy: the tree of its labels, and how good it is at each level.
     """
     _check_inspection(path, page, sheet, test, hierarchy, reading)
     check_new_files(page, sheet, overwrite=overwrite)
@@ -104,9 +104,9 @@ def _check_inspection(
         raise click.UsageError("--dense requires --test")
     if path.is_dir() and test is None:
         if reading.names or reading.labels:
-            raise click.UsageError("--label-names and --labels of a model go with --test")
+            raise click.UsageError("--label-names and --labels require --test for a model")
         if sheet is not None:
-            raise click.UsageError("--csv of a model needs --test")
+            raise click.UsageError("--csv requires --test for a model")
     if page is not None:
         from dismec.report.figures import check_drawing
 
@@ -134,7 +134,7 @@ def _facts_of_model(
         from dismec.report.tested import describe_test
 
         dataset = reading.rows_of(model, reading.look(test), threads)
-        say_unknown(model, dataset)
+        print_unknown(model, dataset)
         if hierarchy is not None:
             tree = tree_of_test(hierarchy, model, dataset)
         facts["test"] = {"data": str(test), **describe_test(model, dataset, threads, tree)}
@@ -161,8 +161,8 @@ def _facts_of_data(path: Path, reading: Reading, threads: int | None) -> dict[st
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
-@click.option("--labels", type=PATH, help="Label matrix (.npz) for a SOURCE given as .npz.")
-@click.option("--labels-to", type=PATH, help="File for the labels if TARGET is .npz.")
+@click.option("--labels", type=PATH, help="Label matrix (.npz), if SOURCE is .npz.")
+@click.option("--labels-to", type=PATH, help="File for the label matrix, if TARGET is .npz.")
 @_overwrite_option
 @threads_option
 @json_option
@@ -177,8 +177,8 @@ def convert(
 ) -> None:
     """Convert SOURCE to the format of TARGET's extension.
 
-    .xmc (binary, opens at once), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
-    Only .xmc keeps the names of labels.
+    .xmc (binary, opens instantly), .txt or .txt.gz (XMC text), .svm or .svm.gz (no header), .npz.
+    Only .xmc keeps label names.
     """
     from dismec.data.dataset import load_data, save_data
     from dismec.data.formats import detect
@@ -187,15 +187,15 @@ def convert(
     found = click.get_current_context().with_resource(detect(source))
     if found.is_texts:
         raise click.UsageError(
-            f"{source} is read as texts ({found.kind}), which train and predict take as they are; "
-            "convert is for numeric data: XMC text or svmlight, .npz, .xmc"
+            f"{source} holds texts ({found.kind}), which train and predict read as they are; "
+            "convert needs numeric data: XMC text or svmlight, .npz, .xmc"
         )
     dataset = load_data(found, labels=labels, threads=threads)
     save_data(dataset, target, labels=labels_to)
     keeps_names = target.suffix.lower() == ".xmc"
     if dataset.names is not None and not keeps_names:
         spoken(
-            f"{target} does not hold the {counted(len(dataset.names), 'label name')}; .xmc files do"
+            f"{target} cannot hold the {counted(len(dataset.names), 'label name')}; .xmc files can"
         )
     n_rows, n_features = dataset.X.shape
     n_labels = dataset.Y.shape[1]
@@ -243,12 +243,13 @@ def generate(
     as_json: bool,
     **shape: Any,
 ) -> None:
-    """Generate training and test data with the shape of extreme classification data.
+    """Generate training and test data.
 
-    Zipf features, power-law labels, topics; the same for the same seed.
+    The data resemble extreme classification data: Zipf features, power-law labels, topics. The same
+    seed gives the same data.
     """
     if as_text and ending is not None:
-        raise click.UsageError("--format is for numeric data; --text makes JSON lines")
+        raise click.UsageError("--format applies to numeric data; --text writes JSON lines")
     ending = "jsonl" if as_text else ending or "txt"
     paths = [directory / f"{name}.{ending}" for name in ("train", "test")]
     check_new_files(*paths, overwrite=overwrite, makes_folder=True)
@@ -275,7 +276,7 @@ def generate(
     "--output",
     "keep",
     type=PATH,
-    help="Keep data and model in this directory [default: do not keep them].",
+    help="Keep data and model in this directory [default: discard them].",
 )
 @_overwrite_option
 @threads_option
@@ -289,7 +290,7 @@ def demo(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Generate data, train on it, evaluate, and predict a few rows."""
+    """Generate data, train, evaluate and predict a few rows."""
     from dismec.data.dataset import load_data
     from dismec.data.synthetic import generate as make
     from dismec.data.synthetic import write
@@ -311,7 +312,7 @@ def demo(
         with shown_progress(not sys.stderr.isatty(), "training") as progress:
             model = run(data.X, data.Y, path, threads=threads, overwrite=True, progress=progress)
         seconds = time.perf_counter() - begin
-        say_trained(model, path, seconds)
+        print_trained(model, path, seconds)
         found = model.evaluate(test.X, test.Y, threads=threads)
         if as_json:
             made = {"model": str(path) if keep else None, "seconds": round(seconds, 3)}

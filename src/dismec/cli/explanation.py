@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--row",
     "number",
     type=click.IntRange(min=1),
-    help="ROW is a data file: this row of it, from 1.",
+    help="Explain this row, counted from 1, of a data file given as ROW.",
 )
 @click.option(
     "-n",
@@ -63,15 +63,15 @@ def explain(
 ) -> None:
     """Show which features raised or lowered the score of a label.
 
-    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or a data file, with
-    --row. A model that takes dense features takes these of that row from --dense, and one that
-    takes no others leaves out what ROW says.
+    ROW is a text, or for a model of numeric data a row such as "3:0.5 17:1"; or, with --row, a data
+    file. If the model uses dense features, they come from that row of --dense; if it uses only
+    those, ROW is ignored.
     """
     with model_at(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
-            spoken("the model knows no word of this text: what is left is the bias")
-        x = _beside_dense(opened, x, reading, number)
+            spoken("the model knows no word of this text: only the bias contributes")
+        x = _row_with_dense(opened, x, reading, number)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:
             best = int(opened.predict_topk(x, 1)[0][0, 0])
@@ -79,10 +79,10 @@ def explain(
                 raise DismecError("the model has no labels to explain")
             wanted = [best]
         for label in wanted:
-            _say_why(opened, x, label, text, limit, as_json)
+            _print_why(opened, x, label, text, limit, as_json)
 
 
-def _say_why(
+def _print_why(
     model: RankingModel, x: Any, label: int, text: str | None, limit: int, as_json: bool
 ) -> None:
     """Print the explanation of a label for a row, and the words of a text that contributed most."""
@@ -108,7 +108,7 @@ def _row_to_explain(
 ) -> tuple[str | None, Any]:
     """Return the given row without its dense features, and its text, if any."""
     if number is None and len(row) < 1000 and Path(row).is_file():
-        raise click.UsageError(f"{row} is a file: say which row of it (--row 1)")
+        raise click.UsageError(f"{row} is a file: choose a row of it (--row 1)")
     if model.n_dense and not model.n_features:
         return None, no_features(1)
     if number is None:
@@ -116,13 +116,13 @@ def _row_to_explain(
     return _row_in(model, Path(row), number, reading)
 
 
-def _beside_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
+def _row_with_dense(model: RankingModel, x: Any, reading: Reading, number: int | None) -> Any:
     """Return the row with its dense features, if the model uses them."""
     dense = reading.dense_for(model)
     if dense is None:
         return x
     if number is None and len(dense) != 1:
-        raise DismecError(f"{reading.dense} has {counted(len(dense), 'row')}: say which (--row 1)")
+        raise DismecError(f"{reading.dense} has {counted(len(dense), 'row')}: choose one (--row 1)")
     place = (number or 1) - 1
     if place >= len(dense):
         raise DismecError(
@@ -166,8 +166,10 @@ def _row_of(model: RankingModel, given: str) -> Any:
         ids, values = [int(f) for f, _, _ in pairs], [float(v) for _, _, v in pairs]
     except ValueError:
         raise DismecError(
-            f"{given[:40]!r} is not a row for a model of numeric data: give feature:value pairs"
+            f"{given[:40]!r} is not a row of numeric data: give feature:value pairs"
         ) from None
     if not all(0 <= f < model.n_features for f in ids) or len(set(ids)) < len(ids):
-        raise DismecError(f"features go from 0 to {model.n_features - 1}, each once")
+        raise DismecError(
+            f"feature numbers must be from 0 to {model.n_features - 1}, each at most once"
+        )
     return sp.csr_array((values, ([0] * len(ids), ids)), shape=(1, model.n_features))

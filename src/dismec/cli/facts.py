@@ -18,16 +18,16 @@ _LISTED = 10  # entries of a table; pages and JSON have more
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Print facts about data or a model (`dismec.report.facts`)."""
-    from dismec.report.estimate import tell_estimate
+    from dismec.report.estimate import summarize_estimate
     from dismec.report.facts import plain_facts
-    from dismec.report.headline import tell_data, tell_oddities, tell_test
+    from dismec.report.headline import list_anomalies, summarize_data, summarize_test
 
     if "test" in facts:
-        print_paragraphs([*tell_test(facts["test"]), ""])
+        print_paragraphs([*summarize_test(facts["test"]), ""])
     elif "all labels" in facts:
-        oddities = tell_oddities(facts)
-        worth = ["", "Worth a look before training:", *(f"- {line}" for line in oddities)]
-        print_paragraphs([*tell_data(facts), *(worth if oddities else []), ""])
+        anomalies = list_anomalies(facts)
+        worth = ["", "Check before training:", *(f"- {line}" for line in anomalies)]
+        print_paragraphs([*summarize_data(facts), *(worth if anomalies else []), ""])
     lines = plain_facts(facts) | _frequency_lines(facts["label frequencies"])
     for key in ("features of a row", "characters of a text"):
         if facts.get(key, {}).get("rows"):
@@ -41,7 +41,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     if "all labels" in facts:
         _print_labels(facts)
     if facts.get("training"):
-        print_paragraphs(["", *tell_estimate(facts["training"])])
+        print_paragraphs(["", *summarize_estimate(facts["training"])])
     if len(facts.get("file sizes", ())) > 1:
         _print_files(facts["file sizes"])
     if "test" in facts:
@@ -64,7 +64,7 @@ def _print_labels(facts: Mapping[str, Any]) -> None:
         print_paragraphs([f"Labels with one row: {rare['1 row']:,}, such as {some}", ""])
     alike = facts.get("similar names", {"examples": []})["examples"][:_LISTED]
     print_table(
-        ["names that look alike", "rows", "differ by"],
+        ["similar names", "rows", "differ by"],
         [
             [name, f"{rows:,}", e["differ by"] if place == 0 else ""]
             for e in alike
@@ -81,7 +81,7 @@ def _print_labels(facts: Mapping[str, Any]) -> None:
     )
     together = facts["labels that come together"]
     print_table(
-        ["labels that come together", "and", "rows with both", "Jaccard", "lift"],
+        ["labels that occur together", "and", "rows with both", "Jaccard", "lift"],
         [
             [*e["names"], f"{e['together']:,}", f"{e['Jaccard']:.2f}", f"{e['lift']:,.1f}"]
             for e in together["pairs"][:_LISTED]
@@ -89,7 +89,7 @@ def _print_labels(facts: Mapping[str, Any]) -> None:
         left=2,
     )
     print_table(
-        ["label", "that always comes with", "rows"],
+        ["label", "always occurs with", "rows"],
         [[e["name"], e["with"], f"{e['rows']:,}"] for e in together["always"][:_LISTED]],
         left=2,
     )
@@ -161,8 +161,8 @@ def _print_test(test: Mapping[str, Any]) -> None:
             ]
             for group in test["groups"]
         ],
-        f"By training frequency, %: parts of P, nDCG and PSP above; R@{k} and coverage of "
-        "the group alone",
+        f"By training frequency, %: contributions to P, nDCG and PSP above; R@{k} and coverage "
+        "of the group alone",
     )
     for which in ("best", "worst"):
         print_table(
@@ -176,8 +176,7 @@ def _print_test(test: Mapping[str, Any]) -> None:
                 for entry in test[f"{which} labels"]
             ],
             f"In the first {k} places, %, of {counted(test['labels judged'], 'label')} with at "
-            "least 5 test "
-            "rows",
+            "least 5 test rows",
         )
 
 

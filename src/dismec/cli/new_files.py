@@ -24,18 +24,18 @@ def check_new_files(
     seen = set()
     for target in filter(None, targets):
         if target.is_dir():
-            raise DismecError(f"{target} is a directory: name a file")
+            raise DismecError(f"{target} is a directory: give the name of a file")
         if not makes_folder and not target.parent.is_dir():
             raise DismecError(f"{target.parent}: no such directory")
         if target.resolve() in seen:
-            raise DismecError(f"{target} is named twice: name two files")
+            raise DismecError(f"{target} is given twice: choose different files")
         seen.add(target.resolve())
         if not target.is_file():
             continue
         if any(source is not None and _is_same(target, source) for source in sources):
             raise DismecError(f"{target} is read by this command: choose another file")
         if not overwrite:
-            raise DismecError(f"{target} exists: choose another file, or give --overwrite")
+            raise DismecError(f"{target} exists: choose another file, or use --overwrite")
 
 
 def _is_same(target: Path, source: Path) -> bool:

@@ -41,13 +41,13 @@ class DataBatch(NamedTuple):
 class Reading:
     """How to read DATA."""
 
-    labels: Path | None  # the file of the label matrix
-    names: Path | None  # the file of label names
-    columns: dict[str, str]  # the given ones of _COLUMNS
-    kind: str | None = None  # kind of file, if given
+    labels: Path | None  # file of the label matrix
+    names: Path | None  # file of label names
+    columns: dict[str, str]  # those of _COLUMNS that were given
+    kind: str | None = None  # file format, if given
     numeric: bool | None = None  # whether a text model accepts numeric rows
-    weights: Path | None = None  # the file of row weights
-    dense: Path | None = None  # the file of dense features
+    weights: Path | None = None  # file of row weights
+    dense: Path | None = None  # file of dense features
 
     @property
     def fmt(self) -> TextFormat:
@@ -84,14 +84,14 @@ class Reading:
         found = click.get_current_context().with_resource(detect(data, self.kind))
         if found.is_texts and (self.labels or self.names):
             raise click.UsageError(
-                f"{found} holds texts and the names of their labels: --labels and --label-names "
-                "are for numeric data"
+                f"{found} holds texts with label names: --labels and --label-names "
+                "apply to numeric data only"
             )
         if self.weights and "weight_column" in self.columns:
             raise click.UsageError("--weights cannot be combined with --weight-column")
         if self.columns and not found.is_texts:
             option = min(self.columns).replace("_", "-")
-            raise click.UsageError(f"--{option} is for texts, and {found} holds none")
+            raise click.UsageError(f"--{option} is for texts, but {found} holds numeric data")
         if found.found:
             spoken(f"{found}: {found.found}")
         return found
@@ -141,11 +141,11 @@ class Reading:
             return iter(batches)
         if (seen := n_rows()) != len(dense):
             raise DismecError(
-                f"{self.dense} has {counted(len(dense), 'row')}, and {data} has {seen:,}"
+                f"{self.dense} has {counted(len(dense), 'row')}, but {data} has {seen:,}"
             )
-        return self._beside_dense(model, batches, dense)
+        return self._add_dense(model, batches, dense)
 
-    def _beside_dense(
+    def _add_dense(
         self, model: TopkModel, batches: Iterable[DataBatch], dense: Any
     ) -> Iterator[DataBatch]:
         from dismec.data.mixed import mixed_rows
@@ -173,19 +173,19 @@ class Reading:
         if self.dense is None:
             if model.n_dense:
                 raise DismecError(
-                    f"the model takes {counted(model.n_dense, 'dense feature')} per row: give "
-                    "their file (--dense FILE.npy)"
+                    f"the model needs {counted(model.n_dense, 'dense feature')} per row: pass "
+                    "them with --dense FILE.npy"
                 )
             return None
         if not model.n_dense:
-            raise DismecError("the model takes no dense features: leave out --dense")
+            raise DismecError("the model has no dense features: omit --dense")
         from dismec.data.mixed import load_dense
 
         dense = load_dense(self.dense)
         if dense.shape[1] != model.n_dense:
             raise DismecError(
-                f"{self.dense} has {counted(dense.shape[1], 'feature')} per row; the model takes "
-                f"{model.n_dense}"
+                f"{self.dense} has {counted(dense.shape[1], 'feature')} per row, but the model "
+                f"needs {model.n_dense}"
             )
         return dense
 
@@ -220,7 +220,7 @@ class Reading:
     def _check_numeric(self, model: TopkModel, data: DataFile) -> None:
         if model.vocabulary is not None and not self.numeric:
             raise DismecError(
-                f"{data} holds numeric rows, and the model was trained on texts; give --numeric if "
+                f"{data} holds numeric rows, but the model was trained on texts; use --numeric if "
                 "the features are the terms of its vocabulary"
             )
 
@@ -273,16 +273,16 @@ def data_options(
     `model` is for commands that read DATA for a model, `ids` for those that repeat row ids, and
     `weights` for those that use row weights.
     """
-    texts = "Column or key with the text; join several with commas [default: text]."
+    texts = "Column or key with the text; separate several by commas [default: text]."
     of_model = "as in training" if model else ""
-    separator = f"Separator of labels given as one text [default: {of_model or 'a comma'}]."
+    separator = f"Separator of labels given as one string [default: {of_model or 'a comma'}]."
     kinds = ["jsonl", "json", "csv", "tsv", "fasttext", "lines", "parquet", "arrow", "xmc"]
     options = [
         click.option(
             matrix,
             "label_matrix",
             type=PATH,
-            help="Label matrix (.npz) for DATA given as .npz.",
+            help="Label matrix (.npz), if DATA is .npz.",
         ),
         click.option(
             "--label-names", type=PATH, help="File of label names for numeric DATA, one per line."
@@ -382,9 +382,9 @@ def parse_ks(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     try:
         ks = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,5") from None
+        raise click.BadParameter(f"{value!r} is not a list of integers such as 1,3,5") from None
     if not 1 <= ks[0] <= ks[-1] <= MOST_PLACES:
-        raise click.BadParameter(f"places count from 1 to {MOST_PLACES}")
+        raise click.BadParameter(f"k must be from 1 to {MOST_PLACES}")
     return ks
 
 
@@ -394,7 +394,7 @@ threads_option = click.option(
 cluster_option = click.option(
     "--cluster",
     metavar="ADDRESS|FILE",
-    help="Run on the Dask cluster of this scheduler: tcp://host:8786, or its scheduler file.",
+    help="Dask cluster to run on: scheduler address (tcp://host:8786) or scheduler file.",
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -59,19 +59,18 @@ def output_options(command: F) -> Callable[..., Any]:
             "--output",
             type=PATH,
             metavar="FILE",
-            help="File to write [default: -, standard output]. Its ending gives the format: "
-            f"{', '.join(ENDINGS)}; text formats may have .gz added.",
+            help="Output file; the format follows from its extension: "
+            f"{', '.join(ENDINGS)}; text formats also with .gz [default: -, standard output].",
         ),
         click.option(
             "--format",
             "form",
             type=click.Choice(FORMATS),
-            help="Output format, if not the one of the file's ending [default: text]. xmc is XMC "
-            "text of scores. npz is kept in memory until the end; other formats are written row "
-            "by row.",
+            help="Output format, overriding the file extension [default: text]; xmc is XMC text of "
+            "scores; npz is held in memory until the end, other formats are written row by row.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
-        click.option("--overwrite", is_flag=True, help="Overwrite FILE if it exists."),
+        click.option("--overwrite", is_flag=True, help="Overwrite an existing output file."),
     )
 
     @functools.wraps(command)
@@ -84,7 +83,7 @@ def output_options(command: F) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         if as_json and form not in (None, "json"):
-            raise click.UsageError(f"--json contradicts --format {form}")
+            raise click.UsageError(f"--json cannot be combined with --format {form}")
         output = output or STANDARD
         if output != STANDARD:
             read = [value for value in others.values() if isinstance(value, Path)]
@@ -106,15 +105,15 @@ def _checked_output(path: Path, form: str | None) -> Output:
                 f"{path}: unknown extension; use {known}, a text format with .gz, or --format"
             )
         if form in BINARY_FORMATS and path.suffix.lower() == ".gz":
-            raise click.UsageError(f"{path}: {form} is already compressed: leave out .gz")
+            raise click.UsageError(f"{path}: {form} is already compressed: omit .gz")
     elif form in BINARY_FORMATS and sys.stdout.isatty():
-        raise click.UsageError(f"{form} is not for a terminal: name a file with -o")
+        raise click.UsageError(f"{form} cannot be printed to a terminal: choose a file with -o")
     if form == "parquet":
         try:
-            import dismec.data.arrow  # noqa: F401  to find out whether it can be
+            import dismec.data.arrow  # noqa: F401  checks that pyarrow is installed
         except ModuleNotFoundError:
             raise click.UsageError(
-                "Parquet files are written with pyarrow: pip install 'dismec[arrow]'"
+                "writing Parquet files needs pyarrow: pip install 'dismec[arrow]'"
             ) from None
     return Output(path, form or "text")
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.choosing import LabelChoice, choice_options, say_left_out
-from dismec.cli.console import say_unknown
+from dismec.cli.choosing import LabelChoice, choice_options, print_left_out
+from dismec.cli.console import print_unknown
 from dismec.cli.opening import model_at
 from dismec.cli.options import (
     MOST_PLACES,
@@ -53,7 +53,7 @@ def _parse_threshold(
     try:
         return float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a number, micro-f1 nor macro-f1") from None
+        raise click.BadParameter(f"{value!r} is not a number, micro-f1 or macro-f1") from None
 
 
 def _check_texts(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ _rerank_option = click.option(
     "--rerank",
     type=float,
     metavar="ALPHA",
-    help="Rank rare labels higher: by P/p^ALPHA, where P is the probability of a label and p its "
-    "propensity, or by score + ALPHA·log(1/p) if the model is not calibrated.",
+    help="Rank rare labels higher: by P/p^ALPHA (P: probability of a label, p: its propensity), or "
+    "by score + ALPHA·log(1/p) if the model is not calibrated.",
 )
 
 
@@ -106,7 +106,7 @@ _rank_option = click.option(
     "--threshold",
     callback=_parse_threshold,
     metavar="NUMBER|micro-f1|macro-f1",
-    help="Assign labels that reach this score or probability, or the threshold chosen for an F1.",
+    help="Predict labels with at least this score or probability, or the best threshold for an F1.",
 )
 @branch_options
 @choice_options
@@ -134,31 +134,33 @@ def predict(
     cluster: str | None,
     threads: int | None,
 ) -> None:
-    """Predict the best labels for each row of DATA, with scores or probabilities.
+    """Predict the best labels for each row of DATA.
 
-    DATA may be - for standard input. The text format has one line per row, best label first:
-    label:score label:score. A name that is a number, or that contains spaces, colons, quotes or
-    backslashes, is written as a JSON string: "cast iron":0.53. If rows have ids, a line starts with
-    the id and a tab.
+    DATA may be - for standard input. Labels come with scores or probabilities. The text format has
+    one line per row, best label first: label:score label:score. A name that is a number, or that
+    contains spaces, colons, quotes or backslashes, is written as a JSON string: "cast iron":0.53.
+    If rows have ids, a line starts with the id and a tab.
     """
     from dismec.data.names import load_names
     from dismec.data.predictions import Columns
 
     if rank == "score" and (probabilities or isinstance(threshold, str)):
-        raise click.UsageError("--rank score contradicts --probabilities and F1 thresholds")
+        raise click.UsageError(
+            "--rank score cannot be combined with --probabilities or F1 thresholds"
+        )
     if rank is not None and rerank is not None:
         raise click.UsageError("--rank cannot be combined with --rerank")
     probabilities = probabilities or rank == "probability" or isinstance(threshold, str)
     if rerank is not None and (probabilities or threshold is not None):
-        raise click.UsageError("--rerank goes with neither --probabilities nor --threshold")
+        raise click.UsageError("--rerank cannot be combined with --probabilities or --threshold")
     if data is not None and texts:
         raise click.UsageError("give either DATA or --text")
     if data is None and not texts and reading.dense is None:
         raise click.UsageError("give either DATA or --text")
     if texts and (reading.columns or reading.labels or reading.names):
-        raise click.UsageError("options on how to read DATA do not go with --text")
+        raise click.UsageError("options for reading DATA cannot be combined with --text")
     if output.form == "xmc" and reading.columns.get("id_column"):
-        raise click.UsageError("--format xmc has no place for ids: leave out --id-column")
+        raise click.UsageError("--format xmc cannot hold ids: omit --id-column")
     names = load_names(reading.names) if reading.names else None
     with model_at(model, cluster) as found:
         tree = branches.tree(found, names)
@@ -219,7 +221,7 @@ def _no_other_rows(model: TopkModel, reading: Reading) -> DataBatch:
     dense = reading.dense_for(model)
     if model.n_features:
         raise click.UsageError(
-            f"the model takes {counted(model.n_features, 'feature')} beside dense ones: "
+            f"the model needs {counted(model.n_features, 'feature')} in addition to dense ones: "
             "give DATA or --text"
         )
     return DataBatch(no_features(len(dense)))
@@ -249,7 +251,12 @@ def _reranked(model: RankingModel, alpha: float | None, A: float, B: float) -> T
 @click.argument("model", type=PATH)
 @click.argument("data", type=PATH)
 @click.option(
-    "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
+    "-k",
+    "ks",
+    default="1,3,5",
+    show_default=True,
+    callback=parse_ks,
+    help="Values of k to report, separated by commas.",
 )
 @choice_options
 @_rank_option
@@ -275,24 +282,25 @@ def evaluate(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure a model on DATA: P@k, nDCG@k, PSP@k and more, in percent.
+    """Evaluate a model on DATA.
 
-    The propensities come from the label counts of the training data with the constants A and B
-    (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for Amazon data, else 0.55 and 1.5). Of a calibrated
-    model also the error of its probabilities (ECE), as they are and if scores were taken for log
-    odds, and F1 at the thresholds that were chosen. With --hierarchy also hP@k and hR@k, precision
-    and recall of labels with their ancestors, in all and by level.
+    Prints P@k, nDCG@k, PSP@k and more, in percent. Propensities are computed from the label counts
+    of the training data with the constants A and B (0.5 and 0.4 for Wikipedia, 0.6 and 2.6 for
+    Amazon data, otherwise 0.55 and 1.5). For a calibrated model, the output includes the error of
+    its probabilities (ECE), also for scores taken as log odds, and F1 at the stored thresholds.
+    With --hierarchy, it includes hP@k and hR@k: precision and recall of labels together with their
+    ancestors, overall and per level.
 
-    With --only or --exclude, true labels that may not be chosen do not count.
+    With --only or --exclude, true labels that may not be predicted are ignored.
     """
     with model_at(model, cluster) as found:
         allowed = choice.among(found)
         dataset, weights = reading.weighted_rows_of(found, reading.look(data), threads)
-        say_unknown(found, dataset)
+        print_unknown(found, dataset)
         opened = _reranked(found, rerank, A, B)
         how: dict[str, Any] = {"weights": weights, "allowed": allowed}
         if allowed is not None:
-            say_left_out(allowed, dataset.Y)
+            print_left_out(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dismec.cli.console import hush_dask
+from dismec.cli.console import silence_dask
 from dismec.cli.options import MOST_PLACES, PATH, F, cluster_option, threads_option
 from dismec.cli.trees import hierarchy_option
 from dismec.errors import DismecError
@@ -27,12 +27,19 @@ def _number_option(
 @_number_option(
     "--port", least=0, most=65535, default=8000, help="Port to listen on; 0 picks a free one."
 )
-@_number_option("--workers", default=1, help="Server processes that share the port.")
-@_number_option("--max-body", most=1000, default=10, help="Largest request body, in MB.")
-@_number_option("--max-rows", default=1000, help="Most rows per request.")
-@_number_option("--max-characters", default=1_000_000, help="Most characters of text per request.")
-@_number_option("--max-k", most=MOST_PLACES, default=100, help="Labels per row.")
-@_number_option("--queue", least=0, default=100, help="Requests that may wait; more get 503.")
+@_number_option("--workers", default=1, help="Number of server processes that share the port.")
+@_number_option("--max-body", most=1000, default=10, help="Maximum size of a request body, in MB.")
+@_number_option("--max-rows", default=1000, help="Maximum number of rows per request.")
+@_number_option(
+    "--max-characters", default=1_000_000, help="Maximum number of characters of text per request."
+)
+@_number_option("--max-k", most=MOST_PLACES, default=100, help="Maximum number of labels per row.")
+@_number_option(
+    "--queue",
+    least=0,
+    default=100,
+    help="Maximum number of waiting requests; further ones get 503.",
+)
 @hierarchy_option
 @cluster_option
 @threads_option
@@ -52,9 +59,9 @@ def serve(
 ) -> None:
     """Serve predictions of MODEL over HTTP.
 
-    POST /predict; GET /health, /model, /metrics, /docs. If the environment variable DISMEC_TOKEN
-    is set, requests must carry it ("Authorization: Bearer …"). SIGHUP opens MODEL again, in all
-    server processes; SIGTERM finishes the requests that have begun and ends. With --hierarchy the
+    Endpoints: POST /predict; GET /health, /model, /metrics, /docs. If the environment variable
+    DISMEC_TOKEN is set, requests must carry it ("Authorization: Bearer …"). SIGHUP reloads MODEL in
+    all server processes; SIGTERM finishes the requests in progress and exits. With --hierarchy, the
     page at / shows the tree of labels, and GET /tree returns its nodes.
     """
     if workers > 1 and cluster is not None:
@@ -71,7 +78,7 @@ def serve(
         ) from None
     start_log()
     if cluster is not None:
-        hush_dask()
+        silence_dask()
     serve_model(
         model,
         host=host,

@@ -12,8 +12,8 @@ import click
 
 from dismec.cli.console import (
     cluster_news,
-    say_trained,
-    say_unsolved,
+    print_trained,
+    print_unsolved,
     shown_progress,
     trained_facts,
 )
@@ -46,12 +46,12 @@ _FEW_ROWS = 100  # fewer rows give rough probabilities
 @click.option(
     "--data-on-workers",
     is_flag=True,
-    help="DATA is a file that workers of --cluster see, and this machine need not.",
+    help="DATA is a file on the workers of --cluster; this machine need not have it.",
 )
 def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers: bool) -> None:
     """Train a model on DATA.
 
-    If the directory holds an unfinished run of the same training, it resumes.
+    An unfinished run of the same training in the directory is resumed.
     """
     from dismec.training.recipe import carry_out
 
@@ -69,14 +69,14 @@ def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers:
     if as_json:
         click.echo(json.dumps(trained_facts(trained, model, seconds)))
     elif not order.quiet:
-        _say_learned(trained, request.params)
-        say_trained(trained, model, seconds)
+        _print_learned(trained, request.params)
+        print_trained(trained, model, seconds)
     if not order.quiet:
         _warn_of_few_rows(trained)
-    say_unsolved(trained)
+    print_unsolved(trained)
 
 
-def _say_learned(model: Model, params: TrainingParams) -> None:
+def _print_learned(model: Model, params: TrainingParams) -> None:
     from dismec.model.provenance import shown
 
     described = shown(model.params)
@@ -97,7 +97,7 @@ def _warn_of_few_rows(model: Model) -> None:
     learned_on = model.params.get("calibrated")
     if learned_on and learned_on["rows"] < _FEW_ROWS:
         click.echo(
-            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities on: they are rough",
+            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities from: may be inaccurate",
             err=True,
         )
 
@@ -111,10 +111,10 @@ def _warn_of_few_rows(model: Model) -> None:
 @json_option
 @quiet_option
 def add_labels(model: Path, data: Path, **how: Any) -> None:
-    """Train the labels of DATA that MODEL does not have, and leave the others unchanged.
+    """Add the new labels of DATA to MODEL.
 
-    DATA must include the negative examples: use the rows of the first training with the new
-    labels added, or newer ones.
+    Labels that MODEL already has do not change. DATA must include negative examples: use the rows
+    of the first training, or newer ones, with the new labels added.
     """
     from dismec.training.editing import add_labels as run
 
@@ -129,7 +129,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     "listed",
     type=PATH,
     required=True,
-    help="File of labels to retrain: names, or numbers if they have none, one per line.",
+    help="File of labels to retrain: names, or numbers if there are no names, one per line.",
 )
 @data_options("--label-matrix", model=True, weights=True)
 @cluster_option
@@ -137,7 +137,10 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
 @json_option
 @quiet_option
 def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
-    """Retrain some labels of MODEL on DATA, and leave the others unchanged."""
+    """Retrain some labels of MODEL on DATA.
+
+    The other labels do not change.
+    """
     from dismec.data.names import load_names
     from dismec.training.editing import update_labels
 
@@ -185,8 +188,8 @@ def _edit(
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, seconds)))
     elif not quiet:
-        _say_changed(changed, done)
-        say_trained(changed, model, seconds)
+        _print_changed(changed, done)
+        print_trained(changed, model, seconds)
     if not quiet:
         _warn_of_no_negatives(changed)
 
@@ -204,7 +207,7 @@ def _changed_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def _say_changed(model: Model, done: str) -> None:
+def _print_changed(model: Model, done: str) -> None:
     click.echo(f"{counted(model.manifest.history[-1]['labels'], 'label')} {done}", err=True)
 
 
@@ -245,4 +248,4 @@ def remove_labels(
     if as_json:
         click.echo(json.dumps(_changed_facts(changed, model, time.perf_counter() - begin)))
     elif not quiet:
-        _say_changed(changed, "removed")
+        _print_changed(changed, "removed")

@@ -25,7 +25,7 @@ hierarchy_option = click.option(
     "--hierarchy",
     type=PATH,
     metavar="FILE",
-    help="Parents of labels: a child's name, a tab or a comma, and a parent's name per line.",
+    help="File of label parents; each line is a child, a tab or comma, and a parent.",
 )
 
 
@@ -81,9 +81,9 @@ def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, hierarchy: Path | None, close_upwards: bool, leaves_only: bool, **others: Any
     ) -> Any:
         if hierarchy is None and (close_upwards or leaves_only):
-            raise click.UsageError("--close-upwards and --leaves-only need --hierarchy")
+            raise click.UsageError("--close-upwards and --leaves-only require --hierarchy")
         if hierarchy is not None and not (close_upwards or leaves_only):
-            raise click.UsageError("--hierarchy goes with --close-upwards or --leaves-only")
+            raise click.UsageError("--hierarchy requires --close-upwards or --leaves-only")
         branches = Branches(hierarchy, close_upwards, leaves_only)
         return command(*args, branches=branches, **others)
 
@@ -92,7 +92,7 @@ def branch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--close-upwards",
             is_flag=True,
-            help="Add the ancestors of predicted labels, with the highest score below them.",
+            help="Add the ancestors of predicted labels, scored by their best descendant.",
         ),
         hierarchy_option,
     ):

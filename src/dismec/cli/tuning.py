@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_table, say_trained, say_unsolved, trained_facts
+from dismec.cli.console import print_table, print_trained, print_unsolved, trained_facts
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
 from dismec.cli.training_options import Order, training_options
@@ -30,7 +30,7 @@ def _parse_numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[f
 
 
 _plot_option = click.option(
-    "--plot", type=PATH, help="Draw it: .svg, .png or .pdf; needs dismec[plots]."
+    "--plot", type=PATH, help="Save a plot (.svg, .png or .pdf); needs dismec[plots]."
 )
 
 
@@ -42,7 +42,7 @@ _plot_option = click.option(
     default=_GRID,
     show_default=True,
     callback=_parse_numbers,
-    help="The values of C to choose from.",
+    help="Values of C to try, separated by commas.",
 )
 @click.option(
     "--metric",
@@ -66,17 +66,17 @@ def tune(
     grid: tuple[float, ...],
     metric: str,
 ) -> None:
-    """Choose C on held-out rows, then train a model on all of DATA.
+    """Choose C on held-out rows, then train with it on DATA.
 
-    The model is the one that train gives with this C. What was tried is printed, and kept in the
-    model: inspect shows it.
+    The model is the one that train gives with this C. The results for each C are printed and stored
+    in the model: inspect shows them.
     """
     from dismec.training.tuning import ChoiceOfC
 
     choice = ChoiceOfC.of(grid, metric)
     _check_plot(plot, order.overwrite)
     if order.validation_labels and not order.validation:
-        raise click.UsageError("--validation-labels goes with --validation")
+        raise click.UsageError("--validation-labels requires --validation")
     begin = time.perf_counter()
     with order.request(data, model, "tuning") as request:
         tuned = choice.carried_out(request)
@@ -91,8 +91,8 @@ def tune(
     else:
         _print_tuned(tuned)
         if not order.quiet:
-            say_trained(tuned.model, model, seconds)
-    say_unsolved(tuned.model)
+            print_trained(tuned.model, model, seconds)
+    print_unsolved(tuned.model)
 
 
 def _check_plot(plot: Path | None, overwrite: bool) -> None:
@@ -122,12 +122,12 @@ def _print_tuned(tuned: Tuned) -> None:
     chosen = sentence("C_auto", tuned.model.params["C_auto"])
     click.echo(f"C {tuned.C:g}, chosen {chosen}")
     if best in (0, len(rows) - 1):
-        click.echo("It is at the end of the grid: a wider grid may contain a better value.")
+        click.echo("This is the end of the grid: a wider grid may contain a better value.")
 
 
 @click.command()
 @click.argument("data", type=PATH)
-@click.option("--test", type=PATH, required=True, help="Data to measure on.")
+@click.option("--test", type=PATH, required=True, help="Test data.")
 @click.option("--test-labels", type=PATH, help="As --labels, for --test.")
 @click.option("--test-dense", type=PATH, help="As --dense, for --test.")
 @click.option(
@@ -135,13 +135,18 @@ def _print_tuned(tuned: Tuned) -> None:
     "deltas",
     default=_DELTAS,
     callback=_parse_numbers,
-    help=f"The values of delta [default: {_DELTAS}; of a model those from its own up].",
+    help=f"Values of delta [default: {_DELTAS}; for a model, those from its own delta].",
 )
 @click.option(
-    "-k", "ks", default="1,3,5", show_default=True, callback=parse_ks, help="Places to report."
+    "-k",
+    "ks",
+    default="1,3,5",
+    show_default=True,
+    callback=parse_ks,
+    help="Values of k to report, separated by commas.",
 )
 @_plot_option
-@click.option("--overwrite", is_flag=True, help="Replace the file of --plot.")
+@click.option("--overwrite", is_flag=True, help="Overwrite the file of --plot.")
 @json_option
 @training_options("delta", "calibrate", "block_size")
 @click.pass_context
@@ -158,10 +163,10 @@ def sweep(
     as_json: bool,
     order: Order,
 ) -> None:
-    """Show accuracy, size and prediction time for several values of delta.
+    """Measure accuracy, size and speed for values of delta.
 
-    DATA is trained on once, in memory, at the smallest delta; or it is the directory of a model,
-    whose own delta is then the smallest that can be measured.
+    If DATA is training data, one model is trained in memory, with the smallest delta. If it is a
+    model directory, the smallest delta that can be measured is that of the model.
     """
     from dismec.data.corpus import read_texts
     from dismec.training.sweep import check_deltas, sweep_model
@@ -181,7 +186,9 @@ def sweep(
             name = option.name or ""
             of_training = ("cluster", "row_weights", "weight_column", "dense", "dense_only")
             if name in (*of_training, *order.params, *order.text) and _is_given(ctx, name):
-                raise click.UsageError(f"{option.opts[0]} is for a training, and {data} is a model")
+                raise click.UsageError(
+                    f"{option.opts[0]} applies to training, but {data} is a model"
+                )
         model = open_model(data)
         if not _is_given(ctx, "deltas"):
             own = float(model.params.get("delta", 0))

@@ -6,7 +6,7 @@ import re
 
 __all__ = ["in_flags"]
 
-# The library's words → the flags; the longer of two matches comes first.
+# Phrases of the library → flags; a longer match comes before a shorter one.
 _PHRASES = {
     "name another for the labels (labels=…)": "name another for the labels (--labels-to)",
     "pass dismec.TextRows(X)": "add --numeric",

@@ -77,9 +77,9 @@ def check_systems(names: Iterable[str], tuned: bool) -> list[str]:
     known = (*SYSTEMS, *TUNED.values())
     unknown = sorted(asked - {*known})
     if unknown:
-        raise DataError(f"there is no system {unknown[0]!r}; there are {', '.join(known)}")
+        raise DataError(f"unknown system {unknown[0]!r}; expected one of {', '.join(known)}")
     if not asked:
-        raise DataError(f"no system is named; there are {', '.join(known)}")
+        raise DataError(f"no systems given; choose from {', '.join(known)}")
     result = []
     for name in SYSTEMS:
         if name in asked:
@@ -95,15 +95,15 @@ def check_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file; name a folder for results")
+        raise DataError(f"{folder} is a file; choose a folder for the results")
     try:
         others = [path.name for path in folder.iterdir() if not _STORE.fullmatch(path.name)]
     except OSError as error:
         raise DataError(f"{folder}: cannot hold results: {error.strerror}") from None
     if others:
         raise DataError(
-            f"{folder} holds other things than results of comparisons, such as {min(others)!r}: "
-            "choose another folder"
+            f"{folder} contains files that are not results of a comparison, such as "
+            f"{min(others)!r}: choose another folder"
         )
 
 
@@ -161,13 +161,13 @@ class Comparison:
             for seed in range(self.seeds):
                 for name in systems:
                     reports[name].append(self._report(store, rows, name, seed, log))
-        judged = _Judge(truth, train.Y.shape[1])
+        judged = _Evaluator(truth, train.Y.shape[1])
         found = {}
         for name in systems:
             try:
                 found[name] = judged.summary(reports[name])
             except DataError as error:  # for example a label predicted twice
-                found[name] = {"error": f"its predictions cannot be judged: {error}"}
+                found[name] = {"error": f"invalid predictions: {error}"}
         judged.compare(found)
         return {
             "data": {
@@ -201,7 +201,7 @@ class Comparison:
             report: dict[str, Any] = json.loads(kept.read_text("utf-8"))
             if report["code"] == code and _is_whole(report, rows.n_test_rows):
                 if log:
-                    log(f"{name}: kept from {report['date']}")
+                    log(f"{name}: reusing the result of {report['date']}")
                 return report
         rows.write(name)
         process = SystemProcess(
@@ -216,7 +216,7 @@ class Comparison:
         with closing(process):
             report = process.report()
         if "error" not in report and not _is_whole(report, rows.n_test_rows):
-            report = {"error": "its predictions are not those of the test rows"}
+            report = {"error": "predictions do not match the test rows"}
         if "error" not in report:
             report |= {"code": code, "date": f"{datetime.now():%Y-%m-%d %H:%M}"}
             with whole_file(kept) as file:
@@ -234,8 +234,8 @@ def _truth_of(train: Dataset, test: Dataset, log: Log | None) -> Truth:
     unknown = truth.label_counts[truth.Y.indices] == 0
     if log and unknown.any():
         log(
-            f"{unknown.mean():.1%} of the true labels of test rows have no training rows: all "
-            "systems miss them"
+            f"{unknown.mean():.1%} of the true labels of test rows have no training rows: every "
+            "system misses them"
         )
     return truth
 
@@ -258,7 +258,7 @@ def _code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-class _Judge:
+class _Evaluator:
     """Turns reports into metrics."""
 
     def __init__(self, truth: Truth, n_labels: int) -> None:

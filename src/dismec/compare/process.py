@@ -87,12 +87,12 @@ class SystemProcess:
                 line = self._lines.get(timeout=_LOOK_SECONDS)
                 break
             if self._limit is not None and time.monotonic() - begin > self._limit:
-                return {"error": f"not finished within {self._limit:g} s"}
+                return {"error": f"did not finish within {self._limit:g} s"}
             used, n_processes = _group_bytes(self._process.pid)
             if n_processes > 1:
                 self._peak = max(self._peak, used)
             if self._memory is not None and used > self._memory:
-                return {"error": f"more than {self._memory / 1e9:g} GB of memory"}
+                return {"error": f"used more than {self._memory / 1e9:g} GB of memory"}
         if not line:
             return {"error": self._ending()}
         report: dict[str, Any] = json.loads(line)
@@ -183,7 +183,7 @@ def peers_python(folder: Path, log: Callable[[str], None] = lambda _: None) -> P
     (folder / "begun").touch()
     made = subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True, check=False)
     if made.returncode:
-        raise DismecError(f"{folder}: python -m venv could not make an environment there")
+        raise DismecError(f"{folder}: python -m venv could not create an environment there")
     missing = []
     for package in PACKAGES:
         log(f"{folder}: installing {package}")

@@ -43,7 +43,7 @@ def aligned(pair: Pair) -> tuple[Dataset, Dataset]:
     """Return the training and test data, checked, with the same columns."""
     X, X_test = check_X(pair.train.X), check_X(pair.test.X)
     if X.shape[0] == 0 or X_test.shape[0] == 0:
-        raise DataError("there are no rows to compare systems on")
+        raise DataError("no rows to compare systems on")
     n_features = max(X.shape[1], X_test.shape[1])
     Y, Y_test = (
         check_Y(part.Y, rows.shape[0]) for part, rows in ((pair.train, X), (pair.test, X_test))

@@ -242,7 +242,7 @@ def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trai
 
     lines = lines or work.folder / "train.ft"
     if not lines.exists():
-        raise UnfitError("needs texts, and the data are numeric")
+        raise UnfitError("needs texts, but the data are numeric")
     with Stopwatch() as training:
         model = package.train_supervised(
             str(lines), loss="ova", thread=work.threads, verbose=0, **params

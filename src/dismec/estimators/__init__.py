@@ -1,7 +1,8 @@
 """scikit-learn's interface: estimators of rows and of texts, and scorers.
 
-In: matrices, frames, texts and labels as a caller has them. Out: estimators around a `Model`. May
-use: `cpu`, `data`, `features`, `measure`, `solve`, `model`, `training`.
+In: matrices, frames, texts and labels in the caller's form. Out: estimators around a `Model`. May
+use: `cpu`, `data`, `features`, `measure`, `solve`, `model`, `training`. Only this package imports
+scikit-learn.
 """
 
 try:

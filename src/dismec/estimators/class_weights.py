@@ -1,4 +1,4 @@
-"""scikit-learn's ``class_weight`` → costs of each label's rows, as LIBLINEAR has them."""
+"""Convert scikit-learn's ``class_weight`` to costs of each label's rows, as in LIBLINEAR."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 
-__all__ = ["class_costs", "kept_class_weight", "stored_class_weight"]
+__all__ = ["class_costs", "loaded_class_weight", "stored_class_weight"]
 
 _BALANCED = "balanced"
 Floats = npt.NDArray[np.float64]
@@ -27,26 +27,27 @@ def class_costs(
     exclusive: bool,
     weights: RowWeights | None = None,
 ) -> Costs | None:
-    """The costs of a label's positive and negative rows; None if all are 1.
+    """Return the costs of each label's positive and negative rows; None if all are 1.
 
-    A class's weight is the cost of its rows where they are the positive ones. Of two classes that
-    `exclusive` says exclude each other the negative rows are those of the other class. "balanced"
-    gives classes that exclude each other weight n/(k·n_c), and the two sides of any other label
-    n/(2·n_side): n rows, k classes, and n_c and n_side those of the class and of the side.
+    The weight of a class is the cost of its positive rows. With two `exclusive` classes, the
+    negative rows of one are the positive rows of the other. "balanced" gives exclusive classes the
+    weight n/(k·n_c), and the two sides of any other label n/(2·n_side), where n is the number of
+    rows, k the number of classes, and n_c and n_side are the numbers of rows of the class and of
+    the side.
 
     Parameters
     ----------
     class_weight
-        None, "balanced", or a weight for some of the classes; others have 1.
+        None, "balanced", or the weights of some classes; others have weight 1.
     Y
-        Indicator (n_rows, n_columns), a column per class; of two exclusive classes the second
-        may be alone.
+        Indicator matrix (n_rows, n_columns) with a column per class; of two exclusive classes,
+        there may be a column for the second only.
     classes
-        What the classes are.
+        The classes, in the order of the columns.
     exclusive
-        Whether each row has one class.
+        Whether each row has exactly one class.
     weights
-        Of the rows, which "balanced" counts by.
+        Row weights, by which "balanced" counts rows.
     """
     if class_weight is None:
         return None
@@ -57,24 +58,24 @@ def class_costs(
     np.add.at(positive, Y.indices, np.repeat(of_row, np.diff(Y.indptr)))
     both = exclusive and len(classes) == 2
     if isinstance(class_weight, Mapping):
-        of_class = _given(class_weight, classes)
+        of_class = _explicit_weights(class_weight, classes)
     elif not isinstance(class_weight, str) or class_weight != _BALANCED:
         raise DataError(
             f"class_weight is {class_weight!r}; expected None, 'balanced', or a weight per class"
         )
     elif not exclusive:
-        sides = _share(n, 2, positive), _share(n, 2, n - positive)
+        sides = _balanced(n, 2, positive), _balanced(n, 2, n - positive)
         return Costs(*sides)
     else:
         counts = np.array([n - positive[0], positive[0]]) if both else positive
-        of_class = _share(n, len(classes), counts[: len(classes)])
+        of_class = _balanced(n, len(classes), counts[: len(classes)])
     if both:
         return Costs(of_class[-n_columns:], of_class[::-1][-n_columns:].copy())
     return Costs(of_class, np.ones(n_columns))
 
 
 def stored_class_weight(class_weight: Any) -> dict[str, Any]:
-    """What a saved estimator says of it; nothing where there is none."""
+    """Return the class weights as stored with a saved estimator; empty if there are none."""
     if class_weight is None:
         return {}
     if isinstance(class_weight, str):
@@ -83,13 +84,14 @@ def stored_class_weight(class_weight: Any) -> dict[str, Any]:
     return {"class_weight": pairs}
 
 
-def kept_class_weight(estimator: Mapping[str, Any]) -> Any:
-    """The inverse of `stored_class_weight`."""
+def loaded_class_weight(estimator: Mapping[str, Any]) -> Any:
+    """Invert `stored_class_weight`."""
     found = estimator.get("class_weight")
     return dict(found) if isinstance(found, list) else found
 
 
-def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
+def _explicit_weights(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
+    """Return the weights of all classes; raise `DataError` for an unknown class or bad weight."""
     places = {label: place for place, label in enumerate(classes)}
     found = np.ones(len(classes))
     for label, weight in class_weight.items():
@@ -108,7 +110,7 @@ def _given(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
     return found
 
 
-def _share(n: float, k: int, counts: Floats) -> Floats:
-    """n/(k·count), as far as a cost may go; 1 for what no row has."""
+def _balanced(n: float, k: int, counts: Floats) -> Floats:
+    """Return n/(k·count), clipped to valid costs, and 1 where the count is 0."""
     shares = np.divide(n, k * counts, out=np.ones(len(counts)), where=counts > 0)
     return np.clip(shares, SMALLEST_COST, LARGEST_COST)

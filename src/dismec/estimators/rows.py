@@ -18,8 +18,8 @@ from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.estimators.class_weights import class_costs
-from dismec.estimators.classes import among_classes, one_hot, refuse_missing, weighed_rows
-from dismec.estimators.shared import NOT_ROUTED, constructor, refuse_empty
+from dismec.estimators.classes import among_classes, check_no_missing, one_hot, rows_to_fit
+from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
 from dismec.estimators.stored_rows import RowEstimator
 from dismec.model.allowed import LabelsAllowed
 from dismec.model.orders import check_dense
@@ -28,36 +28,35 @@ from dismec.training.recipe import fit
 
 __all__ = ["DiSMECClassifier"]
 
-_DENSE_SCORES = 1 << 24  # scores that predict holds at a time on its way to a sparse indicator
+_DENSE_SCORES = 1 << 24  # scores that predict holds at a time while it builds a sparse indicator
 
 
 class DiSMECClassifier(RowEstimator):
     """One-vs-rest linear classifiers with squared hinge loss, for many labels.
 
-    It takes rows of numbers; `DiSMECTextClassifier` takes texts.
+    For rows of numbers; use `DiSMECTextClassifier` for texts.
 
     Parameters
     ----------
     C, delta, tol, tfidf, normalize, bias, dense_scale, precision, penalty, refine
-        As for `TrainingParams`. ``delta="auto"`` is chosen on a tenth of the rows, which are held
-        out for this, or on the `validation` of `fit`.
+        As for `TrainingParams`. ``delta="auto"`` is chosen on a tenth of the rows, which is held
+        out, or on the `validation` rows of `fit`.
     calibrate : bool, default=False
-        Whether to learn probabilities, on the same rows. `predict_proba` and `predict_proba_topk`
-        need them.
+        Whether to learn probabilities, on the same rows. Required by `predict_proba` and
+        `predict_proba_topk`.
     positive_weight, weighting, propensity_a, propensity_b
-        As for `TrainingParams`: how much the losses of positive rows count.
+        As for `TrainingParams`: weights of the losses of positive rows.
     class_weight : dict or "balanced", default=None
         Weights of the classes, or of the columns of an indicator. As in LIBLINEAR, the weight of a
-        class multiplies the losses of its rows where they are the positive ones; with two classes
-        in a 1-d y, those of its rows on either side. "balanced" is n/(k·n_c) for n rows, of which
-        class c of k has n_c; each column of an indicator has two classes, rows with the label and
-        without.
+        class multiplies the losses of its positive rows; with two classes in a 1-d y, of all its
+        rows. "balanced" is n/(k·n_c) for n rows, k classes and n_c rows of class c; each column of
+        an indicator counts as two classes, rows with and without the label.
     n_jobs : int, default=None
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
-        Where to fit instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to fit on: a client, a scheduler address or a scheduler file.
     engine
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Attributes
     ----------
@@ -66,7 +65,7 @@ class DiSMECClassifier(RowEstimator):
     coef_ : csr_array of shape (n_labels, n_features)
         The weights.
     intercept_ : ndarray of shape (n_labels,)
-        What is added to each score.
+        The intercepts.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of str
@@ -108,16 +107,15 @@ class DiSMECClassifier(RowEstimator):
         X : matrix of shape (n_rows, n_features)
             Sparse, dense or a frame, whose columns become `feature_names_in_`. For dense features,
             such as embeddings, a list ``[X, E]`` of a matrix and an array, or ``[E]``
-            (``docs/tutorial/embeddings.md``); the other methods then take the same.
+            (``docs/tutorial/embeddings.md``), also in the other methods.
         y : indicator matrix of shape (n_rows, n_labels), or array-like of shape (n_rows,)
             Labels as an indicator, sparse, dense or a frame, whose columns become the names of the
             labels; or the class of each row.
         validation : tuple of X and y, default=None
-            Other rows on which ``delta="auto"`` is chosen and probabilities are learned. In a
-            search or a pipeline it is routed after ``set_fit_request(validation=True)``.
+            Rows for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
+            a pipeline, call ``set_fit_request(validation=True)``.
         sample_weight : array-like of shape (n_rows,), default=None
-            How much each row counts: numbers of at least 0, by which its losses are multiplied.
-            Rows of weight 0 are left out.
+            Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
 
         Returns
         -------
@@ -127,16 +125,16 @@ class DiSMECClassifier(RowEstimator):
         Raises
         ------
         DataError
-            If X, y or `sample_weight` cannot be used.
+            If X, y or `sample_weight` are invalid.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
-        # What is checked below is the dense part, with the labels.
+        # The checks below see the dense part together with the labels.
         rows: Any = X if mixed is None else mixed.dense
         refuse_mask(rows, "X")
         refuse_mask(y, "y")
         if is_label_lists(y):
             raise DataError(
-                "y is lists of labels; DiSMECClassifier takes an indicator matrix: pass "
+                "y holds lists of labels, but DiSMECClassifier needs an indicator matrix: pass "
                 "sklearn.preprocessing.MultiLabelBinarizer(sparse_output=True).fit_transform(y)"
             )
         names = label_names_of(y)
@@ -144,16 +142,16 @@ class DiSMECClassifier(RowEstimator):
         if self._sparse_output:
             rows = validate_data(self, rows, accept_sparse="csr", dtype=np.float32)
             self.multilabel_ = True
-            keep, weights = weighed_rows(sample_weight, rows.shape[0])
+            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
             Y = check_Y(y, rows.shape[0])
         else:
             rows, target = validate_data(
                 self, rows, y, accept_sparse="csr", dtype=np.float32, multi_output=True
             )
-            keep, weights = weighed_rows(sample_weight, rows.shape[0])
+            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
             if keep is not None:
                 target = target[keep]
-            refuse_missing(target)
+            check_no_missing(target)
             check_classification_targets(target)
             self.multilabel_ = type_of_target(target).startswith("multilabel")
             Y = target
@@ -191,7 +189,7 @@ class DiSMECClassifier(RowEstimator):
         return self
 
     def _truth(self, y: Any) -> Any:
-        """Other labels as a matrix whose columns are those that were trained."""
+        """Return other labels as a matrix with the columns of the training labels."""
         if not self.multilabel_:
             return among_classes(y, self.classes_)
         classes: Any = self.classes_
@@ -205,19 +203,19 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per row.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
         labels : ndarray of int32, shape (n_rows, k)
             Positions in `classes_`, best first; −1 marks an empty place.
         values : ndarray of float32, shape (n_rows, k)
-            Scores, or with `calibrate` probabilities, by which labels are then ranked.
+            Scores or, with `calibrate`, probabilities; labels are ranked by these.
         """
         if self._is_binary():
             self._allowed(allowed)
@@ -239,18 +237,18 @@ class DiSMECClassifier(RowEstimator):
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Predict the k most probable labels of each row.
 
-        This needs ``calibrate=True``. Each label is judged on its own, so probabilities need not
-        sum to 1.
+        Requires ``calibrate=True``. Each label is predicted independently, so probabilities need
+        not sum to 1.
 
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per row.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
@@ -261,7 +259,7 @@ class DiSMECClassifier(RowEstimator):
         """
         rows = self._rows(X)
         if self._is_binary():
-            raise DataError("of two classes only one has a score: there is no top k")
+            raise DataError("two classes share one score: there is no top k; use predict_proba")
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
         return self.model_.predict_proba_topk(rows, k, **how)
 
@@ -271,7 +269,7 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
 
         Returns
         -------
@@ -290,16 +288,16 @@ class DiSMECClassifier(RowEstimator):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features)
-            Sparse, dense or a frame, or a list ``[X, E]``, as `fit` was given.
+            Sparse, dense, a frame, or a list ``[X, E]``, as passed to `fit`.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, as they are in `classes_`; or an indicator of
-            shape (n_rows, n_labels) with a set for each row. By default all.
+            Labels that may be predicted, as in `classes_`; or an indicator matrix of shape
+            (n_rows, n_labels) with a set for each row. By default all.
 
         Returns
         -------
         ndarray of shape (n_rows,), or indicator matrix of shape (n_rows, n_labels)
-            Classes if y was 1-d. Otherwise an indicator of the labels that score above 0, sparse if
-            y was sparse.
+            Classes if y was 1-d. Otherwise an indicator matrix of the labels that score above 0,
+            sparse if y was sparse.
         """
         if self._is_binary():
             self._allowed(allowed)
@@ -307,18 +305,19 @@ class DiSMECClassifier(RowEstimator):
             return either
         if not self.multilabel_:
             best = self.predict_topk(X, k=1, allowed=allowed)[0][:, 0]
-            refuse_empty(best)
+            check_none_empty(best)
             chosen: npt.NDArray[Any] = self.classes_[best]
             return chosen
         if not self._sparse_output:
             rows = self._rows(X)
-            instead = "fit on a sparse Y, and predict is sparse too"
+            instead = "fit on a sparse Y to get a sparse result"
             check_dense("predict", rows.shape[0], len(self.classes_), 8, instead)
             dense: npt.NDArray[Any] = self._indicator(rows, allowed).toarray().astype(int)
             return dense
         return self._indicator(self._rows(X), allowed)
 
     def _indicator(self, X: Any, allowed: Any) -> sp.csr_array:
+        """Return a sparse indicator of the labels that score above 0."""
         if allowed is not None:
             how = {"allowed": self._allowed(allowed), "threads": self._threads()}
             sets = self.model_.assign(X, probabilities=False, **how)
@@ -346,11 +345,11 @@ class DiSMECClassifier(RowEstimator):
         Returns
         -------
         rows : matrix
-            What `model_` scores.
+            The rows in the form that `model_` scores.
         truth : csr_array of shape (n_rows, n_columns)
-            An indicator whose first columns are the labels of the model.
+            An indicator matrix whose first columns are the labels of the model.
         """
         rows = self._rows(X)
         if not self.multilabel_:
-            raise DataError("y has one class per row: scikit-learn's scorers are for that")
+            raise DataError("y has one class per row: use one of scikit-learn's scorers")
         return rows, check_Y(self._truth(y), rows.shape[0])

@@ -1,4 +1,4 @@
-"""Scorers for scikit-learn's searches that know lists of labels."""
+"""Scorers for scikit-learn's searches that accept lists of labels."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dismec.errors import DataError
 from dismec.estimators.shared import Estimator
 from dismec.measure.probabilities import f1_scores
 
-__all__ = ["label_scorer", "refuse_matrix_scorer"]
+__all__ = ["check_scorer", "label_scorer"]
 
 _F1 = ("micro-F1", "macro-F1")
 _RANKED = re.compile(r"(?:P|nDCG|PSP|PSnDCG|R)@([1-9]\d{0,8})")
 
 
 def label_scorer(metric: str = "P@1") -> _LabelScorer:
-    """A scorer of multi-label predictions, for ``scoring=`` of scikit-learn's searches.
+    """Create a scorer of multi-label predictions, for ``scoring=`` of scikit-learn's searches.
 
-    Unlike scikit-learn's own it takes labels in every form that the estimators do, lists of names
-    among them. It also scores a pipeline that ends in one of the estimators.
+    Unlike scikit-learn's own scorers, it accepts labels in every form that the estimators do,
+    including lists of names. It also scores a pipeline that ends in one of the estimators.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ class _LabelScorer:
     metric: str
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
-        """The score of an estimator, or of a pipeline that ends in one."""
+        """Return the score of an estimator, or of a pipeline that ends in one."""
         if hasattr(estimator, "steps"):
             X = estimator[:-1].transform(X) if len(estimator.steps) > 1 else X
             estimator = estimator.steps[-1][1]
         if not isinstance(estimator, Estimator):
             name = type(estimator).__name__
-            raise DataError(f"label_scorer is for the estimators of dismec, not {name}")
+            raise DataError(f"label_scorer scores the estimators of dismec, not {name}")
         rows, Y = estimator.rows_and_truth(X, y)
         model = estimator.model_
         truth = model.truth_of(Y)
@@ -84,11 +84,11 @@ class _LabelScorer:
         return truth.metrics(top, (k,))[self.metric] / 100
 
 
-def refuse_matrix_scorer(kind: Kind) -> None:
-    """Refuse to be fitted for a scorer of scikit-learn that cannot score lists of labels.
+def check_scorer(kind: Kind) -> None:
+    """Raise `DataError` if `fit` runs for a scikit-learn scorer that cannot score lists of labels.
 
-    Its search would catch the scorer's error, call every score NaN, and still name a best. What
-    `fit` raises it does not hide: if all fits fail, it says why.
+    The search would catch the scorer's error, set every score to NaN, and still report a best
+    candidate. Errors from `fit` are not hidden: if all fits fail, the search says why.
     """
     if kind != "lists":
         return

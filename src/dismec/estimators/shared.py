@@ -1,7 +1,7 @@
-"""What both estimators share: parameters, threads, where to fit, dense answers.
+"""The base class of both estimators: parameters, threads, where to fit, dense results.
 
-Parameters of the estimators are the fields of `TrainingParams` and `TextParams`: one that is added
-there is one of theirs, too.
+The parameters of the estimators are the fields of `TrainingParams` and `TextParams`: a field added
+there becomes a parameter here.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sklearn.utils.validation import check_is_fitted
 from dismec.cpu import available_cpus
 from dismec.data.types import LabelsLike, RowsLike
 from dismec.errors import DataError
-from dismec.estimators.class_weights import kept_class_weight
+from dismec.estimators.class_weights import loaded_class_weight
 from dismec.model.allowed import Allowed
 from dismec.model.model import Model
 from dismec.training.params import AUTO, TrainingParams
 
-__all__ = ["NOT_ROUTED", "Estimator", "constructor", "refuse_empty"]
+__all__ = ["NOT_ROUTED", "Estimator", "check_none_empty", "constructor"]
 
-NOT_ROUTED = UNUSED  # marks a parameter that is no metadata
+NOT_ROUTED = UNUSED  # marks a parameter that is not metadata
 _OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
 
 
 def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
-    """An ``__init__`` that takes the fields of dataclasses, and keeps what it is given.
+    """Return an ``__init__`` whose parameters are the fields of dataclasses; it stores them.
 
-    Parameters come in the order of `first`; all others after these. scikit-learn reads their names
-    and defaults off the signature.
+    The names in `first` come first, in this order. scikit-learn reads names and defaults from the
+    signature.
     """
     defaults = {f.name: f.default for source in sources for f in fields(source)} | _OWN
     names = [n for n in dict.fromkeys([*first.split(), *defaults]) if n not in without.split()]
@@ -63,14 +63,14 @@ def constructor(first: str, *sources: type, without: str) -> Callable[..., None]
     return __init__
 
 
-def refuse_empty(best: npt.NDArray[np.int32]) -> None:
-    """Refuse best classes some of which are missing, as none is allowed there."""
+def check_none_empty(best: npt.NDArray[np.int32]) -> None:
+    """Raise `DataError` if a row has no best class, because none is allowed there."""
     if (best < 0).any():
-        raise DataError(f"row index {np.argmax(best < 0)}: allowed leaves no class to choose from")
+        raise DataError(f"row index {np.argmax(best < 0)}: no class is allowed")
 
 
 class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What both estimators do: parameters, threads, where to fit, dense answers."""
+    """The base class of both estimators: parameters, threads, where to fit, dense results."""
 
     model_: Model
     calibrate: bool
@@ -90,7 +90,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def _with_params_of(cls, model: Model) -> Any:
-        """An estimator with the parameters that a model was trained with, as far as it says."""
+        """Return an estimator with the parameters that a model was trained with, if stored."""
         known = dict(model.params)
         if model.vocabulary is not None:
             known |= asdict(model.vocabulary.params)
@@ -98,7 +98,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
-        self.class_weight = kept_class_weight(model.manifest.estimator or {})
+        self.class_weight = loaded_class_weight(model.manifest.estimator or {})
         self.model_ = model
         return self
 
@@ -106,9 +106,9 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def coef_(self) -> sp.csr_array:
         """The weights, a sparse matrix of shape (n_labels, n_features).
 
-        For two classes in a 1-d y the shape is (1, n_features). A score is the row, transformed as
-        the model does it (tf-idf, norm), times these weights, plus `intercept_`. A refined model
-        has further columns, for the labels that inform others.
+        For two classes in a 1-d y, the shape is (1, n_features). A score is the product of the row,
+        after the model's transform (tf-idf, norm), and these weights, plus `intercept_`. A refined
+        model has further columns, for the labels that inform others.
         """
         model = self._fitted()
         weights: Any = model.weights
@@ -116,7 +116,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def intercept_(self) -> npt.NDArray[np.float32]:
-        """What is added to the score of each label; −1 for a label without training rows."""
+        """The intercept of each label; −1 for a label without training rows."""
         model = self._fitted()
         weights: Any = model.weights
         last = weights[:, [model.transform.n_columns]].toarray()[:, 0]
@@ -126,11 +126,11 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def predict_proba(self) -> Callable[[RowsLike], npt.NDArray[np.float32]]:
-        """A method that computes probabilities; it only exists with ``calibrate=True``.
+        """A method that computes probabilities; it exists only with ``calibrate=True``.
 
-        ``predict_proba(X)`` takes what `decision_function` takes, and returns a float32 array of
-        shape (n_rows, n_labels). Each label is judged on its own, but the classes of a 1-d y sum to
-        1 in each row. It raises `DataError` if the result does not fit in memory;
+        ``predict_proba(X)`` takes the same rows as `decision_function`, and returns a float32 array
+        of shape (n_rows, n_labels). Each label is predicted independently, but the classes of a 1-d
+        y sum to 1 in each row. It raises `DataError` if the result does not fit in memory;
         `predict_proba_topk` needs far less.
         """
         model: Model | None = getattr(self, "model_", None)
@@ -145,7 +145,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return p
         if p.shape[1] == 1:
             return np.hstack([1 - p, p])
-        shares: npt.NDArray[np.float32] = p / p.sum(axis=1, keepdims=True)  # none is 0
+        shares: npt.NDArray[np.float32] = p / p.sum(axis=1, keepdims=True)  # no sum is 0
         return shares
 
     @property
@@ -156,7 +156,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _allowed(self, allowed: Any) -> Any:
-        """What the model takes for labels that a caller allows, given as in `classes_`."""
+        """Convert labels that a caller allows, given as in `classes_`, to the model's labels."""
         model = self._fitted()
         sets = sp.issparse(allowed) or getattr(allowed, "ndim", 1) == 2
         if allowed is None or sets or isinstance(allowed, Allowed | str | bytes):
@@ -164,15 +164,15 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return model.allowed_labels([self._number_of(label) for label in allowed])
 
     def _number_of(self, label: Any) -> int:
-        """The number of a label in the model; `DataError` if it is not one of `classes_`."""
+        """Return the model's number of a label; raise `DataError` if it is not in `classes_`."""
         raise NotImplementedError
 
     def rows_and_truth(self, X: RowsLike, y: LabelsLike) -> tuple[Any, sp.csr_array]:
-        """What the model scores of X, and y as a matrix whose first columns are its labels."""
+        """Return X as the model scores it, and y as a matrix with the model's labels first."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        # A client is a connection of this process: what is pickled goes without.
+        # A client is a connection of this process and cannot be pickled.
         state: dict[str, Any] = super().__getstate__()
         where = {name: state.get(name) for name in ("engine", "cluster")}
         kept = {n: v if isinstance(v, str | os.PathLike) else None for n, v in where.items()}
@@ -183,13 +183,13 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.engine if self.cluster is None else self.cluster
 
     def _threads(self) -> int | None:
-        """Threads, by scikit-learn's way of counting them; None for all."""
+        """The number of threads for scikit-learn's ``n_jobs``; None for all."""
         if self.n_jobs is None or self.n_jobs >= 0:
             return self.n_jobs
         return max(1, available_cpus() + 1 + self.n_jobs)
 
     def __sklearn_clone__(self) -> Any:
-        # A client cannot be copied, and one is enough.
+        # A client cannot be copied; clones share it.
         where = {"engine": self.engine, "cluster": self.cluster}
         self.engine = self.cluster = None
         try:

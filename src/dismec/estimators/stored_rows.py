@@ -1,4 +1,4 @@
-"""What the estimator of rows is beside fitting and predicting: checks of rows, saving, loading."""
+"""The estimator of rows apart from fitting and predicting: checks of rows, saving, loading."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class RowEstimator(Estimator):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a directory, or to a single file.
 
-        `dismec.open_model` and the command line read it, too. The classes of a 1-d y become the
-        names of the labels there.
+        `dismec.open_model` and the command line can read it, too. The classes of a 1-d y are stored
+        as the names of the labels.
 
         Parameters
         ----------
         path : str or path-like
             The directory, or a file whose name ends in ``.zip``.
         overwrite : bool, default=False
-            Whether to replace a model that is there.
+            Whether to overwrite an existing model.
         """
         check_is_fitted(self)
         about = {
@@ -56,13 +56,13 @@ class RowEstimator(Estimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
-        """Load an estimator that was saved.
+        """Load a saved estimator.
 
         Parameters
         ----------
         path : str, path-like, bytes or binary file
-            A model, as for `dismec.open_model`. A model that was not saved by an estimator becomes
-            one for indicators.
+            A model, as for `dismec.open_model`. A model that was not saved by an estimator is
+            loaded as one of indicator matrices.
 
         Returns
         -------
@@ -76,9 +76,9 @@ class RowEstimator(Estimator):
         """
         model = open_model(path)
         if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
-            raise ModelError(f"parameter {min(missing)!r} is missing in the manifest of the model")
+            raise ModelError(f"the manifest of the model lacks the parameter {min(missing)!r}")
         if model.vocabulary is not None:
-            raise ModelError("the model is one of texts; DiSMECTextClassifier loads it")
+            raise ModelError("the model was trained on texts; load it with DiSMECTextClassifier")
         self: Self = cls._with_params_of(model)
         about = model.manifest.estimator or {}
         classes = about.get("classes")
@@ -101,7 +101,7 @@ class RowEstimator(Estimator):
 
     def _allowed(self, allowed: Any) -> Any:
         if allowed is not None and self._is_binary():
-            raise DataError("allowed needs more than two classes, or labels, to choose from")
+            raise DataError("allowed is not supported with two classes")
         return super()._allowed(allowed)
 
     def _number_of(self, label: Any) -> int:

@@ -1,4 +1,4 @@
-"""What the estimator of texts is beside fitting and predicting: labels, saving, loading."""
+"""The estimator of texts apart from fitting and predicting: labels, saving, loading."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
 from dismec.model.opening import open_model
 
-__all__ = ["TextEstimator", "apart", "check_lengths"]
+__all__ = ["TextEstimator", "check_lengths", "split_dense"]
 
-# Labels that are not text, by the names that they have in the model.
+# Labels that are not text, by their names in the model.
 _TYPES: dict[str, Callable[[str], Any]] = {"int": int, "bool": "True".__eq__}
 _TYPE_NAMES = {"int": re.compile(r"-?\d{1,19}"), "bool": re.compile("True|False")}
 
@@ -37,14 +37,14 @@ class TextEstimator(Estimator):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the fitted model to a directory, or to a single file.
 
-        `dismec.open_model` and the command line read it, too.
+        `dismec.open_model` and the command line can read it, too.
 
         Parameters
         ----------
         path : str or path-like
             The directory, or a file whose name ends in ``.zip``.
         overwrite : bool, default=False
-            Whether to replace a model that is there.
+            Whether to overwrite an existing model.
         """
         model = self._fitted()
         about = {"target": self.target_, "label_type": self._label_type}
@@ -53,7 +53,7 @@ class TextEstimator(Estimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
-        """Load an estimator that was saved.
+        """Load a saved estimator.
 
         Parameters
         ----------
@@ -68,11 +68,11 @@ class TextEstimator(Estimator):
         Raises
         ------
         ModelError
-            If there is no model, or it is not one of texts.
+            If there is no model, or it was not trained on texts.
         """
         model = open_model(path)
         if model.vocabulary is None:
-            raise ModelError("the model is not one of texts; DiSMECClassifier loads it")
+            raise ModelError("the model was not trained on texts; load it with DiSMECClassifier")
         self: Self = cls._with_params_of(model)
         about = model.manifest.estimator or {}
         self.target_ = about.get("target", "lists")
@@ -85,16 +85,16 @@ class TextEstimator(Estimator):
     def _aligned(
         self, vocabulary: Vocabulary, texts: Any, labels: Any, classes: list[Any]
     ) -> tuple[Any, Any]:
-        """Other texts and labels as rows and a matrix whose first columns are these classes."""
-        texts, dense = apart(texts)
+        """Return texts and labels as rows and a matrix whose first columns are these classes."""
+        texts, dense = split_dense(texts)
         target, rows = Target.of(labels), text_column(texts)
         check_lengths(rows, target)
         found = vocabulary.rows(rows, threads=self._threads())
-        return self._beside(found, dense), target.among(classes)
+        return self._with_dense(found, dense), target.among(classes)
 
     @staticmethod
-    def _beside(rows: TextRows, dense: Any) -> Any:
-        """Rows of texts, with their dense features if there are some."""
+    def _with_dense(rows: TextRows, dense: Any) -> Any:
+        """Return the rows of texts, with dense features beside them if there are any."""
         return rows if dense is None else mixed_rows(rows, dense)
 
     def _rows(self, texts: Any) -> Any:
@@ -106,11 +106,11 @@ class TextEstimator(Estimator):
 
     @property
     def _are_classes(self) -> bool:
-        """Whether labels are values that scikit-learn can put in order."""
+        """Whether labels are values that scikit-learn can sort."""
         return self.target_ == "classes" or self._label_type != "str"
 
     def _as_labels(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Labels by their numbers, None for an empty place; of millions of names few are made."""
+        """Return labels by number, None for −1; only the names that are needed are decoded."""
         found, places = np.unique(numbers, return_inverse=True)
         names = self.model_.names or ()
         labels = np.empty(len(found), object)
@@ -124,7 +124,7 @@ class TextEstimator(Estimator):
         return number
 
     def _label(self, name: str) -> Any:
-        """The label as it was given, by its name in the model."""
+        """Return the label as it was passed to `fit`, by its name in the model."""
         return name if self._label_type == "str" else _TYPES[self._label_type](name)
 
     def __sklearn_tags__(self) -> Any:
@@ -135,14 +135,14 @@ class TextEstimator(Estimator):
         return tags
 
 
-def apart(texts: Any) -> tuple[Any, Any]:
-    """Texts, and the dense features that came with them or None."""
+def split_dense(texts: Any) -> tuple[Any, Any]:
+    """Split texts from the dense features passed with them, or None."""
     if is_parts(texts) and len(texts) == 2:
         return texts[0], texts[1]
     return texts, None
 
 
 def check_lengths(texts: list[str], target: Target) -> None:
-    """Refuse texts that are not as many as their labels."""
+    """Raise `DataError` unless there are as many texts as labels."""
     if len(texts) != target.Y.shape[0]:
-        raise DataError(f"{counted(len(texts), 'text')} and labels for {target.Y.shape[0]}")
+        raise DataError(f"{counted(len(texts), 'text')}, but labels for {target.Y.shape[0]}")

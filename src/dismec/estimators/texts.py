@@ -16,9 +16,9 @@ from dismec.data.targets import Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
 from dismec.estimators.class_weights import class_costs
-from dismec.estimators.scorers import refuse_matrix_scorer
-from dismec.estimators.shared import NOT_ROUTED, constructor, refuse_empty
-from dismec.estimators.stored_texts import TextEstimator, apart, check_lengths
+from dismec.estimators.scorers import check_scorer
+from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
+from dismec.estimators.stored_texts import TextEstimator, check_lengths, split_dense
 from dismec.features.vocabulary import TextParams, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
@@ -42,24 +42,24 @@ class DiSMECTextClassifier(TextEstimator):
     positive_weight, propensity_a, propensity_b
         As for `TrainingParams`.
     dense_scale : float, default=1.0
-        As for `TrainingParams`, for dense features beside texts.
+        As for `TrainingParams`, for dense features in addition to texts.
     class_weight, n_jobs, cluster, engine
         As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     calibrate : bool, default=False
-        Whether to learn probabilities, on a tenth of the texts. The model is then trained on all.
+        Whether to learn probabilities, on a tenth of the texts; the final model is trained on all.
     word_ngrams, char_ngrams, lowercase, min_df, max_df, max_features, sublinear
-        Which terms of a text are features, as for `TextParams`.
+        The terms of a text that become features, as for `TextParams`.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_labels,)
         The labels, in order: names, or numbers if labels were numbers.
     target_ : {"lists", "classes", "indicator", "sparse"}
-        How labels were given; "classes" is one label per text.
+        The form of the labels passed to `fit`; "classes" is one label per text.
     coef_ : csr_array of shape (n_labels, n_features)
         The weights.
     intercept_ : ndarray of shape (n_labels,)
-        What is added to each score.
+        The intercepts.
     model_ : Model
         The fitted model.
 
@@ -81,7 +81,7 @@ class DiSMECTextClassifier(TextEstimator):
         without="block_size tfidf normalize bias",
     )
 
-    # Their first arguments have names of their own, and are not metadata for routing.
+    # The first arguments have other names than X and y, and are not metadata for routing.
     __metadata_request__fit: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__score: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED, "allowed": NOT_ROUTED}
@@ -100,22 +100,22 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            A list, an array, a Series of pandas or polars, an Arrow array or a generator. For dense
-            features beside the texts, a list ``[texts, E]`` (``docs/tutorial/embeddings.md``); the
-            other methods then take the same.
+            A list, an array, a Series of pandas or polars, an Arrow array or a generator. For texts
+            with dense features, a list ``[texts, E]`` (``docs/tutorial/embeddings.md``), also in
+            the other methods.
         labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
-            A list or set of labels for each text, or one label for each text, as text or whole
-            numbers; or an indicator of shape (n_texts, n_labels), dense, sparse or a frame.
-            `predict` answers in the same form. White space around a name is not part of it.
+            A list or set of labels for each text, or one label for each text, as strings or
+            integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
+            `predict` returns the same form. White space around a name is ignored.
         validation : tuple of texts and labels, default=None
-            Other texts on which ``delta="auto"`` is chosen and probabilities are learned. In a
-            search or a pipeline it is routed after ``set_fit_request(validation=True)``.
+            Texts for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
+            a pipeline, call ``set_fit_request(validation=True)``.
         classes : iterable of str or int, default=None
-            What the columns of an indicator stand for, such as ``MultiLabelBinarizer.classes_``. By
-            default the columns of a frame, or their numbers.
+            The labels of the columns of an indicator matrix, such as
+            ``MultiLabelBinarizer.classes_``. By default the columns of a frame, or their numbers.
         sample_weight : array-like of shape (n_texts,), default=None
-            How much each text counts: numbers of at least 0, by which its losses are multiplied.
-            Texts of weight 0 are left out, with all words and labels that only they have.
+            Text weights, at least 0, that multiply the losses. Texts of weight 0 are ignored, with
+            all words and labels that only they have.
 
         Returns
         -------
@@ -125,13 +125,13 @@ class DiSMECTextClassifier(TextEstimator):
         Raises
         ------
         DataError
-            If texts or labels cannot be used.
+            If the texts or labels are invalid.
         """
         target = Target.of(labels, classes)
-        texts, dense = apart(texts)
+        texts, dense = split_dense(texts)
         rows = text_column(texts)
         check_lengths(rows, target)
-        refuse_matrix_scorer(target.kind)
+        check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
             found = check_row_weights(sample_weight, len(rows), "sample_weight")
@@ -139,7 +139,7 @@ class DiSMECTextClassifier(TextEstimator):
             if keep is not None:
                 rows, target = [rows[row] for row in keep.tolist()], target.of_rows(keep)
         if not rows or not target.Y.nnz:
-            raise DataError("there are no texts to train on" if not rows else "no text has a label")
+            raise DataError("no texts to train on" if not rows else "no text has a label")
         names = [str(label) for label in target.classes]
         builder = VocabularyBuilder(
             TextParams(**{name: getattr(self, name) for name in _TEXT}), threads=self._threads()
@@ -157,7 +157,7 @@ class DiSMECTextClassifier(TextEstimator):
             weights=weights,
         )
         self.model_ = fit(
-            self._beside(vocabulary.rows(rows, threads=self._threads()), dense),
+            self._with_dense(vocabulary.rows(rows, threads=self._threads()), dense),
             target.Y,
             self._params(tfidf=True),
             names=names,
@@ -186,11 +186,11 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per text.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
@@ -198,7 +198,7 @@ class DiSMECTextClassifier(TextEstimator):
         labels : ndarray of shape (n_texts, k)
             The labels, best first; None marks an empty place.
         values : ndarray of float32, shape (n_texts, k)
-            Scores, or with `calibrate` probabilities, by which labels are then ranked; −inf or 0 at
+            Scores or, with `calibrate`, probabilities; labels are ranked by these. −inf or 0 at
             empty places.
         """
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
@@ -210,16 +210,16 @@ class DiSMECTextClassifier(TextEstimator):
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
         """Predict the k most probable labels of each text.
 
-        This needs ``calibrate=True``.
+        Requires ``calibrate=True``.
 
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         k : int, default=5
             Number of labels per text.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
@@ -239,7 +239,7 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
 
         Returns
         -------
@@ -260,33 +260,33 @@ class DiSMECTextClassifier(TextEstimator):
     def predict(
         self, texts: RowsLike, *, allowed: LabelsAllowed | None = None
     ) -> list[tuple[Any, ...]] | npt.NDArray[Any] | sp.csr_array:
-        """Predict the labels of each text, in the form in which `fit` was given labels.
+        """Predict the labels of each text, in the form of the labels passed to `fit`.
 
-        For lists and indicators, a text gets the labels with scores above 0; with `calibrate` those
-        whose probability reaches the threshold that was best for micro-F1.
+        For lists and indicators, a text gets the labels with scores above 0 or, with `calibrate`,
+        those whose probability reaches the threshold with the best micro-F1.
 
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted, given as to `fit`; or an indicator of shape
+            Labels that may be predicted, as passed to `fit`; or an indicator matrix of shape
             (n_texts, n_labels) with a set for each text. By default all.
 
         Returns
         -------
         list of tuple, ndarray or csr_array
-            For lists a tuple of labels for each text, best first; for one label per text an array
-            of the best labels; for an indicator one of the same kind.
+            For lists, a tuple of labels for each text, best first; for one label per text, an array
+            of the best labels; for an indicator matrix, one of the same kind.
         """
         model, rows = self._fitted(), self._rows(texts)
         how = {"allowed": self._allowed(allowed), "threads": self._threads()}
         if self.target_ == "classes":
             best = model.predict_topk(rows, 1, **how)[0][:, 0]
-            refuse_empty(best)
+            check_none_empty(best)
             return np.array(self._as_labels(best).tolist())
         if self.target_ == "indicator":
-            instead = "fit on sparse labels, and predict is sparse too"
+            instead = "fit on sparse labels to get a sparse result"
             check_dense("predict", rows.shape[0], model.n_labels, 8, instead)
         sets: Any = model.assign(rows, **how)
         if self.target_ == "lists":
@@ -306,11 +306,11 @@ class DiSMECTextClassifier(TextEstimator):
         Parameters
         ----------
         texts : array-like of str, shape (n_texts,)
-            The texts, or a list ``[texts, E]``, as `fit` was given.
+            The texts, or a list ``[texts, E]``, as passed to `fit`.
         labels : lists of labels, array-like of shape (n_texts,), or indicator matrix
             Their true labels, as for `fit`.
         sample_weight : array-like of shape (n_texts,), default=None
-            How much each text counts. By default all count the same.
+            Weight of each text. By default all have the same weight.
 
         Returns
         -------
@@ -336,9 +336,9 @@ class DiSMECTextClassifier(TextEstimator):
         Returns
         -------
         rows : TextRows or MixedRows
-            What `model_` scores.
+            The texts in the form that `model_` scores.
         truth : csr_array of shape (n_texts, n_columns)
-            An indicator whose first columns are the labels of the model.
+            An indicator matrix whose first columns are the labels of the model.
         """
         vocabulary = self._fitted().vocabulary
         assert vocabulary is not None

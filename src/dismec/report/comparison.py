@@ -87,26 +87,26 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     data = found["data"]
     yield (
         f"<p>{counted(data['rows'], 'training row')}, {counted(data['test rows'], 'test row')}, "
-        f"{counted(data['features'], 'feature')}, {counted(data['labels'], 'label')} that have "
+        f"{counted(data['features'], 'feature')}, {counted(data['labels'], 'label')} with "
         "training rows. "
         f"Trained with {counted(data['threads'], 'thread')}, predicted with one; "
         f"{html_text(data['machine'])}.</p>"
     )
     yield "<h2>Accuracy</h2>" + table(*accuracy_rows(found))
     yield (
-        '<p class="note">Percent. ± is half the width of a 95 % bootstrap interval over test rows. '
-        "≈: these rows cannot distinguish it from dismec (the paired 95 % interval of the "
+        '<p class="note">In percent. ± is half the width of a 95 % bootstrap interval over test '
+        "rows. ≈: not significantly different from dismec (the paired 95 % interval of the "
         "difference contains 0).</p>"
     )
     yield "<h2>Cost</h2>" + table(*cost_rows(found))
     yield (
-        '<p class="note">Times are the best of all runs; memory is that of the training process '
-        "with the data, until it is trained; sizes are those of files.</p>"
+        '<p class="note">Times are the best of all runs. Memory is the peak of the training '
+        "process, including the data. Sizes are those of files.</p>"
     )
     yield table(["system", "version"], notes(found).items())
     failed = failures(found)
     if failed:
-        yield "<h2>Without a result</h2>" + table(["system", "why"], failed.items())
+        yield "<h2>Systems without a result</h2>" + table(["system", "reason"], failed.items())
     shown = {n: entry for n, entry in _finished(found).items() if "P@1" in entry}
     if not shown:
         return
@@ -121,9 +121,9 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
     yield figure(_bars_of(shown), "nDCG@k of each system (the paper's Figure 3).")
     yield "<h2>By label frequency</h2>"
     caption = (
-        "Labels in ten groups by training frequency, and a last one for those of test rows only; "
-        "the share of a group's true pairs that is found in the first 5 places. Below, the part of "
-        "P@k that each group adds."
+        "Labels in ten groups by training frequency, plus a group of labels that occur only in "
+        "test rows; the share of each group's true pairs found in the first 5 places. Below, the "
+        "contribution of each group to P@k."
     )
     yield figure(_by_frequency(shown), caption)
     yield _group_table(shown)
@@ -133,7 +133,7 @@ def _sections(found: Mapping[str, Any]) -> Iterable[str]:
         "P/p^alpha up to alpha = 1."
     )
     points = PUBLISHED.get((data["rows"], data["features"]), {})
-    yield figure(_trade(shown, points), caption)
+    yield figure(_psp_scatter(shown, points), caption)
 
 
 def _finished(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _by_frequency(shown: Mapping[str, Any]) -> bytes:
         groups = next(iter(shown.values()))["groups"]
         names = [frequency_range(group["frequency"]) for group in groups]
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
-        ax.set_xlabel("training rows of the group's labels")
+        ax.set_xlabel("training rows per label")
         ax.set_ylabel("R@5 of the group, %")
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
@@ -205,12 +205,15 @@ def _by_frequency(shown: Mapping[str, Any]) -> bytes:
 
 def _group_table(shown: Mapping[str, Any]) -> str:
     groups = next(iter(shown.values()))["groups"]
-    heads = ["system, part of P@5", *(frequency_range(group["frequency"]) for group in groups)]
+    heads = [
+        "system, contribution to P@5",
+        *(frequency_range(group["frequency"]) for group in groups),
+    ]
     rows = [[n, *(f"{g['P@5']:.2f}" for g in entry["groups"])] for n, entry in shown.items()]
     return table(heads, rows)
 
 
-def _trade(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
+def _psp_scatter(shown: Mapping[str, Any], points: Mapping[str, Sequence[float]]) -> bytes:
     def draw(ax: Any) -> None:
         named: list[tuple[str, float, float]] = []
         for place, (name, entry) in enumerate(shown.items()):

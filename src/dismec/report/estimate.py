@@ -25,7 +25,7 @@ from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams
 
-__all__ = ["estimate_training", "tell_estimate"]
+__all__ = ["estimate_training", "summarize_estimate"]
 
 _PILOT = 32  # labels that the solver processes together in one pass
 
@@ -147,7 +147,7 @@ def _model_bytes(share: npt.NDArray[np.float64], n_labels: int, precision: str) 
     return int(weights.sum() * PRECISIONS[precision].itemsize + places.sum())
 
 
-def tell_estimate(training: dict[str, Any]) -> list[str]:
+def summarize_estimate(training: dict[str, Any]) -> list[str]:
     """Describe an estimate in sentences, including how it was made."""
     peak, memory = training["peak bytes"], training["memory bytes"]
     lines = []
@@ -155,21 +155,21 @@ def tell_estimate(training: dict[str, Any]) -> list[str]:
         lines.append(
             f"Solving takes about {_duration(training['seconds'])} with "
             f"{counted(training['threads'], 'thread')} ({_duration(training['core-seconds'])} of "
-            "one core) if nothing else runs, at "
-            "the default parameters; reading the data and writing the model come on top."
+            "CPU time) with the default parameters if nothing else is running. Reading the data "
+            "and writing the model take additional time."
         )
     there = f" of the {_size(memory)} that this machine has" if memory else ""
     lines.append(f"Memory: about {_size(peak)} at the peak{there}.")
     if memory and peak > memory:
-        lines.append("This is more memory than there is: expect the training to fail here.")
+        lines.append("This machine has less memory: training will probably fail here.")
     if "seconds" in training:
-        lines.append(f"The model will have about {_size(training['model bytes'])}.")
+        lines.append(f"The model will take about {_size(training['model bytes'])} on disk.")
         lines.append(
-            f"Time comes from {training['sampled labels']:,} of the "
-            f"{counted(training['labels to solve'], 'label')} to solve, evenly spread over the "
-            "frequencies, "
-            f"which were solved just now in {training['sampled seconds']:.2g} core-seconds; memory "
-            "from a formula for the arrays of the data, the threads and the weights of a block."
+            f"The time was extrapolated from {training['sampled labels']:,} of the "
+            f"{counted(training['labels to solve'], 'label')}, evenly spread over the frequencies, "
+            f"which took {training['sampled seconds']:.2g} core-seconds to solve; the memory "
+            "follows from the sizes of the data, of the threads' working sets and of a block's "
+            "weights."
         )
     return lines
 

@@ -73,7 +73,7 @@ def draw_frequencies(frequencies: Mapping[str, Any]) -> bytes:
         plain_ticks(ax.xaxis)
         plain_ticks(ax.yaxis)
         ax.set_xlabel("rank of the label")
-        ax.set_ylabel("rows that have it")
+        ax.set_ylabel("rows with the label")
 
     return draw_svg(draw)
 
@@ -86,7 +86,7 @@ def draw_histogram(histogram: Mapping[str, Sequence[int]], what: str) -> bytes:
 
     def draw(ax: Any) -> None:
         ax.stairs(rows, shown, fill=True, color=BLUE)
-        more = f" (the last bar: {edges[-2]:,} and more)" if edges[-1] > shown[-1] else ""
+        more = f" (last bar: {edges[-2]:,} or more)" if edges[-1] > shown[-1] else ""
         plain_ticks(ax.xaxis)
         plain_ticks(ax.yaxis)
         ax.set_xlabel(what + more)
@@ -147,7 +147,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
             (
                 (f"R@{k}", BLUE, "", f"R@{k}: true pairs found"),
                 (f"Coverage@{k}", ORANGE, "", f"Coverage@{k}: labels found at all"),
-                (f"P@{k}", "#FFFFFF", "////", f"part of P@{k}"),
+                (f"P@{k}", "#FFFFFF", "////", f"contribution to P@{k}"),
             )
         ):
             heights = [group[name] for group in groups]
@@ -158,7 +158,7 @@ def draw_groups(groups: Sequence[Mapping[str, Any]], k: int) -> bytes:
         ax.set_xlim(-0.6, max(len(groups), 5) - 0.4)
         ax.set_xticks(x, names, rotation=30, ha="right", rotation_mode="anchor")
         ax.grid(axis="x", visible=False)
-        ax.set_xlabel("training rows of the group's labels")
+        ax.set_xlabel("training rows per label")
         ax.set_ylabel("percent")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
 
@@ -210,8 +210,8 @@ def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> Non
     axes.set_xscale("log")
     axes.set_xticks(grid, [f"{C:g}" for C in grid])
     axes.minorticks_off()
-    axes.set_xlabel("C, weight of the losses")
-    axes.set_ylabel(f"{kind}@k on rows held out, %")
+    axes.set_xlabel("C (loss weight)")
+    axes.set_ylabel(f"{kind}@k on held-out rows, %")
     _tidy(axes)
     _save(figure, path)
 
@@ -230,10 +230,10 @@ def draw_sweep(table: _Table, path: StrPath) -> None:
     first, second, *_ = _styles()
     unit, name = (1e6, "millions") if table[0]["weights"] >= 1e6 else (1e3, "thousands")
     size.plot(deltas, [row["weights"] / unit for row in table], label="weights", **first)
-    time.plot(deltas, [row["ms per row"] for row in table], label="time of a row", **second)
+    time.plot(deltas, [row["ms per row"] for row in table], label="time per row", **second)
     size.set_ylim(bottom=0)
     size.set_ylabel(f"weights, {name}")
-    time.set_ylabel("prediction, ms of a core a row")
+    time.set_ylabel("prediction, core-ms per row")
     time.set_ylim(bottom=0)
     # 0 has no place on a logarithmic scale, so the axis is linear up to the smallest other delta.
     least = min((delta for delta in deltas if delta > 0), default=0.01)

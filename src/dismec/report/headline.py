@@ -8,10 +8,10 @@ from typing import Any
 from dismec.data.counts import counted
 from dismec.report.tested import KS
 
-__all__ = ["percent", "tell_data", "tell_oddities", "tell_test"]
+__all__ = ["list_anomalies", "percent", "summarize_data", "summarize_test"]
 
 
-def tell_test(test: Mapping[str, Any]) -> list[str]:
+def summarize_test(test: Mapping[str, Any]) -> list[str]:
     """Describe how good a model is, on which data, and compared with guessing.
 
     `test` is the result of `describe_test`, and may name the "data".
@@ -20,11 +20,11 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
     place = f" of {test['data']}" if "data" in test else ""
     frequent, random = test["guesses"]["most frequent labels"], test["guesses"]["random labels"]
     lines = [
-        f"Of {counted(int(found['rows']), 'test row')}{place}, the first label is right for "
-        f"{percent(found['P@1'])} (P@1). Always naming the most frequent label would reach "
-        f"{percent(frequent['P@1'])}, a label drawn at random {percent(random['P@1'])}.",
-        f"Of the first {k} labels {percent(found[f'P@{k}'])} are right (P@{k}; the {k} most "
-        f"frequent: {percent(frequent[f'P@{k}'])}), and they hold {percent(found[f'R@{k}'])} of a "
+        f"For {percent(found['P@1'])} of {counted(int(found['rows']), 'test row')}{place}, the "
+        f"first predicted label is right (P@1). Always predicting the most frequent label would "
+        f"reach {percent(frequent['P@1'])}, a random label {percent(random['P@1'])}.",
+        f"Of the first {k} labels, {percent(found[f'P@{k}'])} are right (P@{k}; the {k} most "
+        f"frequent: {percent(frequent[f'P@{k}'])}); they include {percent(found[f'R@{k}'])} of a "
         f"row's true labels (R@{k}).",
     ]
     if "ECE" in found:
@@ -34,16 +34,18 @@ def tell_test(test: Mapping[str, Any]) -> list[str]:
     if test["rows without labels"]:
         n = test["rows without labels"]
         verb = "has" if n == 1 else "have"
-        lines.append(f"{counted(n, 'test row')} {verb} no labels: nothing can be right there.")
+        lines.append(
+            f"{counted(n, 'test row')} {verb} no labels: no prediction can be right there."
+        )
     if test["pairs with unknown labels"]:
         share = 100 * test["pairs with unknown labels"] / test["pairs"]
         lines.append(
-            f"{percent(share)} of the true labels are unknown to the model, and count as missed."
+            f"{percent(share)} of the true labels are unknown to the model and count as missed."
         )
     return lines
 
 
-def tell_data(facts: Mapping[str, Any]) -> list[str]:
+def summarize_data(facts: Mapping[str, Any]) -> list[str]:
     """Describe the amount of data and how it is distributed over the labels."""
     lines = [
         f"{counted(facts['rows'], 'row')} with {facts['labels per row']:,} labels per row; "
@@ -62,7 +64,7 @@ def tell_data(facts: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
+def list_anomalies(facts: Mapping[str, Any]) -> list[str]:
     """Describe anomalies in the data to look at before training; empty if there are none."""
     lines = []
     for key in ("rows without labels", "rows without text", "rows without features"):
@@ -78,7 +80,7 @@ def tell_oddities(facts: Mapping[str, Any]) -> list[str]:
     same = facts.get("labels with the same rows", {})
     if same.get("groups"):
         groups = counted(same["groups"], "group")
-        lines.append(f"{groups} of labels that always occur together and never apart")
+        lines.append(f"{groups} of labels that never occur apart")
     for what in ("text", "row"):
         found = facts.get(f"duplicate {what}s", {})
         if found.get("groups"):

@@ -10,9 +10,9 @@ from dismec.data.counts import counted
 from dismec.data.files import whole_file
 from dismec.data.printable import html_text
 from dismec.report import figures
-from dismec.report.estimate import tell_estimate
+from dismec.report.estimate import summarize_estimate
 from dismec.report.facts import frequency_range, plain_facts
-from dismec.report.headline import percent, tell_data, tell_oddities, tell_test
+from dismec.report.headline import list_anomalies, percent, summarize_data, summarize_test
 from dismec.report.page import figure, folded, label_table, page_of, paragraphs, table
 from dismec.report.tested import KS
 from dismec.report.tree_page import hierarchy_sections
@@ -50,9 +50,9 @@ def make_page(path: str, facts: Mapping[str, Any]) -> str:
 
 def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if "rows" in facts:
-        headline, *details = tell_data(facts)
+        headline, *details = summarize_data(facts)
         yield paragraphs([headline], "headline") + paragraphs(details)
-        yield from _oddities(facts)
+        yield from _anomalies(facts)
     if "all labels" in facts:
         yield from _label_sections(facts)
     for what in ("text", "row"):
@@ -65,20 +65,22 @@ def _data_sections(facts: Mapping[str, Any]) -> Iterator[str]:
         if facts.get(key, {}).get("rows"):
             yield f"<h2>{key.capitalize()}</h2>"
             drawing = figures.draw_histogram(facts[key], f"{what} per row")
-            yield figure(drawing, f"How many rows have how many {what}.")
+            yield figure(drawing, f"Number of rows by number of {what}.")
     if facts.get("training"):
-        yield "<h2>What training will take</h2>" + paragraphs(tell_estimate(facts["training"]))
+        yield "<h2>Estimated cost of training</h2>" + paragraphs(
+            summarize_estimate(facts["training"])
+        )
     table_1 = {name: facts[key] for key, name in _TABLE_1.items() if key in facts}
     yield folded(
         "All facts", [table(list(table_1), [list(table_1.values())]), "<p></p>", _facts(facts)]
     )
 
 
-def _oddities(facts: Mapping[str, Any]) -> Iterator[str]:
-    lines = tell_oddities(facts)
+def _anomalies(facts: Mapping[str, Any]) -> Iterator[str]:
+    lines = list_anomalies(facts)
     if lines:
         items = "".join(f"<li>{html_text(line)}</li>" for line in lines)
-        yield f"<h2>Worth a look before training</h2><ul>{items}</ul>"
+        yield f"<h2>Check before training</h2><ul>{items}</ul>"
 
 
 def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -94,13 +96,13 @@ def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
         yield "<h2>Rare labels</h2>" + paragraphs([said + "; ".join(rare["examples"]) + more])
     similar = facts.get("similar names", {})
     if similar.get("examples"):
-        yield "<h2>Names that look alike</h2>" + table(
+        yield "<h2>Similar names</h2>" + table(
             ["labels (rows)", "differ by"],
             [[_with_rows(e), e["differ by"]] for e in similar["examples"]],
             "names lines",
         )
         total = similar["same words"] + similar["one edit"]
-        yield _listed_of(len(similar["examples"]), total, "the most frequent first")
+        yield _listed_of(len(similar["examples"]), total, "most frequent first")
     same = facts["labels with the same rows"]
     if same["examples"]:
         yield "<h2>Labels with the same rows</h2>" + table(
@@ -108,14 +110,14 @@ def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
             [[_some_names(e["names"], e["labels"]), e["rows"]] for e in same["examples"]],
             "lines",
         )
-        yield _listed_of(len(same["examples"]), same["groups"], "those with the most rows first")
+        yield _listed_of(len(same["examples"]), same["groups"], "most rows first")
     yield from _together_sections(facts["labels that come together"])
 
 
 def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["pairs"]:
         return
-    yield "<h2>Labels that come together</h2>" + table(
+    yield "<h2>Labels that occur together</h2>" + table(
         ["labels (rows)", "rows with both", "Jaccard", "lift"],
         [
             [_with_rows(e), e["together"], f"{e['Jaccard']:.2f}", f"{e['lift']:,.1f}"]
@@ -125,15 +127,16 @@ def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield paragraphs(
         [
-            f"Among the {found['of labels']:,} most frequent labels: pairs that are together in "
-            "clearly more rows than by chance. Jaccard: rows with both / rows with at least one; 1 "
-            "if they never occur apart. Lift: how many times as often as by chance."
+            f"Pairs among the {found['of labels']:,} most frequent labels that share clearly more "
+            "rows than expected by chance. Jaccard: rows with both / rows with at least one; 1 if "
+            "the labels never occur apart. Lift: rows with both / rows with both expected by "
+            "chance."
         ],
         "note",
     )
     if found["always"]:
         yield "<h3>Never without another label</h3>" + table(
-            ["label", "always comes with", "rows"],
+            ["label", "always occurs with", "rows"],
             [[e["name"], e["with"], e["rows"]] for e in found["always"]],
             "names",
         )
@@ -150,12 +153,12 @@ def _duplicates(found: Mapping[str, Any], what: str) -> str:
         ]
         for e in found["examples"]
     ]
-    white = " White space makes no difference." if what == "text" else ""
+    white = " Differences in white space are ignored." if what == "text" else ""
     said = (
         f"{counted(found['rows'], 'row')} in {counted(found['groups'], 'group')} of equal {what}s; "
         f"in {found['groups whose labels differ']:,} of them the labels differ.{white}"
     )
-    listed = _listed_of(len(rows), found["groups"], "the largest first")
+    listed = _listed_of(len(rows), found["groups"], "largest first")
     return paragraphs([said]) + table(heads, rows) + listed
 
 
@@ -185,10 +188,7 @@ def _model_sections(facts: Mapping[str, Any]) -> Iterator[str]:
     if test is None:
         yield paragraphs([size], "headline")
         yield paragraphs(
-            [
-                "How good the model is has not been measured here: dismec inspect MODEL "
-                "--test DATA does that."
-            ]
+            ["This report does not include an evaluation: run dismec inspect MODEL --test DATA."]
         )
     else:
         yield from _test_sections(test, size)
@@ -210,12 +210,12 @@ def _frequencies(found: Mapping[str, Any], title: str) -> str:
         f"{100 * share:.1f} % have at most {most}" + (" row" if most == "1" else "")
         for most, share in found["share with at most"].items()
     )
-    text = f"Labels ranked by how many rows have them. Of the labels that have rows, {shares}."
+    text = f"Labels ranked by their number of rows. Of the labels with rows, {shares}."
     if found["beta"] is not None:
         text += (
-            f" The law is fitted by least squares on log axes over the ranks 1 to "
-            f"{found['fitted ranks'][1]:,}, rank r with weight 1/r, so that every stretch of the "
-            "axis has the same say; R² has the same weights."
+            f" The power law is fitted by least squares on log axes over ranks 1 to "
+            f"{found['fitted ranks'][1]:,}, with weight 1/r for rank r, so that every part of the "
+            "axis counts the same; R² uses the same weights."
         )
     return f"<h2>{title}</h2>" + figure(figures.draw_frequencies(found), text)
 
@@ -223,27 +223,27 @@ def _frequencies(found: Mapping[str, Any], title: str) -> str:
 def _weights(facts: Mapping[str, Any]) -> str:
     counts, delta = facts["weight counts"], facts.get("delta")
     if counts["before"] is None:
-        text = "What there was before pruning is not known: this version's training counts it."
+        text = "The counts before pruning were not recorded by the version that trained this model."
     else:
         text = (
             "Labels with the same rows share a classifier, which counts once. Before pruning there "
-            f"were {counted(sum(counts['before']), 'weight')}, {sum(counts['after']):,} are stored."
+            f"were {counted(sum(counts['before']), 'weight')}; {sum(counts['after']):,} are stored."
         )
         if "share of ambiguous weights" in facts:
             text += (
                 f" {100 * facts['share of ambiguous weights']:.2f} % of all weights are ambiguous "
                 f"(|w| < Δ), and {100 * facts['share of ambiguous weights other than 0']:.2f} % of "
-                "those that training has made other than 0."
+                "the nonzero ones before pruning."
             )
         if facts.get("history"):
-            text += " Labels that were replaced or removed later are counted before pruning too."
+            text += " The counts before pruning include labels that were replaced or removed later."
     number = delta if isinstance(delta, int | float) else None
     return figure(figures.draw_weights(counts, number), text)
 
 
 def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
     found, k = test["metrics"], max(KS)
-    headline, *details = tell_test(test)
+    headline, *details = summarize_test(test)
     yield paragraphs([headline], "headline") + paragraphs([*details, size])
     yield table(
         ["P@k, %", *(f"@{k}" for k in KS)],
@@ -260,16 +260,17 @@ def _test_sections(test: Mapping[str, Any], size: str) -> Iterator[str]:
         yield f"<h2>The {which} labels</h2>" + _labels(test[f"{which} labels"])
     yield paragraphs(
         [
-            f"By F1 in the first {k} places, of the {test['labels judged']:,} labels with at least "
-            "5 test rows; ties: the one with more test rows first."
+            f"By F1 in the first {k} places, among {test['labels judged']:,} labels with at least "
+            "5 test rows; ties: more test rows first."
         ],
         "note",
     )
     yield "<h2>All labels</h2>" + label_table(test["all labels"], "labels.csv")
     yield paragraphs(
         [
-            f"Recall is the share of a label's test rows that have it among their first {k}. "
-            "Precision is the share of the rows with it there (predicted rows) that are its own."
+            f"Recall: the share of a label's test rows that have it among their first {k} "
+            "predicted labels. Precision: the share of the rows for which it is predicted there "
+            "(predicted rows) that have it."
         ],
         "note",
     )
@@ -303,13 +304,12 @@ def _group_sections(groups: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     k = max(KS)
     yield "<h2>By training frequency of the labels</h2>"
     text = (
-        "Labels ranked by how many training rows have them, in ten groups of equally many labels. "
-        "P@k, nDCG@k and PSP@k of a group are its part of the metrics of all labels: only hits "
-        "whose label is in the group count, divided by the same as always (all rows, k places, the "
-        "best attainable with all labels), so that the parts add up to the metrics of all labels. "
-        "R@k is of the group alone: the share of its pairs of row and true label that are found in "
-        "the first k places. Coverage@k: of its labels that are true somewhere, the share that is "
-        "found somewhere."
+        "Labels ranked by training rows, in ten groups of equal size. P@k, nDCG@k and PSP@k of a "
+        "group are its contributions to the metrics of all labels: only hits on labels of the "
+        "group count, with the usual denominators (all rows, k places, the best attainable with "
+        "all labels), so the contributions add up to the metrics of all labels. R@k is that of the "
+        "group alone: the share of its true pairs of row and label found in the first k places. "
+        "Coverage@k: of its labels that occur in test rows, the share found at least once."
     )
     if groups:
         yield figure(figures.draw_groups(groups, k), text)

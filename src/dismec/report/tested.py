@@ -43,7 +43,7 @@ def describe_test(
     """
     truth = Truth.align(data.Y, model.label_counts, model.manifest.n_rows)
     if truth.Y.shape[0] == 0:
-        raise DataError("the test data have no rows: there is nothing to measure")
+        raise DataError("the test data have no rows")
     top, values = model.predict_topk(data.X, max(KS), threads=threads)
     of_label = by_label(truth.Y, top)
     names = _all_names(model, data)

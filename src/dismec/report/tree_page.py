@@ -31,9 +31,10 @@ def hierarchy_sections(found: Mapping[str, Any]) -> Iterator[str]:
     if metrics:
         yield paragraphs(
             [
-                "Labels count with all their ancestors. hP@k: the share of what the first k labels "
-                "say at a level that is true. hR@k: the share of what is true at the level that "
-                "they say. A wrong label with the right parent is right one level up."
+                "Labels count with all their ancestors. hP@k: the share of the nodes of a level "
+                "predicted by the first k labels that are true. hR@k: the share of the true nodes "
+                "of the level that are predicted. A wrong label with the right parent counts as "
+                "right one level up."
             ],
             "note",
         )

@@ -32,7 +32,7 @@ from dismec.serve.queries import parse, text_vocabulary
 from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTED_BY_CHARACTERS, HIGHLIGHTS, Limits
 from dismec.serve.tree import ServedTree
 
-__all__ = ["Served", "Service", "say_not_reloaded", "say_reloaded"]
+__all__ = ["Served", "Service", "log_not_reloaded", "log_reloaded"]
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
@@ -222,21 +222,21 @@ class Service:
         """Switch to the model on disk; return False, and log the reason, if it is invalid."""
         opened = self.open_again()
         if isinstance(opened, str):
-            say_not_reloaded(opened)
+            log_not_reloaded(opened)
             return False
         self.served = opened
-        say_reloaded(self._path, opened.model.n_labels)
+        log_reloaded(self._path, opened.model.n_labels)
         return True
 
 
-def say_reloaded(path: Path, n_labels: int) -> None:
+def log_reloaded(path: Path, n_labels: int) -> None:
     """Log that the model was reloaded."""
     _log.info("reloaded %s: %d labels", path, n_labels)
 
 
-def say_not_reloaded(reason: str) -> None:
+def log_not_reloaded(reason: str) -> None:
     """Log why the model was not reloaded."""
-    _log.error("not reloaded, the old model stays: %s", reason)
+    _log.error("not reloaded, still serving the old model: %s", reason)
 
 
 def _open_warm(path: Path, cluster: str | None) -> RankingModel:
@@ -262,7 +262,7 @@ def _open_warm(path: Path, cluster: str | None) -> RankingModel:
 
 
 def _most_marked(vocabulary: Vocabulary) -> int:
-    """How long a text may be for its words to be marked."""
+    """Return the maximum length of a text whose words are highlighted."""
     words_only = vocabulary.params.char_ngrams == (0, 0)
     return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
 

@@ -45,7 +45,7 @@ _PROMPT_BYTES = 1 << 14
 _PROMPT_SECONDS = 0.5e-3
 _PROMPT_SHARE = 0.1  # of the latest request in the average
 
-_MEND_SECONDS = 1.0
+_REOPEN_SECONDS = 1.0
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -77,8 +77,8 @@ class _Endpoints:
         self._places = threads + self._limits.queue
         self._prompt = not service.on_cluster  # there, requests wait for other machines
         self._mean_seconds = 0.0  # CPU time of small requests
-        self._mending: asyncio.Task[bool] | None = None
-        self._next_mend = 0.0  # on the monotonic clock
+        self._reopening: asyncio.Task[bool] | None = None
+        self._next_reopen = 0.0  # on the monotonic clock
         self._held = 0  # bytes of bodies in memory
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
@@ -119,7 +119,7 @@ class _Endpoints:
             try:
                 return await self._computed(task, bytes(body))
             except _DamagedModel as error:
-                self._mend(error)
+                self._reopen(error)
                 raise
             finally:
                 self.metrics.pending -= 1
@@ -131,14 +131,14 @@ class _Endpoints:
         small = self._prompt and len(body) <= _PROMPT_BYTES
         if small and self._mean_seconds <= _PROMPT_SECONDS:
             return self._timed(task, body)
-        run = self._timed if small else self._sound
+        run = self._timed if small else self._checked_result
         return await asyncio.get_running_loop().run_in_executor(self._pool, run, task, body)
 
     def _timed(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """Return the result of a small task, and note how long it takes."""
         begin = time.thread_time()
         try:
-            return self._sound(task, body)
+            return self._checked_result(task, body)
         finally:
             taken = time.thread_time() - begin
             self._mean_seconds += _PROMPT_SHARE * (taken - self._mean_seconds)
@@ -151,21 +151,21 @@ class _Endpoints:
                     if len(body) + len(chunk) > self._limits.body:
                         raise self._too_large()
                     if self._held + len(chunk) > self._most_held:
-                        raise NotReady("the bodies of other requests take all memory there is")
+                        raise NotReady("the bodies of other requests use all available memory")
                     self._held += len(chunk)
                     body += chunk
         except TimeoutError:
             reason = f"the body did not arrive within {_BODY_SECONDS} seconds"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
         except ClientDisconnect:
-            raise HTTPException(400, "the body was cut off") from None
+            raise HTTPException(400, "the body was truncated") from None
         finally:
             self.metrics.arriving -= 1
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
 
-    def _sound(self, task: Callable[[bytes], _T], body: bytes) -> _T:
+    def _checked_result(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """Return the result of a task, unless a file of the model was damaged meanwhile."""
         models = {self._service.model}
         try:
@@ -181,17 +181,17 @@ class _Endpoints:
             return
         error = NotReady(reason) if model.damage is None else _DamagedModel(reason)
         if isinstance(error, _DamagedModel):
-            self._mend(error)
+            self._reopen(error)
         raise error
 
-    def _mend(self, error: Exception) -> None:
+    def _reopen(self, error: Exception) -> None:
         """Open the model again after damage to its files, retrying from time to time."""
-        busy = self._mending is not None and not self._mending.done()
-        if busy or time.monotonic() < self._next_mend:
+        busy = self._reopening is not None and not self._reopening.done()
+        if busy or time.monotonic() < self._next_reopen:
             return
-        self._next_mend = time.monotonic() + _MEND_SECONDS
+        self._next_reopen = time.monotonic() + _REOPEN_SECONDS
         _log.error("%s; opening the model again", error)
-        self._mending = asyncio.create_task(self._peers.reload())
+        self._reopening = asyncio.create_task(self._peers.reload())
 
     async def live(self, _: Request) -> Response:
         """Answer that the process is running, whether or not it can predict."""
@@ -230,7 +230,7 @@ class _Endpoints:
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
         if not await self._peers.reload():
-            raise HTTPException(500, "the model could not be opened; the old one stays")
+            raise HTTPException(500, "the model could not be opened; the old one is still served")
         return _answered(self._service.describe())
 
     def _authorise(self, request: Request) -> None:

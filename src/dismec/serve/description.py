@@ -100,8 +100,8 @@ def _operations(
 ) -> list[tuple[str, str, str, dict[str, str]]]:
     """Return path, method, summary and possible errors of all requests for this model."""
     limits = contract.limits
-    unready = {"503": "Predictions are not answered at the moment: the reason is in the answer."}
-    busy = {"503": "The queue is full, or as for /health; try again after Retry-After seconds."}
+    unready = {"503": "Predictions are not available now; the answer has the reason."}
+    busy = {"503": "The queue is full, or as for /health; retry after Retry-After seconds."}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
     too_large = f"The body has more than {limits.body} bytes"
     refused = {
@@ -114,27 +114,27 @@ def _operations(
         **locked,
     }
     if served.texts:
-        refused["422"] = 'The model takes texts, and the request has features without "numeric".'
-    a_text = "A training text that the model keeps, or one made of words that raise some scores."
-    found = [("/predict", "post", "The best labels for one row or for many.", refused)]
-    what = "What adds to the score of a label, and its rank."
+        refused["422"] = 'The model takes texts, but the request has features without "numeric".'
+    a_text = "Get a stored training text, or one made of words that raise some scores."
+    found = [("/predict", "post", "Predict the best labels for one or many rows.", refused)]
+    what = "Explain the score and the rank of a label."
     found.append(("/explain", "post", what, refused))
     searched = {"400": refused["400"], **busy, **locked}
-    found.append(("/labels", "get", "Labels by part of their names.", searched))
+    found.append(("/labels", "get", "Search labels by part of their names.", searched))
     if served.texts:
         found.append(("/example", "get", a_text, busy | locked))
     if served.hierarchy:
-        found.append(("/tree", "get", "Nodes of the hierarchy of labels.", searched))
+        found.append(("/tree", "get", "Browse or search the hierarchy of labels.", searched))
     found += [
-        ("/model", "get", "What is served.", locked),
-        ("/metrics", "get", "Counters as Prometheus text.", locked),
-        ("/health", "get", "The same as /health/ready.", unready),
-        ("/health/live", "get", "Whether the server process answers.", {}),
-        ("/health/ready", "get", "Whether predictions are answered now.", unready),
+        ("/model", "get", "Describe the served model.", locked),
+        ("/metrics", "get", "Get metrics in Prometheus text format.", locked),
+        ("/health", "get", "Same as /health/ready.", unready),
+        ("/health/live", "get", "Check that the server process is running.", {}),
+        ("/health/ready", "get", "Check that predictions are possible now.", unready),
     ]
     if guarded:
-        failed = {"500": "The model could not be opened; the old one stays.", **locked}
-        found.append(("/reload", "post", "Open the model directory again.", failed))
+        failed = {"500": "The model could not be opened; the old one is still served.", **locked}
+        found.append(("/reload", "post", "Reload the model directory.", failed))
     return found
 
 
@@ -210,8 +210,8 @@ def _options_for(general: Schema, served: Interface) -> Schema:
     known = general["OneText"]["properties"]
     options = {key: known[key] for key in ("k", "threshold", "rank")}
     if not served.probabilities:
-        options["rank"] |= {"enum": ["score"], "description": "What orders the labels."}
-        options["threshold"] |= {"description": "Leave out labels with a score below this."}
+        options["rank"] |= {"enum": ["score"], "description": "How labels are ranked."}
+        options["threshold"] |= {"description": "Omit labels with a score below this."}
     options |= {key: known[key] for key in ("only", "exclude", "prefix")}
     for key in ("only", "exclude"):
         options[key] |= {"items": {"oneOf": _label_kinds(served)}}

@@ -2,9 +2,9 @@
 "use strict";
 
 const secret = document.getElementById("token");
-try { if (secret) secret.value = sessionStorage.getItem("dismec-token") ?? ""; } catch { /* it has to be typed */ }
+try { if (secret) secret.value = sessionStorage.getItem("dismec-token") ?? ""; } catch { /* it has to be entered again */ }
 
-const SAMPLE = '"What is this about?"';  /* stands in the examples until the model gives a text */
+const SAMPLE = '"What is this about?"';  /* placeholder in the examples until /example returns a text */
 
 function authorised(headers = {}) {
   if (secret?.value) headers.Authorization = "Bearer " + String.fromCharCode(...new TextEncoder().encode(secret.value.trim()));
@@ -39,14 +39,14 @@ for (const form of document.querySelectorAll("form[data-path]")) {
       state.textContent = `${response.status} ${response.statusText} · ${Math.round(performance.now() - begin)} ms`;
       answer.textContent = response.headers.get("Content-Type") === "application/json" ? readable(JSON.parse(text)) : text;
     } catch {
-      state.textContent = "The server does not answer.";
+      state.textContent = "The server does not respond.";
       answer.textContent = "";
     }
     answer.hidden = !answer.textContent;
   });
 }
 
-/* JSON with short lists and objects on one line. */
+/* Format JSON with short lists and objects on one line. */
 function readable(value, indent = "") {
   const line = JSON.stringify(value, null, 1)?.replace(/\n\s*/g, " ") ?? "null";
   if (value === null || typeof value !== "object" || line.length + indent.length <= 76) return line;

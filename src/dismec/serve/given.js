@@ -1,19 +1,19 @@
 
 "use strict";
 
-/* What labels are found for, as the model takes it: a text, or pairs of features, and dense features. */
+/* The input: a text or feature pairs, and dense features, depending on the model. */
 
 const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
-const FLOATS = {f2: [2, "getFloat16", 9], f4: [4, "getFloat32", 9], f8: [8, "getFloat64", 17]};  // bytes, how they are read, digits
+const FLOATS = {f2: [2, "getFloat16", 9], f4: [4, "getFloat32", 9], f8: [8, "getFloat64", 17]};  // bytes, getter, digits
 
 const pairs = at("features"), dense = at("dense");
-let vectors = null;          // {file, width, rows, read}: a .npy file, of which the field shows a row
+let vectors = null;          // {file, width, rows, …}: a .npy file; the field shows one of its rows
 
-class Unfit extends Error {}  // what is given is not what the model takes
+class InvalidInput extends Error {}  // the input does not fit the model
 
 function takes(kind) { return document.body.dataset.takes.split(" ").includes(kind); }
 
-/* The fields are those of the model that is served now. */
+/* Show the fields for the input of the current model. */
 function showFields() {
   const kinds = [model.text ? "text" : "features"].filter(() => model.features || !model.dense);
   document.body.dataset.takes = [...kinds, ...(model.dense ? ["dense"] : [])].join(" ");
@@ -25,7 +25,7 @@ function isGiven() {
 }
 
 function waiting() {
-  return takes("text") && !takes("dense") ? "They appear here as you type." : "They appear here once you have entered a row.";
+  return takes("text") && !takes("dense") ? "Labels appear here as you type." : "Labels appear here once you have entered a row.";
 }
 
 function missing() {
@@ -38,13 +38,13 @@ function focusMissing() {
   empty?.[1].focus();
 }
 
-/* The row of a request. */
+/* Return the row for a request. */
 function givenRow() {
   const row = {};
   if (takes("text")) {
     const given = long ?? field.value;
     row.text = given.toWellFormed?.() ?? given;
-    if (!row.text.trim()) throw new Unfit(missing());
+    if (!row.text.trim()) throw new InvalidInput(missing());
   } else if (takes("features")) {
     row.features = parsePairs(pairs.value);
   }
@@ -52,72 +52,72 @@ function givenRow() {
   return row;
 }
 
-/* Pairs of a number and a value: 3:0.5 17:1, or JSON. */
+/* Parse pairs of a feature number and a value: 3:0.5 17:1, or JSON. */
 function parsePairs(text) {
   const given = text.trim();
   if (given.startsWith("[")) {
     let read;
-    try { read = JSON.parse(given); } catch { throw new Unfit("The features are not JSON: write [[3, 0.5], [17, 1]], or 3:0.5 17:1."); }
+    try { read = JSON.parse(given); } catch { throw new InvalidInput("The features are not valid JSON: use [[3, 0.5], [17, 1]] or 3:0.5 17:1."); }
     return read;
   }
   return given.split(/[\s,;]+/).filter(Boolean).map(part => {
     const [feature, value] = part.split(":");
-    if (!/^\d+$/.test(feature) || !NUMBER.test(value ?? "")) throw new Unfit(`“${part}” is not a feature and its value: write 3:0.5 17:1.`);
+    if (!/^\d+$/.test(feature) || !NUMBER.test(value ?? "")) throw new InvalidInput(`“${part}” is not a feature with a value: use 3:0.5 17:1.`);
     return [Number(feature), Number(value)];
   });
 }
 
-/* Numbers as JSON, CSV or numpy write them. */
+/* Parse numbers in the notation of JSON, CSV or numpy. */
 function parseVector(text) {
   const parts = text.trim().replace(/^[[\]\s]+|[[\]\s]+$/g, "").split(/[\s,;]+/).filter(Boolean);
   const wrong = parts.findIndex(part => !NUMBER.test(part));
-  if (wrong >= 0) throw new Unfit(`“${parts[wrong].slice(0, 40)}” is not a number (number ${wrong + 1} of ${parts.length}).`);
+  if (wrong >= 0) throw new InvalidInput(`“${parts[wrong].slice(0, 40)}” is not a number (number ${wrong + 1} of ${parts.length}).`);
   return parts.map(Number);
 }
 
 function checkedVector() {
   const numbers = parseVector(dense.value);
   if (numbers.length === model.dense) return numbers;
-  const beside = takes("text") ? " beside the text" : takes("features") ? " beside the others" : "";
-  throw new Unfit(numbers.length
-    ? `${count(numbers.length, "dense feature")} given; the model takes ${model.dense.toLocaleString("en")}.`
-    : `No dense features given; the model takes ${model.dense.toLocaleString("en")}${beside}.`);
+  const beside = takes("text") ? " in addition to the text" : takes("features") ? " in addition to the others" : "";
+  throw new InvalidInput(numbers.length
+    ? `${count(numbers.length, "dense feature")} given; the model needs ${model.dense.toLocaleString("en")}.`
+    : `No dense features given; the model needs ${model.dense.toLocaleString("en")}${beside}.`);
 }
 
-/* Says beside the field whether its numbers are as many as they should be. */
+/* Show next to the field whether the number of values is right. */
 function showVector() {
-  let said = model?.dense ? `The model takes ${count(model.dense, "dense feature")}.` : "";
+  let said = model?.dense ? `The model needs ${count(model.dense, "dense feature")}.` : "";
   let fits = true;
   if (model?.dense && dense.value.trim()) {
-    try { said = `${count(checkedVector().length, "dense feature")}, as the model takes.`; }
+    try { said = `${count(checkedVector().length, "dense feature")}, as the model needs.`; }
     catch (error) { said = error.message; fits = false; }
   }
   at("dense-state").textContent = said;
   at("dense-state").classList.toggle("wrong", !fits);
 }
 
-/* The header of a .npy file: its type, and rows and columns. */
+/* Read the header of a .npy file: type, rows and columns. */
 async function readHeader(file) {
   const start = new DataView(await file.slice(0, 12).arrayBuffer());
   const magic = start.byteLength === 12 && String.fromCharCode(...new Uint8Array(start.buffer, 1, 5)) === "NUMPY" && start.getUint8(0) === 0x93;
-  if (!magic) throw new Unfit(`${file.name} is not a .npy file of numpy.`);
+  if (!magic) throw new InvalidInput(`${file.name} is not a .npy file.`);
   const isOld = start.getUint8(6) === 1;
   const begin = (isOld ? 10 : 12) + (isOld ? start.getUint16(8, true) : start.getUint32(8, true));
   const header = await file.slice(isOld ? 10 : 12, begin).text();
   const [, order, kind] = header.match(/'descr': '([<>=|]?)(\w+)'/) ?? [];
   const shape = header.match(/'shape': \(([\d, ]*)\)/)?.[1].split(",").filter(part => part.trim()).map(Number);
-  if (!FLOATS[kind]) throw new Unfit(`${file.name} holds ${kind ?? "records"}, not float16, float32 or float64: save it with astype("float32").`);
-  if (!shape || shape.length < 1 || shape.length > 2) throw new Unfit(`${file.name} has ${count(shape?.length ?? 0, "dimension")}: expected one row of numbers, or rows × dense features.`);
+  if (!FLOATS[kind]) throw new InvalidInput(`${file.name} holds ${kind ?? "records"}, not float16, float32 or float64: save it with astype("float32").`);
+  if (!shape || shape.length < 1 || shape.length > 2) throw new InvalidInput(`${file.name} has ${count(shape?.length ?? 0, "dimension")}: expected one row of numbers, or rows × dense features.`);
   const [rows, width] = shape.length === 1 ? [1, shape[0]] : shape;
   return {file, begin, rows, width, kind, little: order !== ">", byColumns: /'fortran_order': True/.test(header) && rows > 1};
 }
 
-/* Row `number`, from 1, of a .npy file, as the field shows it. */
+/* Read row `number` (from 1) of a .npy file, rounded for display. */
 async function readVector({file, begin, rows, width, kind, little, byColumns}, number) {
   const [bytes, getter, digits] = FLOATS[kind];
   const [first, last] = byColumns ? [0, rows * width] : [(number - 1) * width, number * width];
   const view = new DataView(await file.slice(begin + first * bytes, begin + last * bytes).arrayBuffer());
-  if (view.byteLength < (last - first) * bytes) throw new Unfit(`${file.name} is cut off: it should have ${count(rows, "row")}.`);
+  if (view.byteLength < (last - first) * bytes) throw new InvalidInput(`${file.name} is truncated: it should have ${count(rows, "row")}.`);
   const value = place => getter === "getFloat16" ? half(view.getUint16(place * bytes, little)) : view[getter](place * bytes, little);
   return Array.from({length: width}, (_, column) => Number(value(byColumns ? column * rows + number - 1 : column).toPrecision(digits)));
 }
@@ -130,10 +130,10 @@ function half(bits) {
 
 async function takeVectors(file) {
   try {
-    await meet();
+    await loadModel();
     const found = await readHeader(file);
-    if (found.width !== model.dense) throw new Unfit(`${file.name} has ${count(found.width, "dense feature")} per row; the model takes ${model.dense.toLocaleString("en")}.`);
-    if (!found.rows) throw new Unfit(`${file.name} has no rows.`);
+    if (found.width !== model.dense) throw new InvalidInput(`${file.name} has ${count(found.width, "dense feature")} per row; the model needs ${model.dense.toLocaleString("en")}.`);
+    if (!found.rows) throw new InvalidInput(`${file.name} has no rows.`);
     vectors = found;
     at("dense-rows").hidden = found.rows === 1;
     at("dense-rows").lastElementChild.textContent = `of ${found.rows.toLocaleString("en")}`;
@@ -141,14 +141,14 @@ async function takeVectors(file) {
     at("dense-row").value = 1;
     await takeVector();
   } catch (error) {
-    if (!(error instanceof Unfit)) return fail(error, null);
+    if (!(error instanceof InvalidInput)) return fail(error, null);
     forgetVectors();
     at("dense-state").textContent = error.message;
     at("dense-state").classList.add("wrong");
   }
 }
 
-/* The row of the file that was chosen goes into the field. */
+/* Put the chosen row of the file into the field. */
 async function takeVector() {
   const from = vectors, number = Math.min(Math.max(1, Math.round(Number(at("dense-row").value)) || 1), from.rows);
   try {
@@ -173,7 +173,7 @@ function clearNumbers() {
   forgetVectors();
 }
 
-/* Something was entered, or taken away. */
+/* React to a change of the input. */
 function changed() {
   clearTimeout(pause);
   at("clear").hidden = !isGiven();
@@ -183,7 +183,7 @@ function changed() {
   } else {
     running?.abort();
     at("busy").hidden = true;
-    tell(null);
+    showNotice(null);
     showNothing(waiting());
   }
 }

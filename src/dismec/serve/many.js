@@ -1,29 +1,29 @@
 
 "use strict";
 
-const AT_ONCE = 100;         // texts per request, unless the server allows fewer
-const BYTES = 1_000_000;     // of a request, unless the server allows fewer or one text has more
-const BUSY = 5;              // times that a text is sent again to a server that is busy
+const AT_ONCE = 100;         // maximum number of texts per request; the server may allow fewer
+const BYTES = 1_000_000;     // maximum size of a request; the server may allow less, one text may need more
+const BUSY = 5;              // retries if the server is busy
 const PREVIEWED = 10;
 
-let table = null;            // {source, columns, rows}: what a file holds; a row is {line, values}
+let table = null;            // {name, kind, columns, rows}: the contents of a file; a row is {line, values}
 let sending = null;          // AbortController of the requests for a file
-let saved = "";              // address of the CSV that can be saved
+let saved = "";              // URL of the CSV file to save
 
-/* What a file holds. Each row keeps the line that it begins in; errors name it. */
+/* Parse the contents of a file. Each row keeps its line number, for errors. */
 function parseFile(name, content) {
   const text = content.replace(/^\ufeff/, "");
   const ending = name.toLowerCase().replace(/\.gz$/, "").match(/\.(\w+)$/)?.[1];
   const first = text.trimStart()[0];
   if (ending === "json" && first === "[") {
     let values;
-    try { values = JSON.parse(text); } catch { throw new Error(`${name} is not JSON`); }
+    try { values = JSON.parse(text); } catch { throw new Error(`${name} is not valid JSON`); }
     return parseRecords(name, values.map((value, i) => ({line: i + 1, value})), "JSON");
   }
   if (first === "{" || ending === "jsonl" || ending === "ndjson") {
     const lines = text.split("\n").map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
     return parseRecords(name, lines.map(({line, text}) => {
-      try { return {line, value: JSON.parse(text)}; } catch { throw new Error(`${name}:${line}: not JSON`); }
+      try { return {line, value: JSON.parse(text)}; } catch { throw new Error(`${name}:${line}: not valid JSON`); }
     }), "JSON lines");
   }
   if (ending === "csv" || ending === "tsv") return parseDelimited(name, text, ending);
@@ -31,7 +31,7 @@ function parseFile(name, content) {
 }
 
 function parseLines(name, text) {
-  const labeled = /^.*(?<!\S)__label__\S/.test(text);  // words of the first line that are labels, as fastText has them
+  const labeled = /^.*(?<!\S)__label__\S/.test(text);  // labels in fastText's format in the first line
   const read = line => labeled ? line.replace(/(?<!\S)__label__\S+\s*/g, "") : line;
   const lines = text.split(/\r?\n/).map((line, i) => ({line: i + 1, text: line})).filter(({text}) => text.trim());
   const rows = lines.map(({line, text}) => ({line, values: [read(text)]}));
@@ -75,7 +75,7 @@ function parseDelimited(name, text, ending) {
     else if (char === "\n") { end(); begun = line; }
     else if (char !== "\r" || text[i + 1] !== "\n") value += char;
   }
-  if (quoted) throw new Error(`${name}:${begun}: a quotation mark is not closed`);
+  if (quoted) throw new Error(`${name}:${begun}: missing closing quotation mark`);
   if (value || values.length) end();
   const columns = rows.shift()?.values.map(column => column.trim()) ?? [];
   for (const row of rows)
@@ -83,8 +83,8 @@ function parseDelimited(name, text, ending) {
   return {name, kind: mark === "\t" ? "TSV" : "CSV", columns, rows};
 }
 
-/* Ends what is being sent, if anything is; nothing of it is shown any more. */
-function leave() {
+/* Cancel the requests in progress, if any, and hide their state. */
+function stopSending() {
   sending?.abort();
   sending = null;
   showSending(false);
@@ -104,7 +104,7 @@ async function takeFile(file) {
     const bytes = zipped ? new Response(file.stream().pipeThrough(new DecompressionStream("gzip"))) : file;
     let content;
     try { content = new TextDecoder("utf-8", {fatal: true, ignoreBOM: true}).decode(await bytes.arrayBuffer()); }
-    catch { throw new Error(`${file.name} is not a text file in UTF-8: save it as UTF-8`); }
+    catch { throw new Error(`${file.name} is not a UTF-8 text file: save it as UTF-8`); }
     await takeTable(parseFile(file.name, content));
   } catch (error) {
     refuseTable(error);
@@ -112,7 +112,7 @@ async function takeFile(file) {
 }
 
 function refuseTable(error) {
-  leave();
+  stopSending();
   table = null;
   at("batch").hidden = at("batch-table").hidden = true;
   at("batch-state").textContent = sentence(error.message);
@@ -120,8 +120,8 @@ function refuseTable(error) {
 
 async function takeTable(given) {
   if (!given.rows.length) throw new Error(`${given.name}: no texts`);
-  await meet();
-  leave();
+  await loadModel();
+  stopSending();
   table = given;
   const {columns, rows, name, kind} = table;
   at("batch-what").textContent = `${name}: ${kind}, ${count(rows.length, "text")}`;
@@ -147,7 +147,7 @@ function forgetResults() {
   at("batch-first").textContent = `First text: ${typeof first === "string" ? first.slice(0, 300) : "–"}`;
 }
 
-/* The requests for all texts: few enough rows, bytes and characters each. */
+/* Return the requests for all texts, each within the limits on rows, bytes and characters. */
 function requests() {
   const column = Number(at("text-column").value);
   const options = {k: Number(at("count").value), rank: model.threshold.rank, ...choice()};
@@ -160,9 +160,9 @@ function requests() {
     if (typeof given !== "string") throw new Error(`${table.name}:${line}: "${table.columns[column]}" is not a text`);
     const text = given.toWellFormed?.() ?? given;
     const size = new Blob([JSON.stringify({text})]).size + 1;
-    if (size + overhead > model.limits.body) throw new Error(`${table.name}:${line}: the text is too long: this server takes ${model.limits.body / 1e6} MB per request`);
+    if (size + overhead > model.limits.body) throw new Error(`${table.name}:${line}: the text is too long: this server accepts ${model.limits.body / 1e6} MB per request`);
     const length = [...text].length;
-    if (length > model.limits.characters) throw new Error(`${table.name}:${line}: the text is too long: this server takes ${model.limits.characters.toLocaleString("en")} characters per request`);
+    if (length > model.limits.characters) throw new Error(`${table.name}:${line}: the text is too long: this server accepts ${model.limits.characters.toLocaleString("en")} characters per request`);
     const full = bytes + size + overhead > Math.min(BYTES, model.limits.body) || characters + length > model.limits.characters;
     if (rows.length === most || (rows.length && full)) {
       parts.push({...options, rows});
@@ -176,7 +176,7 @@ function requests() {
   return [...parts, {...options, rows}];
 }
 
-async function patiently(request, signal) {
+async function askWithRetries(request, signal) {
   for (let tries = 0; ; tries++) {
     try {
       return await ask("predict", request, signal);
@@ -197,9 +197,9 @@ async function findAll() {
   progress.value = 0;
   showSending(true);
   try {
-    await meet();
+    await loadModel();
     for (const request of requests()) {
-      answers.push(...(await patiently(request, controller.signal)).rows);
+      answers.push(...(await askWithRetries(request, controller.signal)).rows);
       progress.value = answers.length;
       at("batch-state").textContent = `${answers.length.toLocaleString("en")} of ${count(total, "text")}`;
     }
@@ -213,7 +213,7 @@ async function findAll() {
   const done = `${answers.length.toLocaleString("en")} of ${count(total, "text")} ${answers.length === 1 ? "has" : "have"} labels`;
   at("batch-state").textContent = trouble ? `${sentence(trouble)} ${done}.` : `${count(total, "text")} done.`;
   const full = answers.filter(answer => at("batch-kind").value === "assigned" && answer.labels.length === model.limits.k).length;
-  if (full) at("batch-state").textContent += ` ${count(full, "text")} may have more labels: this server gives ${model.limits.k} per text at most.`;
+  if (full) at("batch-state").textContent += ` ${count(full, "text")} may have more labels: this server returns at most ${model.limits.k} per text.`;
   sending = null;
   if (answers.length) showResults(answers);
 }
@@ -222,15 +222,15 @@ function showResults(answers) {
   const column = Number(at("text-column").value);
   const rows = answers.slice(0, PREVIEWED).map((answer, i) => {
     const text = table.rows[i].values[column];
-    const look = make("button", {type: "button", dir: "auto", textContent: text.slice(0, 200), title: "Explain this one"});
+    const look = make("button", {type: "button", dir: "auto", textContent: text.slice(0, 200), title: "Explain this text"});
     look.addEventListener("click", () => { setText(text); findLabels(); at("labels").scrollIntoView({block: "nearest"}); });
     return make("tr", {}, make("td", {}, look), make("td", {dir: "auto", textContent: labelsOf(answer).join(" · ") || "none"}));
   });
-  at("batch-table").caption.textContent = answers.length > PREVIEWED ? `The first ${PREVIEWED}; the file has all ${answers.length.toLocaleString("en")}.` : "";
+  at("batch-table").caption.textContent = answers.length > PREVIEWED ? `The first ${PREVIEWED}; the CSV file has all ${answers.length.toLocaleString("en")}.` : "";
   at("batch-table").tBodies[0].replaceChildren(...rows);
   at("batch-table").hidden = false;
   URL.revokeObjectURL(saved);
-  saved = URL.createObjectURL(new Blob(["\ufeff", csv(answers, column)], {type: "text/csv"}));  // spreadsheets know UTF-8 by its mark
+  saved = URL.createObjectURL(new Blob(["\ufeff", csv(answers, column)], {type: "text/csv"}));  // spreadsheets recognize UTF-8 by this mark
   at("batch-save").href = saved;
   at("batch-save").download = table.name.replace(/(\.\w+)?(\.gz)?$/i, "") + "-labels.csv";
   at("batch-save").hidden = false;
@@ -238,7 +238,7 @@ function showResults(answers) {
 
 function labelsOf(answer) { return answer.names ?? answer.labels; }
 
-/* One line per text: its id, or itself, and lists of labels and scores as JSON. */
+/* Return one line per text: its id or the text, and JSON lists of labels and scores. */
 function csv(answers, column) {
   const ids = Number(at("id-column").value);
   const cell = value => /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;

@@ -78,12 +78,12 @@ class _Member:
     def _receive(self) -> None:
         try:
             while (received := self._channel.receive()) is not None:
-                self._obey(*received)
+                self._handle(*received)
         except EOFError:  # the first process is gone
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             self.server.should_exit = True
 
-    def _obey(self, order: Message, connection: socket.socket | None) -> None:
+    def _handle(self, order: Message, connection: socket.socket | None) -> None:
         match order["do"]:
             case "take" if connection is not None:
                 self._start(self.server.take(connection))

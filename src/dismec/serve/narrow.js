@@ -1,28 +1,28 @@
 "use strict";
 
-/* Labels to choose from: those that begin with something, a list, or a group of the tree. */
+/* Restrictions on the labels: a prefix, a list, or a group of the tree. */
 
-let group = null;            // {name, is_label}: the node of the tree that labels are chosen from
+let group = null;            // {name, is_label}: the node of the tree to which labels are restricted
 
 function groupLines() {
   return [...new Set(at("group").value.split("\n").map(line => line.trim()).filter(Boolean))];
 }
 
-/* What a request says of labels to choose from; nothing if all are. */
+/* Return the restrictions for a request; empty if there are none. */
 function choice() {
   const prefix = at("prefix").value.trim(), only = groupLines();
   return {...(prefix && {prefix}), ...(only.length && {only}), ...(group && {below: group.name})};
 }
 
-/* Says on the page that not all labels are chosen from, also while the fields are folded. */
+/* Show the restrictions on the page, also while the fields are folded. */
 function showNarrowed() {
   const {prefix, only} = choice();
   const parts = [];
   if (group) parts.push(group.is_label ? `“${group.name}” and the labels below it` : `labels below “${group.name}”`);
-  if (prefix) parts.push(`labels that begin with “${prefix}”`);
+  if (prefix) parts.push(`labels that start with “${prefix}”`);
   if (only) parts.push(`${count(only.length, "label")} of your list`);
   at("widen").hidden = !group;
-  at("narrowed").textContent = parts.length ? `Chosen among ${parts.join(" that are among the ")}.` : "";
+  at("narrowed").textContent = parts.length ? `Restricted to ${parts.join(" that are among the ")}.` : "";
 }
 
 function narrow() {
@@ -33,7 +33,7 @@ function narrow() {
 
 at("prefix").addEventListener("input", narrow);
 at("group").addEventListener("change", narrow);
-at("group").addEventListener("input", event => {  // while somebody types, the last line is not a label yet
+at("group").addEventListener("input", event => {  // while a line is being typed, it is not a label yet
   if (event.inputType === "insertFromPaste") narrow();
 });
 at("prefix").addEventListener("keydown", event => {

@@ -1,38 +1,38 @@
 
 "use strict";
 
-const PAUSE = 350;           // ms without a key before the labels are looked up
+const PAUSE = 350;           // ms after the last keystroke before labels are requested
 const LONG = 100_000;        // characters; browsers take seconds to lay out a field with more
-const BEGINNING = 2000;      // what the field shows of a long text
+const BEGINNING = 2000;      // characters of a long text that the field shows
 const WHOLE = 20_000;        // a longer text is shown as passages around its strongest words
 const PASSAGES = 120;
-const AROUND = 90;           // characters each side of a word in a passage
+const AROUND = 90;           // characters on each side of a word in a passage
 const MARKS = 1000;
-const FAINT = 0.1;           // of the strongest: words that carried less are not marked
-const TERMS = 300;           // contributions that are asked for
-const SHOWN = 10;            // of them that are not folded, at most
-const SMALL = 0.05;          // of the largest: smaller ones are folded
-const COMPARED = 3;          // labels that are explained beside each other, at most
-const PATIENCE = 150;        // ms before the page says that it is working
+const FAINT = 0.1;           // share of the strongest contribution below which words are not marked
+const TERMS = 300;           // contributions to request
+const SHOWN = 10;            // maximum number shown before the rest is folded
+const SMALL = 0.05;          // share of the largest contribution below which others are folded
+const COMPARED = 3;          // maximum number of labels explained side by side
+const PATIENCE = 150;        // ms before the page shows that it is working
 
 const at = id => document.getElementById(id);
 const field = at("text"), list = at("list");
 
 let token = remembered();
-let model = null;            // the answer of /model, asked for once
+let model = null;            // the answer of /model, requested once
 let running = null;          // AbortController of the request for labels
 let pause = 0;
-let long = null;             // a text that is too long for the field, which shows its beginning
+let long = null;             // a text too long for the field, which shows only its beginning
 let found = [];              // [{label, name, path, amount, share, place, assigned}] of `foundRow`, best first
-let wanted = [];             // [{label, name}] that were searched for, and are shown below the best
+let searched = [];             // [{label, name}] added by a search, shown below the best
 let asked = null;            // the request that `found` answers
-let foundRow = {};           // what `found` are the labels of: {text} or {features}, {dense}
+let foundRow = {};           // the row that `found` belongs to: {text} or {features}, {dense}
 let explanations = new Map();  // label → promise, for `foundRow`
 let chosen = null;           // label picked by click or keyboard
 let hovered = null;          // label under the mouse
-let mouse = {};              // where it was last
-let pinned = [];             // labels that stay beside the one that is shown
-let unfolded = false;        // whether small contributions are shown
+let mouse = {};              // its last position
+let pinned = [];             // labels that stay next to the one shown
+let unfolded = false;        // whether small contributions are visible
 let again = null;            // what "Try again" does
 
 class Refusal extends Error {
@@ -54,13 +54,13 @@ async function ask(path, body, signal) {
     answer = await response.json();
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Refusal(0, "The server does not answer. What you entered is still here.");
+    throw new Refusal(0, "The server does not respond. Your input is still here.");
   }
   if (!response.ok) throw new Refusal(response.status, answer.error);
   return answer;
 }
 
-async function meet() {
+async function loadModel() {
   if (model) return;
   model = await ask("model");
   document.title = `${model.name} · dismec`;
@@ -95,19 +95,19 @@ async function findLabels() {
   const controller = running = new AbortController();
   const slow = setTimeout(() => { at("busy").hidden = false; }, PATIENCE);
   try {
-    await meet();
+    await loadModel();
     if (controller.signal.aborted) return;
     const row = givenRow();
     const rank = model.calibrated ? "probability" : "score";
     const request = {...row, k: Number(at("count").value), rank, ...choice()};
     const answer = await ask("predict", request, controller.signal);
     if (controller.signal.aborted) return;
-    tell(null);
+    showNotice(null);
     asked = request;
     showLabels(row, answer);
   } catch (error) {
     if (controller.signal.aborted) return;
-    if (error instanceof Unfit) { tell(null); showNothing(error.message); } else fail(error, findLabels);
+    if (error instanceof InvalidInput) { showNotice(null); showNothing(error.message); } else fail(error, findLabels);
   } finally {
     clearTimeout(slow);
     if (running === controller) at("busy").hidden = true;
@@ -117,9 +117,9 @@ async function findLabels() {
 function fail(error, retry) {
   showNothing(waiting());
   if (error.status === 401) return askForToken();
-  if (error.status === 413) return tell(`The text is too long: this server takes ${model.limits.body / 1e6} MB and ${model.limits.characters.toLocaleString("en")} characters at most.`);
-  model = null;  // another one may be served by the time of the next request
-  tell(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
+  if (error.status === 413) return showNotice(`The text is too long: this server accepts at most ${model.limits.body / 1e6} MB and ${model.limits.characters.toLocaleString("en")} characters.`);
+  model = null;  // the server may have switched to another one by the next request
+  showNotice(error instanceof Refusal ? sentence(error.message) : "Something went wrong on this page: " + error.message, retry);
 }
 
 function sentence(reason) {
@@ -127,7 +127,7 @@ function sentence(reason) {
   return /[.!?…]$/.test(text) ? text : text + ".";
 }
 
-function tell(message, retry) {
+function showNotice(message, retry) {
   at("notice").hidden = !message;
   at("notice").firstElementChild.textContent = message ?? "";
   at("retry").hidden = !retry;
@@ -135,8 +135,8 @@ function tell(message, retry) {
 }
 
 function askForToken() {
-  tell(null);
-  at("access-reason").textContent = token ? "The token was rejected." : "It stays in this tab.";
+  showNotice(null);
+  at("access-reason").textContent = token ? "The token was rejected." : "It is kept in this tab only.";
   at("access").hidden = false;
   at("token").focus();
 }
@@ -153,9 +153,9 @@ function showNothing(message) {
 }
 
 function showLabels(row, answer) {
-  if (!answer.labels.length && !wanted.length) {
+  if (!answer.labels.length && !searched.length) {
     const narrowed = Object.keys(choice()).length > 0;
-    return showNothing(narrowed ? "No label is left to choose from." : "The model has no label for this.");
+    return showNothing(narrowed ? "No label matches the restrictions." : "The model predicts no label for this input.");
   }
   foundRow = row;
   found = answer.labels.map((label, i) => ({
@@ -170,7 +170,7 @@ function showLabels(row, answer) {
   showScale(`${assigned} of these ${count(found.length, "label")} ${assigned === 1 ? "reaches" : "reach"} it`);
   at("status").textContent = `${count(found.length, "label")}. First: ${found[0]?.name}, ${found[0]?.amount}.`;
   showList();
-  wanted.forEach(showWanted);
+  searched.forEach(showSearched);
 }
 
 function described(label, name, value, place) {
@@ -198,9 +198,9 @@ function showScale(reached) {
 
 function exact(share) { return `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`; }
 
-/* All items of the list: the best labels, then those that were searched for. */
+/* All items of the list: the best labels, then those added by a search. */
 function items() {
-  return [...found, ...wanted.filter(item => !found.some(other => other.label === item.label))];
+  return [...found, ...searched.filter(item => !found.some(other => other.label === item.label))];
 }
 
 function showList() {
@@ -208,12 +208,12 @@ function showList() {
   if (!every.some(item => item.label === chosen)) chosen = every[0]?.label ?? null;
   list.replaceChildren(...every.map(option));
   list.hidden = !every.length;
-  at("unwant").hidden = !wanted.length;
+  at("unwant").hidden = !searched.length;
   showChoice();
 }
 
-/* Fills in what the model says of a label that was searched for. */
-async function showWanted(item) {
+/* Fill in the model's result for a label added by a search. */
+async function showSearched(item) {
   const known = explanations;
   try {
     const why = await explained(item.label);
@@ -228,9 +228,9 @@ async function showWanted(item) {
     if (focused) after.focus();
   } catch (error) {
     if (known !== explanations) return;
-    wanted = wanted.filter(other => other !== item);
+    searched = searched.filter(other => other !== item);
     showList();
-    tell(sentence(error.message));
+    showNotice(sentence(error.message));
   }
 }
 
@@ -266,7 +266,7 @@ function option(item) {
     make("span", {className: "unseen", textContent: item.assigned ? "assigned" : "not assigned"}));
   element.classList.toggle("assigned", Boolean(item.assigned));
   element.setAttribute("role", "option");
-  element.addEventListener("pointermove", event => {  // a list that moves below the mouse is not hovered
+  element.addEventListener("pointermove", event => {  // ignore a list that moves under a resting mouse
     const moved = event.clientX !== mouse.x || event.clientY !== mouse.y;
     if (event.pointerType === "mouse" && moved && hovered !== item.label) hover(item.label);
   });
@@ -321,11 +321,11 @@ async function showChoice() {
     if (known !== explanations) return;
     at("why").hidden = true;
     if (error.status === 401) askForToken();
-    else if (error.status !== 501) tell(sentence(error.message), showChoice);
+    else if (error.status !== 501) showNotice(sentence(error.message), showChoice);
   }
 }
 
-/* Explains the last of some labels, and compares it with those before. */
+/* Explain the last of some labels, and compare it with the others. */
 function showWhy(answers) {
   const why = answers.at(-1);
   const {name, amount, assigned, place} = described(why.label, why.name, model.threshold.rank === "score" ? why.score : why.probability, why.rank);
@@ -343,7 +343,7 @@ function showWhy(answers) {
   at("why").hidden = false;
 }
 
-/* What a score is made of, in a sentence. */
+/* Describe the parts of a score in a sentence. */
 function summed(why) {
   const [row, parts] = takes("text") ? ["text", "words"] : ["row", "features"];
   const likely = why.reasons?.length ? " and the labels they make likely" : "";
@@ -355,10 +355,10 @@ function summed(why) {
   }
   return why.terms.length
     ? `${begins}, and its ${parts}${likely} add ${signed(added)}.`
-    : `No ${parts.slice(0, -1)} of this ${row} counts for this label: its score is ${signed(why.score)}, where every ${row} starts.`;
+    : `No ${parts.slice(0, -1)} of this ${row} has a weight for this label: its score is ${signed(why.score)}, where every ${row} starts.`;
 }
 
-/* What words, labels that are likely, and an embedding as a whole add to each score: {term, amounts}, largest first. */
+/* Return the contributions of words, likely labels and the embedding as a whole to each score: {term, amounts}, largest first. */
 function contributions(answers) {
   const rows = new Map();
   answers.forEach((answer, i) => {
@@ -430,7 +430,7 @@ function footRow(what, amounts) {
     ...amounts.map(amount => make("td", {}, make("div", {className: "part"}, make("b"), make("span", {textContent: signed(amount)})))));
 }
 
-/* A label stays for comparison, or does not any more. */
+/* Add a label to the comparison, or remove it. */
 function pin(label) {
   pinned = pinned.includes(label) ? pinned.filter(other => other !== label) : [...pinned, label].slice(-COMPARED + 1);
   showChoice();
@@ -452,7 +452,7 @@ function termRow(term, amounts, range, places) {
   return make("tr", {}, make("th", {scope: "row"}, make("bdi", {textContent: term})), ...cells);
 }
 
-/* The text as nodes, with its strongest words marked; never more nodes than MARKS allows. */
+/* Return the text as nodes, with its strongest words marked; MARKS bounds their number. */
 function passages(text, highlights) {
   const whole = text.length <= WHOLE;
   const pieces = weighed(text, inUnits(text, highlights));
@@ -479,7 +479,7 @@ function passages(text, highlights) {
   return nodes;
 }
 
-/* A word weighs what all its places add up to; at the first it ranks with all of it, at the second with half. */
+/* The weight of a word is the sum over its occurrences; the first ranks with all of it, the second with half. */
 function weighed(text, highlights) {
   const words = highlights.map(([begin, end]) => text.slice(begin, end).toLowerCase());
   const totals = new Map(), places = new Map();
@@ -491,7 +491,7 @@ function weighed(text, highlights) {
   });
 }
 
-/* The server counts characters, a JavaScript string UTF-16 units: an emoji is two of them. */
+/* The server counts code points, JavaScript strings UTF-16 units: an emoji is two of these. */
 function inUnits(text, highlights) {
   if (!/[\ud800-\udbff]/.test(text)) return highlights;
   let unit = 0, character = 0;
@@ -530,7 +530,7 @@ at("example").addEventListener("click", async () => {
   try {
     let answer;
     for (let tries = 0; tries < 4 && (!answer || answer.text === field.value); tries++) answer = await ask("example");
-    setText(answer.text, answer.training ? "A text of the training data." : "");
+    setText(answer.text, answer.training ? "An example from the training data." : "");
     await findLabels();
   } catch (error) {
     fail(error, null);
@@ -539,14 +539,14 @@ at("example").addEventListener("click", async () => {
 at("pin").addEventListener("click", () => pin(hovered ?? chosen));
 at("copy-labels").addEventListener("click", event => copy(event.target, items().map(item => item.name).join("\n") + "\n"));
 at("copy-curl").addEventListener("click", event => copy(event.target, curl()));
-at("unwant").addEventListener("click", () => { wanted = []; showList(); });
+at("unwant").addEventListener("click", () => { searched = []; showList(); });
 at("count").addEventListener("change", () => { if (isGiven()) findLabels(); });
 at("retry").addEventListener("click", () => again?.());
 at("access").addEventListener("submit", async event => {
   event.preventDefault();
   token = at("token").value.trim();
   at("token").value = "";
-  try { sessionStorage.setItem("dismec-token", token); } catch { /* it is kept while the page is open */ }
+  try { sessionStorage.setItem("dismec-token", token); } catch { /* kept while the page is open */ }
   at("access").hidden = true;
   begin();
 });
@@ -567,7 +567,7 @@ function curl() {
   const address = new URL("predict", location.href).href;
   const secret = token ? ' -H "Authorization: Bearer $DISMEC_TOKEN"' : "";
   const body = JSON.stringify(asked);
-  // A shell takes no argument of more than 128 KB.
+  // A shell argument can have at most 128 KB.
   const data = body.length < 30_000 ? `-d ${quoted(body)}` : `--data-binary @- <<'JSON'\n${body}\nJSON`;
   return `curl -sS ${quoted(address)} -H 'Content-Type: application/json'${secret} ${data}\n`;
 }
@@ -576,7 +576,7 @@ async function copy(button, text) {
   let done = true;
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // only pages from https or this machine have a clipboard
+  } catch {  // only pages from https or this machine may use the clipboard
     const place = make("textarea", {value: text, className: "unseen"});
     document.body.append(place);
     place.select();
@@ -584,15 +584,15 @@ async function copy(button, text) {
     place.remove();
   }
   const before = button.dataset.text ??= button.textContent;
-  at("status").textContent = button.textContent = done ? "Copied" : "Not copied: the browser refuses";
+  at("status").textContent = button.textContent = done ? "Copied" : "Not copied: blocked by the browser";
   setTimeout(() => { button.textContent = before; }, 1500);
 }
 
 async function begin() {
   showNothing(waiting());
   try {
-    await meet();
-    tell(null);
+    await loadModel();
+    showNotice(null);
     if (isGiven()) { at("clear").hidden = false; await findLabels(); }
   } catch (error) {
     fail(error, begin);

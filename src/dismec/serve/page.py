@@ -91,7 +91,7 @@ _ACCESS = (
 
 def _article(path: str, method: str, operation: dict[str, Any]) -> str:
     """Return one request: its purpose, an example to send, and possible answers."""
-    lock = '<small class="lock">needs the token</small>' if "security" in operation else ""
+    lock = '<small class="lock">requires the token</small>' if "security" in operation else ""
     answers = "".join(
         f"<tr><th scope=row>{status}</th><td>{html_text(response['description'])}</td></tr>"
         for status, response in operation["responses"].items()
@@ -128,7 +128,7 @@ def _body_field(path: str, operation: dict[str, Any]) -> str:
     identity = f"body-{path[1:]}"
     return (
         f'<label for="{identity}">Body</label>'
-        f'<select aria-label="Example of a body">{options}</select>'
+        f'<select aria-label="Example body">{options}</select>'
         f'<textarea id="{identity}" class="body" spellcheck=false>'
         f"{html_text(next(iter(bodies.values())))}</textarea>"
     )

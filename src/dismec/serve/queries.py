@@ -54,7 +54,7 @@ def parse(
     request["rank"] = request.get("rank") or ("probability" if calibrated else "score")
     by_probability, least = request["rank"] == "probability", request.get("threshold")
     if by_probability and not calibrated:
-        raise DataError('"rank" is "probability", and the model gives none: it is not calibrated')
+        raise DataError('"rank" is "probability", but the model is not calibrated')
     if by_probability and least is not None and not 0 <= least <= 1:
         raise DataError(f'"threshold" is {least:g}; a probability is between 0 and 1')
     rows = request.get("rows", [request])
@@ -65,7 +65,7 @@ def parse(
     if dense is not None and not model.n_features:
         return mixed_rows(None, dense), request
     if has_texts and numeric:
-        raise DataError('"numeric" is for "features", and the rows are texts')
+        raise DataError('"numeric" applies to "features", but the rows are texts')
     if rows and not has_texts and not numeric and model.vocabulary is not None:
         raise NumericRows(
             'the model takes texts, not features: send "text", or "numeric": true if the ids are '
@@ -109,11 +109,11 @@ def _read_dense(
         if model.n_features and not others:
             beside = "features" if model.vocabulary is None else "text"
             raise DataError(
-                f'{where} has no "{beside}", and the model takes '
-                f"{counted(model.n_features, 'feature')} beside {width} dense ones"
+                f'{where} has no "{beside}", but the model needs '
+                f"{counted(model.n_features, 'feature')} in addition to {width} dense ones"
             )
         if others and not model.n_features:
-            raise DataError(f'{where} has "{others[0]}", and the model takes dense features only')
+            raise DataError(f'{where} has "{others[0]}", but the model takes only dense features')
         if given is None or len(given) != width:
             found = counted(0 if given is None else len(given), "dense feature")
             raise DataError(f'{where}: {found} ("dense"); the model has {width}')
@@ -206,5 +206,5 @@ def _pairs(features: list[Any], n_features: int, where: str) -> _Pairs:
     ids = [feature for feature, _ in features]
     if len(set(ids)) < len(ids):
         twice, _ = Counter(ids).most_common(1)[0]
-        raise DataError(f"{where}: feature {twice} is there twice")
+        raise DataError(f"{where}: feature {twice} occurs twice")
     return np.array(ids, np.int32), np.array([value for _, value in features], np.float32)

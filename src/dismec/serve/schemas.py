@@ -79,8 +79,8 @@ def either(*names: str) -> Schema:
 _NUMERIC = {
     "numeric": typed(
         "boolean",
-        "A model of texts takes features only if this is true: their ids are then the numbers of "
-        "its terms, and their values how often these occur.",
+        "A text model accepts features only if this is true: their ids are then the numbers of "
+        "its terms, and their values are counts.",
         default=False,
     )
 }
@@ -99,8 +99,8 @@ _ROW = {
 _DENSE = {
     "dense": typed(
         "array",
-        "Only if the model takes dense features, such as an embedding: all of them, in order; "
-        '/model says how many ("dense").',
+        "For a model with dense features, such as embeddings: all of them, in order; "
+        '/model returns their number ("dense").',
         title="a list of numbers",
         format="numbers",
         items=_FLOAT32,
@@ -110,10 +110,12 @@ _QUESTION = {
     "label": {
         "title": "the id or name of a label",
         "oneOf": [INTEGER, STRING],
-        "description": "Its id, or its name (of equal names, the first), or its id as a string; "
-        "white space around a name does not count.",
+        "description": "Label id, or name (the first of equal names), or id as a string; "
+        "white space around a name is ignored.",
     },
-    "limit": count_of("Terms that are named: those that weigh most.", most=1000, default=20),
+    "limit": count_of(
+        "Maximum number of terms, the largest contributions first.", most=1000, default=20
+    ),
 }
 _TERM = {
     "feature": INTEGER,
@@ -125,39 +127,41 @@ _TERM = {
 _REASON = {
     "label": INTEGER,
     "name": typed("string", "Only if the label has one."),
-    "value": _nullable_number("How likely the first stage finds it."),
+    "value": _nullable_number("Probability of the label in the first stage."),
     "weight": _nullable_number(),
     "contribution": _nullable_number("value × weight"),
-    "terms": typed("array", "What speaks most for it, or against.", items=object_of(_TERM)),
+    "terms": typed("array", "Largest contributions to it, for or against.", items=object_of(_TERM)),
 }
 _EXPLANATION = {
     "label": INTEGER,
     "name": typed("string", "Only if the label has one."),
     "path": PATH,
-    "score": _nullable_number("The bias and all contributions, added up."),
+    "score": _nullable_number("Sum of the bias and all contributions."),
     "probability": _nullable_number("Only if the model is calibrated."),
-    "rank": typed("integer", "Its place among all labels for this row; that of the best is 1."),
-    "bias": _nullable_number("The score of a row without features."),
-    "embedding": _nullable_number("What the dense features add together; only if there are any."),
-    "terms": typed("array", "Those that weigh most first, for or against.", items=object_of(_TERM)),
+    "rank": typed("integer", "Rank among all labels for this row, from 1."),
+    "bias": _nullable_number("Score of a row without features."),
+    "embedding": _nullable_number(
+        "Total contribution of the dense features; only if there are any."
+    ),
+    "terms": typed("array", "Largest contributions first, for or against.", items=object_of(_TERM)),
     "reasons": typed(
         "array",
-        "Of a refined model: labels that are likely for the row and speak for this one or "
-        "against it.",
+        "For a refined model: labels that are likely for the row and count for or against "
+        "this one.",
         items=object_of(_REASON),
     ),
     "highlights": typed(
         "array",
-        "Of a text: [begin, end, contribution] of its pieces in order, counted in characters "
-        f"(code points); at most {HIGHLIGHTS}, of the words that weigh most. Only if the "
-        f"text has {HIGHLIGHTED} characters or fewer, or {HIGHLIGHTED_BY_CHARACTERS} if character "
-        "n-grams are terms.",
+        "For a text: [begin, end, contribution] of its pieces in order, in characters "
+        f"(code points); at most {HIGHLIGHTS}, of the words with the largest contributions. Only "
+        f"if the text has at most {HIGHLIGHTED} characters, or {HIGHLIGHTED_BY_CHARACTERS} if "
+        "character n-grams are terms.",
         items=typed("array", items=_nullable_number(), minItems=3, maxItems=3),
     ),
 }
 _BEST = {
     "labels": typed("array", "Best first.", items=INTEGER),
-    "scores": typed("array", "Only if they rank.", items=_nullable_number()),
+    "scores": typed("array", "Only if labels are ranked by score.", items=_nullable_number()),
     "probabilities": typed("array", "Only if the model is calibrated.", items=_nullable_number()),
     "names": typed("array", "Only if the model has names.", items=STRING),
     "paths": PATHS,
@@ -168,27 +172,27 @@ _EXAMPLE = {
 }
 SEARCH = {
     "search": typed("string", "Part of a name, in any case; all labels if empty.", default=""),
-    "limit": count_of("Labels that are named at most.", most=100, default=10),
+    "limit": count_of("Maximum number of labels.", most=100, default=10),
 }
 _FOUND_LABEL = {
     "label": INTEGER,
     "name": typed("string", "Only if the label has one."),
-    "rows": typed("integer", "Training rows that have it; without any it is never predicted."),
+    "rows": typed("integer", "Number of training rows; a label without any is never predicted."),
 }
 _LABELS = {
     "labels": typed(
         "array",
-        "Names that are equal first, then those that begin with it, then others that contain it.",
+        "Exact matches first, then names that start with it, then others that contain it.",
         items=object_of(_FOUND_LABEL),
     ),
     "more": typed("boolean", "Whether there are more."),
 }
 _THRESHOLD = {
-    "rank": typed("string", "What it is of.", enum=["score", "probability"]),
+    "rank": typed("string", "The value it applies to.", enum=["score", "probability"]),
     "value": _nullable_number(),
     "chosen": typed(
         "string",
-        "Of a calibrated model the probability with the highest micro-F1 on rows held out, "
+        "For a calibrated model, the probability with the highest micro-F1 on held-out rows; "
         "otherwise a score of 0.",
         enum=["micro-f1", "zero"],
     ),
@@ -196,22 +200,22 @@ _THRESHOLD = {
 _MODEL = {
     "name": typed("string", "Name of its directory."),
     "labels": INTEGER,
-    "features": typed("integer", "Sparse ones, or terms."),
-    "dense": typed("integer", "Dense features that a row must have; 0 for most models."),
+    "features": typed("integer", "Number of sparse features, or terms."),
+    "dense": typed("integer", "Number of dense features per row; 0 for most models."),
     "names": typed("boolean", "Whether labels have names."),
     "hierarchy": HIERARCHY,
     "text": typed("boolean", "Whether it takes texts."),
-    "calibrated": typed("boolean", "Whether it gives probabilities."),
-    "explanations": typed("boolean", "Whether it explains them: always true."),
-    "threshold": {**object_of(_THRESHOLD), "description": "From which labels are assigned."},
-    "examples": typed("integer", "Training texts that it keeps as examples."),
+    "calibrated": typed("boolean", "Whether it predicts probabilities."),
+    "explanations": typed("boolean", "Whether it explains predictions: always true."),
+    "threshold": {**object_of(_THRESHOLD), "description": "Labels that reach it are assigned."},
+    "examples": typed("integer", "Number of stored training texts."),
     "weights": INTEGER,
-    "params": typed("object", "Parameters of the training."),
+    "params": typed("object", "Training parameters."),
     "training_rows": INTEGER,
     "training_data": typed("string", "SHA-256.", nullable=True),
-    "trained_by": typed("string", "Version of dismec."),
+    "trained_by": typed("string", "Version of dismec that trained it."),
     "version": typed("string", "Version of the server."),
-    "limits": typed("object", "Most bytes, rows, characters and k of a request."),
+    "limits": typed("object", "Maximum bytes, rows, characters and k per request."),
 }
 
 
@@ -235,27 +239,27 @@ def schemas_of(limits: Limits, *, hierarchy: bool) -> dict[str, Schema]:
         "threshold": {
             **_FLOAT32,
             "nullable": True,
-            "description": "Leave out labels that rank below this score, or probability, which is "
-            "from 0 to 1.",
+            "description": "Omit labels whose score is below this; or whose probability, from 0 to "
+            "1, if labels are ranked by it.",
         },
         "rank": typed(
             "string",
-            "What orders the labels; by default probability if the model is calibrated, as it "
-            "must be for that, otherwise score.",
+            "How labels are ranked; by default by probability if the model is calibrated, "
+            "otherwise by score.",
             enum=["score", "probability"],
         ),
-        "only": _label_list("Choose only from these labels, given by their ids or names."),
-        "exclude": _label_list("Never choose these labels."),
+        "only": _label_list("Predict only these labels, given by id or name."),
+        "exclude": _label_list("Never predict these labels."),
         "prefix": typed(
             "string",
-            "Choose only from labels whose names begin with this, whatever the case (whose numbers "
-            "do, if the model has no names).",
+            "Predict only labels whose names start with this, ignoring case (or whose numbers do, "
+            "if the model has no names).",
             default="",
         ),
         **({"below": BELOW} if hierarchy else {}),
     }
     kinds = either("TextRow", "Row", "DenseRow")
-    rows = typed("array", "All of one kind.", maxItems=limits.rows, items=kinds)
+    rows = typed("array", "The rows, all of one kind.", maxItems=limits.rows, items=kinds)
     return {
         "Row": object_of(_ROW | _DENSE, "features"),
         "TextRow": object_of(text | _DENSE, "text"),
@@ -274,6 +278,6 @@ def schemas_of(limits: Limits, *, hierarchy: bool) -> dict[str, Schema]:
         "Example": object_of(_EXAMPLE, "text", "training"),
         "Model": object_of(_MODEL),
         "Health": object_of({"status": typed("string", enum=["ok"])}, "status"),
-        "Error": object_of({"error": typed("string", "One line.")}, "error"),
+        "Error": object_of({"error": typed("string", "The reason, in one line.")}, "error"),
         **TREE_SCHEMAS,
     }

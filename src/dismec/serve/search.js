@@ -1,15 +1,15 @@
 
 "use strict";
 
-const SEARCH_PAUSE = 150;    // ms without a key before labels are searched
+const SEARCH_PAUSE = 150;    // ms after the last keystroke before labels are searched
 const MATCHES = 10;
-const WANTED = 5;            // labels that were searched for and are kept in the list
+const SEARCHED = 5;            // maximum number of searched labels in the list
 
 const search = at("search"), matches = at("matches");
 let searching = null;        // AbortController of a search
 let searchPause = 0;
-let active = -1;             // place of the match that Enter takes
-let matched = "";            // what the matches are of
+let active = -1;             // index of the match that Enter selects
+let matched = "";            // the search that the matches belong to
 
 async function findMatches() {
   clearTimeout(searchPause);
@@ -18,7 +18,7 @@ async function findMatches() {
   if (!part) return closeMatches();
   const controller = searching = new AbortController();
   try {
-    await meet();
+    await loadModel();
     const answer = await ask(`labels?limit=${MATCHES}&search=${encodeURIComponent(part)}`, null, controller.signal);
     if (controller.signal.aborted) return;
     matched = part;
@@ -27,14 +27,14 @@ async function findMatches() {
     if (controller.signal.aborted) return;
     closeMatches();
     if (error.status === 401) askForToken();
-    else tell(sentence(error.message), findMatches);
+    else showNotice(sentence(error.message), findMatches);
   }
 }
 
 function showMatches({labels, more}) {
   matches.replaceChildren(...labels.map(match));
-  if (!labels.length) matches.append(make("p", {textContent: "No label has this in its name."}));
-  if (more) matches.append(make("p", {textContent: "There are more: type on."}));
+  if (!labels.length) matches.append(make("p", {textContent: "No label name contains this."}));
+  if (more) matches.append(make("p", {textContent: "There are more: keep typing."}));
   matches.hidden = false;
   search.setAttribute("aria-expanded", "true");
   at("status").textContent = more ? `${labels.length} or more labels found.` : `${count(labels.length, "label")} found.`;
@@ -45,10 +45,10 @@ function match({label, name, rows}, i) {
   const shown = name ?? `Label ${label}`;
   const element = make("li", {id: `match-${i}`},
     make("span", {dir: "auto", textContent: shown}),
-    make("small", {textContent: rows ? count(rows, "training row") : "never trained"}));
+    make("small", {textContent: rows ? count(rows, "training row") : "no training rows"}));
   element.setAttribute("role", "option");
-  element.addEventListener("mousedown", event => event.preventDefault());  // the field keeps the focus
-  element.addEventListener("click", () => want(label, shown));
+  element.addEventListener("mousedown", event => event.preventDefault());  // keep the focus in the field
+  element.addEventListener("click", () => addSearched(label, shown));
   return element;
 }
 
@@ -71,12 +71,12 @@ function closeMatches() {
   activate(-1);
 }
 
-/* A label is explained although it is not among the best. */
-function want(label, name) {
+/* Explain a label that may not be among the best. */
+function addSearched(label, name) {
   closeMatches();
   search.value = "";
   const known = items().find(item => item.label === label);
-  if (!known) wanted = [...wanted, {label, name}].slice(-WANTED);
+  if (!known) searched = [...searched, {label, name}].slice(-SEARCHED);
   chosen = label;
   hovered = null;
   if (list.hidden) {
@@ -84,7 +84,7 @@ function want(label, name) {
     return;
   }
   showList();
-  if (!known) showWanted(wanted.at(-1));
+  if (!known) showSearched(searched.at(-1));
   bringIntoView();
 }
 
@@ -101,7 +101,7 @@ search.addEventListener("keydown", async event => {
     closeMatches();
   } else if (event.key === "Enter") {
     event.preventDefault();
-    if (matched !== search.value.trim()) await findMatches();  // typed faster than labels are found
+    if (matched !== search.value.trim()) await findMatches();  // typing was faster than the search
     matches.querySelectorAll("li")[active]?.click();
   } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
     event.preventDefault();

@@ -97,13 +97,13 @@ def serve(
     if workers < 1:
         raise DataError(f"workers is {workers}; expected at least 1")
     if workers > 1 and cluster is not None:
-        raise DataError("workers is more than 1, which is not supported with a cluster")
+        raise DataError("more than 1 worker is not supported with a cluster")
     if workers > 1 and sys.platform != "linux":
-        raise DataError("workers is more than 1, which is supported on Linux only")
+        raise DataError("more than 1 worker is supported on Linux only")
     if threads is None:
         threads = max(1, available_cpus() // workers) if cluster is None else _CLUSTER_THREADS
     if sys.platform != "win32":
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the model is being opened anyway
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the model is being opened anyway
     with _bind(host, port) as listener:
         hosts = _trusted_hosts(listener, host, token)
         tree = None if hierarchy is None else str(Path(hierarchy).absolute())
@@ -112,7 +112,7 @@ def serve(
         def announce() -> None:
             address, number = listener.getsockname()[:2]
             if token is None and not ipaddress.ip_address(address).is_loopback:
-                _log.warning("other machines can reach this server, and DISMEC_TOKEN is not set")
+                _log.warning("other machines can reach this server, but DISMEC_TOKEN is not set")
             shown = f"[{address}]" if ":" in address else address
             ready(f"http://{shown}:{number}")
 

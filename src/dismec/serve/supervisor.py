@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dismec.errors import DismecError
-from dismec.serve.answers import say_not_reloaded, say_reloaded
+from dismec.serve.answers import log_not_reloaded, log_reloaded
 from dismec.serve.prometheus import Metrics
 
 assert sys.platform == "linux"
@@ -37,8 +37,8 @@ _BACKLOG = 2048  # connections waiting to be accepted
 _AT_ONCE = 64  # connections accepted before checking everything else
 _TOTAL_SECONDS = 5.0  # for a process to report its counts
 _STOP_SECONDS = 75.0  # for processes to end: more than they allow for requests in flight
-_RETRY_SECONDS = (1.0, 30.0)  # least and greatest delay to replace a process that was never ready
-_ROOM_SECONDS = 0.01  # before offering a connection again that no process had room for
+_RETRY_SECONDS = (1.0, 30.0)  # range of delays before replacing a process that was never ready
+_ROOM_SECONDS = 0.01  # before a connection is offered again after no process had room for it
 
 _log = logging.getLogger(__name__)
 
@@ -238,11 +238,11 @@ class Supervisor:
     def _receive(self, worker: _Worker) -> None:
         try:
             while (received := worker.channel.receive()) is not None:
-                self._note(worker, received[0])
+                self._handle(worker, received[0])
         except EOFError:
-            self._lose(worker)
+            self._replace(worker)
 
-    def _note(self, worker: _Worker, message: Message) -> None:
+    def _handle(self, worker: _Worker, message: Message) -> None:
         if "closed" in message:
             worker.closed = message["closed"]
         elif "answer" in message:
@@ -259,7 +259,7 @@ class Supervisor:
         else:
             _log.error("a server process could not open the model: %s", message["failed"])
 
-    def _lose(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """Handle the end of a process: replace it, unless all are stopping."""
         self._selector.unregister(worker.channel)
         worker.channel.close()
@@ -275,7 +275,7 @@ class Supervisor:
             return
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
         if not self._begun:
-            raise DismecError(f"a server process {how} while it was opening the model")
+            raise DismecError(f"a server process {how} while opening the model")
         delay = 0.0
         if not worker.ready:
             least, most = _RETRY_SECONDS
@@ -327,9 +327,9 @@ class Supervisor:
         for worker in self._ready:
             if worker.counts is not None:
                 total.add(worker.counts)
-        self._tell(asker, counts=total.to_dict())
+        self._reply(asker, counts=total.to_dict())
 
-    def _tell(self, asker: tuple[_Worker, int], **answer: Any) -> None:
+    def _reply(self, asker: tuple[_Worker, int], **answer: Any) -> None:
         worker, number = asker
         if worker in self._workers:
             worker.channel.send({"do": "hear", "number": number, **answer})
@@ -349,11 +349,11 @@ class Supervisor:
         if not found:
             reasons.append("no server process is ready")
         elif len(models) > 1:
-            reasons.append("it changed while it was being opened; reload it again")
+            reasons.append("the model changed while it was being opened; reload again")
         if reasons:
             for worker in self._ready:
                 worker.channel.send({"do": "forget"})
-            say_not_reloaded(reasons[0])
+            log_not_reloaded(reasons[0])
             self._end_reload(False)
             return
 
@@ -361,7 +361,7 @@ class Supervisor:
             self._directory = directory
             for worker in answers.keys() & found.keys():
                 worker.model = found[worker]["model"]
-            say_reloaded(self._path, next(iter(found.values()))["model"]["labels"])
+            log_reloaded(self._path, next(iter(found.values()))["model"]["labels"])
             self._end_reload(True)
             self._compare()
 
@@ -371,7 +371,7 @@ class Supervisor:
         waiting, self._reloading = self._reloading or [], None
         self._counts.reloads["ok" if done else "failed"] += 1
         for asker in waiting:
-            self._tell(asker, done=done)
+            self._reply(asker, done=done)
 
     def _compare(self) -> None:
         """Reload if processes have different models: the one on disk may have changed."""

@@ -1,43 +1,43 @@
 
 "use strict";
 
-/* The tree of labels: nodes are asked for when they are opened, and one of them narrows predictions. */
+/* The tree of labels: nodes are requested when opened; choosing one restricts predictions. */
 
-const NODES = 50;            // children that are shown at a time
+const NODES = 50;            // children shown at a time
 const TREE_MATCHES = 20;
 
-let treeOf = null;           // the answer of /model that the nodes shown are of
+let treeOf = null;           // the answer of /model that the visible nodes belong to
 let seekingNodes = null;     // AbortController of a search
 let treePause = 0;
 
-/* For the model that is served now. */
+/* Show the tree of the current model. */
 function showTree() {
   const {hierarchy} = model;
   at("tree").hidden = !hierarchy;
   if (!hierarchy && group) leaveGroup();
   if (!hierarchy) return;
   const groups = hierarchy.groups ? ` and ${count(hierarchy.groups, "group")}` : "";
-  const chosen = model.explanations ? " Choose a name to find labels in its group only." : "";
+  const chosen = model.explanations ? " Choose a name to restrict predictions to its group." : "";
   at("tree-about").textContent = `${count(hierarchy.nodes - hierarchy.groups, "label")}${groups} on ${count(hierarchy.levels, "level")}.${chosen}`;
   if (at("tree").open) fillTree();
 }
 
-/* The nodes at the top, or those that a search finds. */
+/* Show the top nodes, or those that match a search. */
 async function fillTree() {
   clearTimeout(treePause);
   seekingNodes?.abort();
   const controller = seekingNodes = new AbortController();
   const part = at("tree-search").value.trim();
   try {
-    await meet();
+    await loadModel();
     const query = part ? `limit=${TREE_MATCHES}&search=${encodeURIComponent(part)}` : `limit=${NODES}`;
     const {nodes, more} = await ask(`tree?${query}`, null, controller.signal);
     if (controller.signal.aborted) return;
     treeOf = model;
     at("tree-list").replaceChildren(...nodes.map(nodeItem));
     if (more && !part) at("tree-list").append(moreItem(null, nodes.length));
-    at("tree-state").textContent = !part ? "" : !nodes.length ? "No name has this in it."
-      : more ? `The first ${nodes.length}; there are more: type on.` : `${count(nodes.length, "name")} found.`;
+    at("tree-state").textContent = !part ? "" : !nodes.length ? "No name contains this."
+      : more ? `The first ${nodes.length}; there are more: keep typing.` : `${count(nodes.length, "name")} found.`;
   } catch (error) {
     if (!controller.signal.aborted) treeTrouble(error);
   }
@@ -52,7 +52,7 @@ function nodeItem(entry) {
   const item = make("li"), line = make("div", {className: "node"});
   const kind = entry.is_label ? [] : [`group of ${count(entry.labels, "label")}`];
   if (entry.is_label && entry.labels) kind.push(`${count(entry.labels, "label")} below`);
-  if (entry.is_label) kind.push(entry.rows ? count(entry.rows, "training row") : "never trained");
+  if (entry.is_label) kind.push(entry.rows ? count(entry.rows, "training row") : "no training rows");
   const pick = make(model.explanations ? "button" : "span", {className: "pick", title: entry.name.length > 80 ? entry.name : ""},
     make("span", {className: "name", dir: "auto", textContent: entry.name}));
   if (model.explanations) {
@@ -69,11 +69,11 @@ function nodeItem(entry) {
 }
 
 function foldButton(entry, item) {
-  const fold = make("button", {type: "button", className: "fold", ariaLabel: `What is below ${entry.name}`, ariaExpanded: "false"});
+  const fold = make("button", {type: "button", className: "fold", ariaLabel: `Children of ${entry.name}`, ariaExpanded: "false"});
   fold.addEventListener("click", async () => {
     const opens = fold.ariaExpanded === "false";
     fold.ariaExpanded = String(opens);
-    item.querySelector("ul")?.remove();  // a tree that is folded takes no memory
+    item.querySelector("ul")?.remove();  // free the memory of folded nodes
     if (!opens) return;
     const below = make("ul", {className: "nodes"});
     item.append(below);
@@ -82,12 +82,12 @@ function foldButton(entry, item) {
   return fold;
 }
 
-/* More of what is below a node, or at the top, at the end of a list. */
+/* Append further children of a node, or further top nodes, to a list. */
 async function addNodes(below, entry, start) {
   try {
     const of = entry ? `node=${entry.node}&` : "";
     const {nodes, more} = await ask(`tree?${of}start=${start}&limit=${NODES}`);
-    if (treeOf !== model) return fillTree();  // another model is served meanwhile
+    if (treeOf !== model) return fillTree();  // the server has switched to another model
     below.append(...nodes.map(nodeItem));
     if (more) below.append(moreItem(entry, start + nodes.length));
     at("tree-state").textContent = "";
@@ -109,7 +109,7 @@ function moreItem(entry, start) {
   return item;
 }
 
-/* Predictions are narrowed to a node and what is below it; if they are already, to all labels again. */
+/* Restrict predictions to a node and its descendants, or undo that. */
 function enterGroup(entry) {
   group = group?.name === entry.name ? null : {name: entry.name, is_label: entry.is_label};
   markGroup();

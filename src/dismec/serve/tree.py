@@ -36,7 +36,7 @@ class ServedTree:
         self._children = tree.child[by_parent]
         self._starts = np.searchsorted(tree.parent[by_parent], np.arange(tree.n_nodes + 1))
         self._parent = np.full(tree.n_nodes, -1, np.int64)
-        self._parent[tree.child[::-1]] = tree.parent[::-1]  # the last one written is the first
+        self._parent[tree.child[::-1]] = tree.parent[::-1]  # the first parent is written last
         roots = np.flatnonzero(self._parent < 0)
         self._roots = roots[np.lexsort(self._order(roots))]
 
@@ -118,63 +118,66 @@ _TEXT, _WHOLE = {"type": "string"}, {"type": "integer"}
 PATH = {
     "type": "array",
     "items": _TEXT,
-    "description": "The names above the label in the hierarchy, from the top; only if there is "
-    "one. If a name has several parents, through the first.",
+    "description": "Names above the label in the hierarchy, from the top; only if there is a "
+    "hierarchy. With several parents, through the first.",
 }
 PATHS = {
     "type": "array",
     "items": {"type": "array", "items": _TEXT},
-    "description": "The names above each label in the hierarchy, from the top; only if there is "
-    "one.",
+    "description": "Names above each label in the hierarchy, from the top; only if there is a "
+    "hierarchy.",
 }
 BELOW = {
     "title": "the number or name of a node of the hierarchy",
     "oneOf": [_WHOLE, _TEXT],
-    "description": "Choose only from this node of the hierarchy, if it is a label, and the labels "
-    "below it; by its number or its name.",
+    "description": "Predict only labels below this node of the hierarchy, or the node itself if it "
+    "is a label; by number or name.",
 }
 HIERARCHY = {
     "type": "object",
     "nullable": True,
-    "description": "Nodes, groups and levels of the hierarchy of labels, if the server has one.",
+    "description": "Numbers of nodes, groups and levels of the hierarchy, if there is one.",
 }
 TREE_QUERY: dict[str, dict[str, Any]] = {
     "node": {
         **_WHOLE,
         "minimum": 0,
         "maximum": 2**31 - 1,
-        "description": "The node whose children are wanted; those without parents if it is left "
-        "out.",
+        "description": "The node whose children are returned; by default, all nodes without "
+        "parents are returned.",
     },
     "start": {
         **_WHOLE,
         "minimum": 0,
         "maximum": 2**31 - 1,
         "default": 0,
-        "description": "Children that are left out at the beginning.",
+        "description": "Number of children to skip.",
     },
     "limit": {
         **_WHOLE,
         "minimum": 1,
         "maximum": 500,
         "default": 50,
-        "description": "Nodes that are named at most.",
+        "description": "Maximum number of nodes.",
     },
     "search": {
         **_TEXT,
         "default": "",
-        "description": "Part of a name, whatever its case: nodes anywhere in the hierarchy that "
-        "have it, whatever node and start are.",
+        "description": "Part of a name, ignoring case: return matching nodes from the whole "
+        "hierarchy; node and start are ignored.",
     },
 }
 _NODE = {
-    "node": {**_WHOLE, "description": "Its number; that of a label is the label's."},
+    "node": {**_WHOLE, "description": "Number of the node; for a label, its id."},
     "name": _TEXT,
-    "is_label": {"type": "boolean", "description": "Whether it can be predicted; else a group."},
+    "is_label": {
+        "type": "boolean",
+        "description": "Whether it can be predicted; otherwise it is a group.",
+    },
     "children": _WHOLE,
-    "labels": {**_WHOLE, "description": "Labels below it, without itself."},
-    "rows": {**_WHOLE, "description": "Training rows; only of labels."},
-    "path": {**PATH, "description": "The names above it, from the top; only of a search."},
+    "labels": {**_WHOLE, "description": "Number of labels below it, without itself."},
+    "rows": {**_WHOLE, "description": "Number of training rows; only for labels."},
+    "path": {**PATH, "description": "Names above it, from the top; only in a search."},
 }
 TREE_SCHEMAS: dict[str, dict[str, Any]] = {
     "Node": {

@@ -1,5 +1,5 @@
-"""Data and parameters → a finished model: the recipe, resuming, held-out rows, edits.
+"""Train models from data and parameters: the recipe, resuming, held-out rows, edits.
 
-In: X and Y or texts, `TrainingParams`. Out: a model directory, or a `Model` in memory. May use:
+In: X and Y or texts, and `TrainingParams`. Out: a model directory, or a `Model` in memory. May use:
 `data`, `features`, `measure`, `solve`, `model`, `cluster`.
 """

@@ -1,11 +1,12 @@
-"""Scores of rows that a model was not trained on → its calibration.
+"""Fit a model's calibration to the scores of held-out rows.
 
-Most labels have too few rows to fit a curve on, and for the others one of their own does not make
-held-out rows more likely. So two fits build on each other (notation of `dismec.model.calibration`):
+Most labels have too few rows for a curve of their own, and for the rest an individual curve does
+not make held-out rows more likely. So all labels share two fits, one on top of the other (notation
+of `dismec.model.calibration`):
 
 1. the shared curve: logistic regression of the hits on (1, s, c, s·c);
-2. the bend: scores of margin classifiers rise faster below the margin than above it, and a straight
-   line through both is wrong where it matters most.
+2. the bend: the log-odds of margin classifiers rise faster below the margin than above it, and a
+   single straight line is wrong where it matters most.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from dismec.model.model import Model
 __all__ = ["fit_calibration"]
 
 Floats = npt.NDArray[np.float64]
-# The labels of a row that curves are fitted on: as many, or as many as rows have on average if that
-# is more. With 5 or 20, held-out rows are ranked worse by probability
-# (``docs/howto/refining.md``); the more there are, the more irrelevant pairs a curve has to fit.
+# Curves are fitted on the best-scoring labels of each row: 10 of them, or the mean number of labels
+# per row if that is larger. With 5 or 20, ranking held-out rows by probability is less accurate
+# (``docs/howto/refining.md``): every further label adds irrelevant pairs that the curve has to fit.
 _CANDIDATES, _MOST_CANDIDATES = 10, 100
-_DEEPER = 10  # times as many are looked at for thresholds
-_FULL_ROWS = 0.01  # rows that may reach a threshold with all of those
-_STEPS = 30  # of Newton's method, at most
-_LARGEST_SCORE = 50.0  # that curves are fitted on; the margin is at 1
-# The shared curve and the bend where there are no data, and how sure that is.
-_CURVE, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
-_BEND, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
-_THRESHOLDS = np.arange(1, 40) / 40  # that are tried for macro-F1
-_HITS_OF_PRIOR = 10.0  # expected of a label when its own F1 counts as much as that of all
+_EXAMINED = 10  # thresholds are chosen on this many times more labels per row
+_SHARE_OF_FULL_ROWS = 0.01  # share of rows in which all of those labels may reach a threshold
+_STEPS = 30  # maximum number of Newton steps
+_LARGEST_SCORE = 50.0  # scores are clipped to this; the margin is at 1
+# Prior mean and standard deviation of the coefficients of the shared curve and of the bend.
+_CURVE_MEAN, _CURVE_SPREAD = np.array([0.0, 3.0, 0.0, 0.0]), np.array([10.0, 3.0, 3.0, 1.0])
+_BEND_MEAN, _BEND_SPREAD = np.array([0.0, 1.0, 0.0, 0.0, 0.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0])
+_THRESHOLDS = np.arange(1, 40) / 40  # candidates for macro-F1
+_PRIOR_HITS = 10.0  # expected hits at which a label's own F1 and the mean F1 weigh the same
 
 
 def fit_calibration(
@@ -51,30 +52,31 @@ def fit_calibration(
     weights: RowWeights | None = None,
     threads: int | None = None,
 ) -> Calibration:
-    """The calibration of a model by rows that it was not trained on.
+    """Fit the calibration of a model on rows that it was not trained on.
 
-    Curves are fitted on the labels of each row that score best, 10 or somewhat more. This choice
-    looks only at scores, and so does not bias what is learned of labels with a given score; it
-    makes curves right for labels that may be predicted, and an extrapolation far below. Thresholds
-    are chosen on ten times as many. True labels further down are not lost to F1, they count as
-    missed; what else is there is not known, so that no threshold is so low that one row in a
-    hundred would be assigned all that was looked at.
+    The curves are fitted on the best-scoring labels of each row, 10 or slightly more. This
+    selection depends on scores only, so it does not bias the probability of a label given its
+    score. The curves are accurate for labels that may be predicted and extrapolate far below that.
+
+    Thresholds are chosen on ten times as many labels per row. True labels ranked below those count
+    as missed in F1. Nothing is known about the other labels down there, so no threshold is low
+    enough to assign all examined labels to more than one row in a hundred.
 
     Parameters
     ----------
     model
-        A model of the same parameters, trained without these rows. It need not be the one that
-        the calibration is for: training on all rows afterwards moves the scores little.
+        A model of the same parameters, trained without these rows. It need not be the model that
+        the calibration is for: retraining on all rows changes scores little.
     X, Y
         (n_rows, up to n_features) and (n_rows, up to n_labels); one row is enough for an answer,
         a thousand for a good one.
     counts
-        Training rows of each label of the model that it is for, by default of `model`: their
-        curves go by these.
+        Training rows of each label of the model that the calibration is for, by default of `model`;
+        curves depend on these.
     share
-        How many of all labels `model` has, if it is of some: as many fewer of a row are looked at.
+        Share of all labels that `model` has; proportionally fewer labels per row are examined.
     weights
-        How much each row counts: as often as if it were there so many times.
+        Row weights; a row of weight 2 counts like two rows.
     threads
         All available CPUs by default.
 
@@ -92,38 +94,40 @@ def fit_calibration(
     truth.eliminate_zeros()
     if truth.shape[0] == 0:
         raise DataError("there are no rows to calibrate on")
-    of_row = np.ones(truth.shape[0])
+    row_weights = np.ones(truth.shape[0])
     if weights is not None:
-        of_row = check_row_weights(weights, truth.shape[0])
-    of_true = np.repeat(of_row, np.diff(truth.indptr))
-    labels_per_row = float(of_true.sum() / of_row.sum())
-    usual = min(max(_CANDIDATES * share, labels_per_row), _MOST_CANDIDATES)
-    depth = max(int(np.ceil(usual)), 1)
-    deep = max(min(_DEEPER * depth, n_labels), 1)
-    top, scores = model.predict_topk(X, deep, rank="score", threads=threads)
+        row_weights = check_row_weights(weights, truth.shape[0])
+    pair_weights = np.repeat(row_weights, np.diff(truth.indptr))
+    labels_per_row = float(pair_weights.sum() / row_weights.sum())
+    candidates = min(max(_CANDIDATES * share, labels_per_row), _MOST_CANDIDATES)
+    depth = max(int(np.ceil(candidates)), 1)
+    n_examined = max(min(_EXAMINED * depth, n_labels), 1)
+    top, scores = model.predict_topk(X, n_examined, rank="score", threads=threads)
     found = hits(truth, top)
-    there = top >= 0
-    near = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[there]
-    label, y = top[there], found[there].astype(np.float64)
-    v = np.broadcast_to(of_row[:, None], top.shape)[there]
-    s = np.clip(scores[there].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
+    filled = top >= 0
+    fitted = np.broadcast_to(np.arange(top.shape[1]) < depth, top.shape)[filled]
+    label, y = top[filled], found[filled].astype(np.float64)
+    v = np.broadcast_to(row_weights[:, None], top.shape)[filled]
+    s = np.clip(scores[filled].astype(np.float64), -_LARGEST_SCORE, _LARGEST_SCORE)
 
     first = model.first_labels
     c = np.log1p(model.label_counts[first])
     terms = np.stack([np.ones_like(s), s, c[label], s * c[label]])
-    curve = _regress(terms[:, near], y[near], v[near], _CURVE, _CURVE_SPREAD)
+    curve = _regress(terms[:, fitted], y[fitted], v[fitted], _CURVE_MEAN, _CURVE_SPREAD)
     slopes, intercepts = shared_curve(curve, c)
     z = slopes[label] * s + intercepts[label]
-    bend = _increasing(_regress(bend_terms(z)[:, near], y[near], v[near], _BEND, _BEND_SPREAD))
+    bend = _increasing(
+        _regress(bend_terms(z)[:, fitted], y[fitted], v[fitted], _BEND_MEAN, _BEND_SPREAD)
+    )
 
     p = logistic(bend @ bend_terms(z))
     least = 0.0
     if top.shape[1] < n_labels:
         deepest = np.zeros(top.shape)
-        deepest[there] = p
-        least = float(np.quantile(deepest[:, -1], 1 - _FULL_ROWS))
+        deepest[filled] = p
+        least = float(np.quantile(deepest[:, -1], 1 - _SHARE_OF_FULL_ROWS))
     n_true = np.zeros(n_labels)
-    np.add.at(n_true, first[truth.indices], of_true)
+    np.add.at(n_true, first[truth.indices], pair_weights)
     thresholds, general = _macro_thresholds(first[label], p, y > 0, v, n_true, least)
     if counts is not None:
         slopes, intercepts = shared_curve(curve, np.log1p(counts[first]))
@@ -131,27 +135,28 @@ def fit_calibration(
         slopes.astype(np.float32),
         intercepts.astype(np.float32),
         np.concatenate([curve, bend, [general]]),
-        _micro_threshold(p, y, v, float(of_true.sum()), least),
+        _micro_threshold(p, y, v, float(pair_weights.sum()), least),
         thresholds[first].astype(np.float32),
     )
 
 
 def _increasing(bend: Floats) -> Floats:
-    """The bend with no slope below the least."""
+    """Return the bend with every slope raised to at least `LEAST_SLOPE`."""
     slopes = np.maximum(np.cumsum(bend[1:]), LEAST_SLOPE)
     return np.concatenate([bend[:1], slopes[:1], np.diff(slopes)])
 
 
 def _losses(z: Floats, y: Floats) -> Floats:
+    """Return the logistic loss of each pair."""
     result: Floats = np.logaddexp(0, z) - y * z
     return result
 
 
 def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats) -> Floats:
-    """The coefficients of a logistic regression, normally distributed around a center.
+    """Return the coefficients of a logistic regression with a normal prior.
 
-    Each pair counts as often as `v` says.
-    Newton's method on a strictly convex function, whatever the data are.
+    The prior has mean `center` and standard deviation `spread`; `v` are the weights of the pairs.
+    The objective is strictly convex for any data and is minimized with Newton's method.
     """
     precision = spread**-2
 
@@ -172,11 +177,11 @@ def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats
 
 
 def _micro_threshold(p: Floats, y: Floats, v: Floats, n_true: float, least: float) -> float:
-    """Where the F1 of all pairs together is highest, half-way to the next lower probability."""
+    """Return the threshold with the highest micro-F1, half-way to the next lower probability."""
     p, y, v = p[p >= least], y[p >= least], v[p >= least]
     order = np.argsort(-p, kind="stable")
     p, y, v = p[order], y[order], v[order]
-    ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # equal ones are assigned together
+    ends = np.flatnonzero(np.append(np.diff(p) < 0, p.size > 0))  # ties are assigned together
     f1 = 2 * np.cumsum(v * y)[ends] / (np.cumsum(v)[ends] + n_true)
     if f1.size == 0 or f1.max() == 0:
         return 0.5
@@ -193,15 +198,15 @@ def _macro_thresholds(
     n_true: Floats,
     least: float,
 ) -> tuple[Floats, float]:
-    """For each label the threshold of the highest F1, and one for labels nothing is known of.
+    """Return the threshold with the highest F1 for each label, and one for labels without data.
 
-    The F1 of a label at a threshold is taken to be between that which its probabilities make one
-    expect and the mean over all labels, as found: the more hits are expected of it, the nearer to
-    the former. What is expected varies less than what few rows happen to show.
+    The F1 of a label at a threshold is estimated by a weighted mean of two values: the F1 that its
+    probabilities predict, and the observed mean F1 of all labels. The more hits are expected of a
+    label, the more the former counts. Predicted F1 varies less than F1 observed on a few rows.
     """
     n_labels = len(n_true)
     expected = np.bincount(label, v * p, minlength=n_labels)
-    own = expected / (expected + _HITS_OF_PRIOR)
+    own = expected / (expected + _PRIOR_HITS)
     best, threshold = np.full(n_labels, -np.inf), np.full(n_labels, 0.5)
     best_mean, general = -np.inf, 0.5
     for t in _THRESHOLDS[min(least, _THRESHOLDS[-1]) <= _THRESHOLDS]:
@@ -218,6 +223,6 @@ def _macro_thresholds(
         at = own * f1 + (1 - own) * mean
         higher = at > best
         best[higher], threshold[higher] = at[higher], t
-    if best_mean == 0:  # no label was found at any threshold
+    if best_mean == 0:  # no label had a hit at any threshold
         return np.full(n_labels, 0.5), 0.5
     return threshold, general

@@ -1,4 +1,4 @@
-"""A model in a directory whose labels are being changed: what is trained, kept and written."""
+"""Change the labels of a model in a directory: train new ones, keep the rest, write the result."""
 
 from __future__ import annotations
 
@@ -39,28 +39,30 @@ Ids = npt.NDArray[np.int64]
 
 
 def rows_of_labels(Y: Any) -> Ids:
-    """How many rows have each label."""
+    """Return the number of rows that have each label."""
     return np.bincount(Y.indices, minlength=Y.shape[1])
 
 
 class Edit:
-    """A model in a directory that is locked, and the labels that it has got to know meanwhile."""
+    """A model in a locked directory, with the label names that the edit has added so far."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.model = open_model(directory, check=True)  # what is written anew must be sound
+        self.model = open_model(directory, check=True)  # what is rewritten must be intact
         if self.model.manifest.shards is None:
             raise ModelError(
-                f"{directory}: of an older format; `dismec prune {directory} -o NEW` converts it"
+                f"{directory} has an older format; `dismec prune {directory} -o NEW` converts it"
             )
         if (self.model.manifest.estimator or {}).get("classes") is not None:
-            raise ModelError(f"{directory}: its classes exclude each other; retrain it")
+            raise ModelError(
+                f"{directory}: labels of a multiclass model cannot be edited; retrain it"
+            )
         self.names = None if self.model.names is None else list(self.model.names)
 
     def labels_of(self, Y: Any, names: Sequence[str] | None, *, grow: bool = False) -> Ids:
-        """The label that each column of Y is, or −1.
+        """Return the model's label for each column of Y, or −1.
 
-        With `grow` names that are new, and that some row has, get the next numbers.
+        With `grow`, unknown names that at least one row has get the next numbers.
         """
         n_columns = Y.shape[1]
         if names is not None and len(names) != n_columns:
@@ -72,8 +74,7 @@ class Edit:
         if names is None:
             raise DataError(
                 f"the data have {counted(n_columns, 'label')} and the model {self.model.n_labels}, "
-                "which it "
-                "knows by name: give the names of those of the data (names=…)"
+                "which have names: pass the label names of the data (names=…)"
             )
         if len(set(names)) < len(names):
             raise DataError("two labels of the data have the same name")
@@ -85,7 +86,7 @@ class Edit:
         return np.array([numbers.get(name, -1) for name in names], np.int64)
 
     def find(self, labels: Iterable[str | int]) -> Ids:
-        """The numbers of labels that the model has."""
+        """Return the numbers of labels of the model, given by name or number."""
         found = []
         for label in labels:
             number = self.model.find_label(label)
@@ -97,7 +98,7 @@ class Edit:
         return np.unique(found)
 
     def named(self, label: int) -> str:
-        """The label as a person knows it."""
+        """Return what messages call a label: by its name, or its number."""
         return f"label {label if self.names is None else repr(self.names[label])}"
 
     def train(self, action: str, request: Request, columns: Ids, labels: Ids) -> None:
@@ -111,13 +112,13 @@ class Edit:
         order = np.argsort(labels)
         columns, labels = columns[order], labels[order]
         job = Job.prepare(replace(request, Y=request.Y[:, columns]), transform)
-        # A model of its own, that of these labels, which an interrupted run leaves to the next one.
+        # The new labels are trained as a model of their own, which an interrupted run can resume.
         folder = edit_folder(self.directory)
         make_directory(folder)
         trained = earlier_edit(folder, job)
         if trained is None or not trained.complete:
             if request.source is not None and fingerprint(request.X, request.Y) != job.data:
-                request = replace(request, source=None)  # which has more labels, say
+                request = replace(request, source=None)  # the file may hold more labels
             with workplace(request, thread_count(request.threads)) as place:
                 trained = run_into(folder, job, trained, place, request.progress)
         counts = job.parts.labels.counts
@@ -137,9 +138,9 @@ class Edit:
         facts: dict[str, Any],
         stats: BlockStats | None = None,
     ) -> None:
-        """Put shards in the place of what the model has of some labels, and say so in its history.
+        """Replace the weights of some labels with new shards, and record this in the history.
 
-        `counts` are the training rows of the labels; none for labels that are removed.
+        `counts` are the numbers of training rows of the labels; None if labels are removed.
         """
         model, manifest = self.model, self.model.manifest
         n_labels = max(model.n_labels, 1 + int(labels.max()), len(self.names or ()))
@@ -168,7 +169,7 @@ class Edit:
         tidy(self.directory, changed)
 
     def _kept(self, gone: Ids) -> Iterator[ShardReceipt | Shard]:
-        """What is left of the model without some labels: files as they are, or new shards."""
+        """Yield what is left of the model without some labels: unchanged files, or new shards."""
         assert self.model.manifest.shards is not None
         left = np.ones(max(self.model.n_labels, 1 + int(gone.max())), np.bool_)
         left[gone] = False
@@ -181,6 +182,7 @@ class Edit:
     def _write(
         self, kept: Iterable[ShardReceipt | Shard], new: Iterable[Shard]
     ) -> Iterator[ShardReceipt]:
+        """Write the shards that are not files yet, and yield the receipts of all of them."""
         number = weight_files.next_shard(self.model.manifest)
         for part in (*kept, *new):
             if isinstance(part, Shard):
@@ -191,26 +193,26 @@ class Edit:
 
     @property
     def params(self) -> TrainingParams:
-        """Those that the model was trained with."""
+        """The parameters that the model was trained with."""
         known = {field.name for field in fields(TrainingParams)}
         params = {key: value for key, value in self.model.params.items() if key in known}
         try:
             return TrainingParams(**params | {"calibrate": False})
         except ValueError as error:
-            raise ModelError(f"{self.directory}: its parameters: {error}") from None
+            raise ModelError(f"{self.directory}: invalid parameters: {error}") from None
 
 
 @contextmanager
 def opened_edit(path: StrPath) -> Iterator[Edit]:
-    """Lock the directory of a model while its labels are changed."""
+    """Open a model for editing, with its directory locked."""
     directory = Path(path)
-    read_manifest(directory)  # before a lock is left in a directory that is no model
+    read_manifest(directory)  # no lock file must be left in a directory that is not a model
     with locked(directory):
         yield Edit(directory)
 
 
 def _calibrated(calibration: Calibration, counts: Ids, labels: Ids) -> Calibration:
-    """The calibration of all labels, in which some, and new ones, have only their counts."""
+    """Return the calibration with the curves of some labels set by their counts alone."""
     grown = calibration.extended(counts[calibration.n_labels :])
     curves = [a.copy() for a in (grown.slopes, grown.intercepts, grown.macro_thresholds)]
     for curve, values in zip(curves, grown.for_labels(counts[labels]), strict=True):

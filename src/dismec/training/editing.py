@@ -1,11 +1,11 @@
-"""A finished model → the same with labels added, trained anew or removed.
+"""Add, update and remove labels of a finished model.
 
-Labels keep their numbers throughout: a new one comes after the last, and one that is removed is
-left without training rows, and so never predicted. A label is trained with the parameters and the
-feature transform of the model, so that on the same rows it gets the very weights that training all
-labels together gives it. Files of labels that are not touched stay as they are, byte for byte; a
-file that holds a label which is touched is written anew without it. Until the manifest is replaced,
-at the end, the directory is the model that it was.
+Labels keep their numbers: a new label comes after the last one, and a removed label has no training
+rows any more and is never predicted. Labels are trained with the parameters and the feature
+transform of the model, so on the same rows they get exactly the weights that training all labels
+together would give. Files whose labels do not change stay as they are, byte for byte; a file that
+holds a changed label is rewritten without it. Until the manifest is replaced, as the last step, the
+directory holds the old model.
 """
 
 from __future__ import annotations
@@ -45,32 +45,31 @@ def add_labels(
 ) -> Model:
     """Train new labels and add them to a model.
 
-    Labels that the model has already are left as they are. If an earlier run was stopped, it is
-    continued.
+    Labels that the model already has do not change. An earlier run that was interrupted is resumed.
 
     Parameters
     ----------
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     names : sequence of str, default=None
-        A name for each column of Y, by which columns are matched with labels of a model that has
-        names. By default the columns of a frame. Without names, column l is label l.
+        Names of the columns of Y, which match them with the labels of a model that has names. By
+        default the columns of a frame. Without names, column l is label l.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0.
+        Row weights, at least 0.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     source : str or path-like, default=None
         The ``.xmc`` file that X and Y were loaded from.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
@@ -80,7 +79,7 @@ def add_labels(
     Raises
     ------
     DataError
-        If the data do not fit the model, or have no label that the model does not have.
+        If the data do not fit the model, or have no new labels.
     ModelError
         If there is no finished model, or another process is writing to it.
 
@@ -107,7 +106,7 @@ def add_labels(
         known[: edit.model.n_labels] = edit.model.label_counts > 0
         columns = np.flatnonzero((labels >= 0) & ~known[labels] & (rows_of_labels(Y) > 0))
         if not len(columns):
-            raise DataError("the model has all labels of these rows already")
+            raise DataError("the model already has all labels of these rows")
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
         request = Request(rows, Y, edit.params, weights=weights, **how)
@@ -129,35 +128,35 @@ def update_labels(
     source: StrPath | None = None,
     client: Any = None,
 ) -> Model:
-    """Train some labels of a model again, on other rows.
+    """Retrain some labels of a model on other rows.
 
-    All other labels are left as they are. If an earlier run was stopped, it is continued.
+    All other labels stay the same. An earlier run that was interrupted is resumed.
 
     Parameters
     ----------
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows of the kind that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     labels : iterable of str or int
-        The labels to train again, by name or number.
+        The labels to retrain, by name or number.
     names : sequence of str, default=None
-        A name for each column of Y, by which columns are matched with labels of a model that has
-        names. By default the columns of a frame. Without names, column l is label l.
+        Names of the columns of Y, which match them with the labels of a model that has names. By
+        default the columns of a frame. Without names, column l is label l.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0.
+        Row weights, at least 0.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     source : str or path-like, default=None
         The ``.xmc`` file that X and Y were loaded from.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
@@ -195,7 +194,9 @@ def update_labels(
         counts[found[found >= 0]] = rows_of_labels(Y)[found >= 0]
         if not counts[wanted].all():
             lost = wanted[np.argmin(counts[wanted])]
-            raise DataError(f"no row of the data has {edit.named(lost)}; to drop it, remove it")
+            raise DataError(
+                f"no row of the data has {edit.named(lost)}; to drop the label, remove it"
+            )
         columns = np.flatnonzero(np.isin(found, wanted) & (rows_of_labels(Y) > 0))
         where = client if cluster is None else cluster
         how = {"source": source, "threads": threads, "progress": progress, "cluster": where}
@@ -205,7 +206,7 @@ def update_labels(
 
 
 def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
-    """Remove labels from a model, so that they are not predicted any more.
+    """Remove labels from a model, so that they are no longer predicted.
 
     The other labels keep their numbers.
 
@@ -248,7 +249,7 @@ def remove_labels(path: StrPath, labels: Iterable[str | int]) -> Model:
 
 
 def _rows_that_count(X: Any, Y: Any, weights: Any) -> tuple[Any, Any, RowWeights | None]:
-    """The rows that do not have weight 0: labels that only others have are not trained."""
+    """Return the rows of positive weight; labels that only other rows have are not trained."""
     if weights is None:
         return X, Y, None
     X = check_features(X)

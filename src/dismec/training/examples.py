@@ -1,4 +1,4 @@
-"""Training texts → a few that the model keeps, for people to try it on."""
+"""Pick a few training texts that the model keeps, for people to try it on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dismec.data.corpus import TextBatch
 
 __all__ = ["EXAMPLES", "example_texts"]
 
-EXAMPLES = 5  # that a model keeps
-_SHORTEST, _LONGEST = 20, 2000  # characters of a text that is taken
-_KEPT = 300  # characters that are kept of one
+EXAMPLES = 5  # number of texts that a model keeps
+_SHORTEST, _LONGEST = 20, 2000  # range of characters in a text that qualifies
+_KEPT = 300  # characters kept of each text
 
 
 def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:
-    """The beginnings of the first texts of a file, no two of which share a label.
+    """Return the beginnings of the first texts of a file, no two of which share a label.
 
-    Nothing beyond the first batch is read. The same file gives the same texts.
+    Only the first batch is read, so the same file always gives the same texts.
     """
     found: list[str] = []
     used: set[str] = set()
@@ -31,7 +31,7 @@ def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:
 
 
 def _opening_words(text: str) -> str:
-    """The text, cut after a word if it is long."""
+    """Return the text, cut after a word if it is long."""
     if len(text) <= _KEPT:
         return text
     kept = text[: _KEPT + 1].rsplit(maxsplit=1)[0]

@@ -1,10 +1,9 @@
-"""Rows to train on and rows to judge by → what each C of a grid gives, as a table.
+"""Evaluate each C of a grid on held-out rows, as a table.
 
-Every label is solved at the C of the grid one after the other, from the middle out: the solution at
-one C, with the working set that it was found on, is where the next begins (`LabelSolver` says how
-exact it is). What is solved scores the rows held out at once and is dropped, so that no more than
-some part of the weights is ever in memory. How far this has come is kept now and then, for a run
-that goes on after a kill.
+Every label is solved at each C of the grid in turn, from the middle out: the solution at one C and
+its working set are the starting point for the next (`LabelSolver` states how exact the result is).
+Solved labels score the held-out rows at once and are dropped, so only a part of the weights is in
+memory at any time. Progress is saved from time to time, so that a killed run can be resumed.
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ from dismec.training.trial import Split
 __all__ = ["KINDS", "GridTrials", "Row"]
 
 KINDS = ("P", "nDCG", "PSP")
-# Weights that are kept until they are packed to score rows.
+# Weights that are collected before they are packed to score rows.
 _PENDING = 1 << 24
 _GRID_STAGE = "grid"
-_KEEP_SECONDS = 30.0  # after which what was found so far is kept: scoring it takes about one
+_KEEP_SECONDS = 30.0  # seconds between saves; scoring for a save takes about one
 Row = dict[str, float]
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class GridTrials:
-    """The rows that C is tried on, the values to try, the depths to measure, and where."""
+    """Trials of C: the rows, the values to try, the depths of the metrics, and where to run."""
 
     split: Split
-    job: Job  # its manifest says how C will be chosen
+    job: Job  # its manifest states how C will be chosen
     grid: list[float]
     depths: list[int]
     stages: Stages
 
     def run(self, progress: Progress | None) -> list[Row]:
-        """A row of the table for each C, ascending."""
+        """Return a row of the table for each C, ascending."""
         on_threads = self.stages.place.cluster is None
         return (self._along_a_path if on_threads else self._one_by_one)(progress)
 
     def _along_a_path(self, progress: Progress | None) -> list[Row]:
-        """All labels on one path through the grid."""
+        """Solve all labels on one path through the grid."""
         split, grid, threads = self.split, self.grid, self.stages.place.threads
         params = self.job.params
         job = split.job(params)
-        problem = cast(Problem, job.problem)  # data of a cluster are tried there
+        problem = cast(Problem, job.problem)  # data on a cluster is tried there
         given = job.transform.arrays(split.X_judge)
         rows = job.transform.apply_between(given, 0, given.n_rows)
         equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))
         state = _GridState(equal, [_TrialAt(rows, equal, self._depth) for _ in grid])
         training = digest(self.job.manifest)
         state.take_over(self.stages.known(_GRID_STAGE, training))
-        order = _from_the_middle(grid)
+        order = _solving_order(grid)
         total = len(grid) * problem.n_labels
         done = total - len(grid) * len(equal.labels) + state.labels_done
         if progress:
@@ -109,18 +108,18 @@ class GridTrials:
         return min(max(self.depths), self.job.problem.n_labels)
 
     def _one_by_one(self, progress: Progress | None) -> list[Row]:
-        """A training for each C: what a cluster does."""
+        """Train once for each C, as on a cluster."""
         table: list[Row] = []
         n_labels = self.split.Y.shape[1]
         for number, C in enumerate(self.grid):
             count = part_of(progress, number * n_labels, len(self.grid) * n_labels)
-            find, name = partial(self._tried, C, count), f"C-{C}"
+            find, name = partial(self._trial_row, C, count), f"C-{C}"
             found = self.stages.found(name, digest(self.job.manifest), find, name)
             table.append({key: value.item() for key, value in found.items()})
         return table
 
-    def _tried(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
-        """A row of the table, by a training of its own."""
+    def _trial_row(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+        """Return a row of the table, from a separate training."""
         begin, params = perf_counter(), self.job.params
         params = replace(params, C=C, delta=params.solver.delta, calibrate=False, refine=False)
         model = self.split.fit(params, self.stages, f"C-{C}", progress)
@@ -136,12 +135,12 @@ class GridTrials:
         return {key: np.array([value]) for key, value in row.items()}
 
 
-def _from_the_middle(grid: Sequence[float]) -> list[float]:
-    """The order in which a label goes through the grid.
+def _solving_order(grid: Sequence[float]) -> list[float]:
+    """Return the order in which a label goes through the grid.
 
-    It is solved anew at the C that takes the fewest steps for that, near 1, and goes up from there;
-    then from there again, down: a smaller C has more rows inside the margin, and these would slow
-    down all that come after.
+    The first solve is at the C that takes the fewest steps from zero, near 1. From there the path
+    goes up, then starts there again and goes down: a smaller C has more rows inside the margin,
+    which would slow down every solve after it.
     """
     first = min(grid, key=lambda C: abs(math.log(C)))
     start = grid.index(first)
@@ -149,10 +148,10 @@ def _from_the_middle(grid: Sequence[float]) -> list[float]:
 
 
 class _GridState:
-    """The trial at each C, and which labels each of them has.
+    """The trials at each C, and the labels that each of them has solved.
 
-    A label that an earlier run has solved at some C only goes through the whole grid again; where
-    it was solved before, it does not count a second time.
+    A label that an earlier run solved at only some values of C goes through the whole grid again,
+    and is not counted twice where it was solved before.
     """
 
     def __init__(self, equal: EqualLabels, trials: list[_TrialAt]) -> None:
@@ -162,21 +161,21 @@ class _GridState:
 
     @property
     def left(self) -> Ints:
-        """The labels to solve."""
+        """The labels that remain to be solved."""
         return self._equal.distinct[~self._has.all(axis=0)]
 
     @property
     def labels_done(self) -> int:
-        """How many labels the trials have in all, with those of the same rows."""
+        """The number of labels solved, over all trials, including labels with the same rows."""
         return int((self._has * self._equal.sizes).sum())
 
     @property
     def pending(self) -> int:
-        """Weights that have not been used yet."""
+        """The number of weights that have not been scored yet."""
         return sum(trial.pending for trial in self.trials)
 
     def add(self, trial: int, part: Solution) -> int:
-        """Take in labels that have been solved at one C; how many of them are new there."""
+        """Add labels solved at one C, and return how many of them are new there."""
         at = self._equal.find(part.labels)
         new = np.flatnonzero(~self._has[trial, at])
         self._has[trial, at] = True
@@ -184,12 +183,12 @@ class _GridState:
         return int(self._equal.sizes[at[new]].sum())
 
     def score(self, pool: ThreadPoolExecutor, precision: str) -> None:
-        """Let the labels that came in since the last time compete."""
+        """Score the rows with the labels added since the last call."""
         list(pool.map(lambda trial: trial.score(precision), self.trials))
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What a later run needs to go on, right after `score`."""
+        """Return what a later run needs to resume, right after `score`."""
         return {
             "has": self._has.astype(np.uint8),
             "top": np.stack([trial.top for trial in self.trials]),
@@ -199,7 +198,7 @@ class _GridState:
         }
 
     def take_over(self, arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
-        """Go on from what an earlier run of the same training has kept."""
+        """Resume from what an earlier run of the same training saved."""
         if arrays is None:
             return
         self._has = arrays["has"].astype(np.bool_)
@@ -211,7 +210,7 @@ class _GridState:
 
 
 class _TrialAt:
-    """The model at one C, as far as it is solved: the best labels of the rows that judge it."""
+    """The solved part of the model at one C, with the best labels of each judged row."""
 
     def __init__(self, rows: Rows, equal: EqualLabels, depth: int) -> None:
         self._rows = rows
@@ -219,17 +218,17 @@ class _TrialAt:
         self._parts: list[Solution] = []
         self.top, self.scores = empty_topk(rows.n_rows, depth)
         self.nnz = 0
-        self.pending = 0  # weights that have not been used yet
+        self.pending = 0  # weights that have not been scored yet
         self.seconds = 0.0
 
     def add(self, part: Solution) -> None:
-        """Take in labels that have been solved."""
+        """Add solved labels."""
         self._parts.append(part)
         self.pending += part.weights.nnz
         self.seconds += float(part.seconds.sum())
 
     def score(self, precision: str) -> None:
-        """Let the labels that came in since the last time compete, rounded as a model has them."""
+        """Score the rows with the labels added since the last call, rounded as in a model."""
         parts = [part for part in self._parts if len(part.labels)]
         self._parts, self.pending = [], 0
         if not parts:
@@ -241,8 +240,8 @@ class _TrialAt:
             places, bounds = self._equal.copies(shard.labels)
             starts = bounds[shard.label_starts]
             labels = self._equal.labels[places]
-            # Labels of different rows may share weights too: each group of equals is in order,
-            # and several groups of a classifier have to be merged.
+            # Labels with different rows may share weights too: each group of equal labels is in
+            # order, but several groups of one classifier have to be merged.
             classifier = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
             held = replace(
                 shard,
@@ -254,11 +253,11 @@ class _TrialAt:
 
 
 def _metrics(split: Split, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
-    """As `Model.evaluate` has them."""
+    """Return the metrics that `Model.evaluate` computes."""
     truth = Truth.align(split.Y_judge, counts, n_rows)
     return _columns(truth.metrics(top, depths, split.weights_judge))
 
 
 def _columns(found: Row) -> Row:
-    """What a row of the table has of it, in as many digits as a person may want to see."""
+    """Return the columns of the table, rounded for display."""
     return {k: round(value, 4) for k, value in found.items() if k.partition("@")[0] in KINDS}

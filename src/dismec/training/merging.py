@@ -1,4 +1,4 @@
-"""Models of disjoint labels on the same features → one model of all labels, with their weights."""
+"""Merge models of disjoint labels on the same features into one model of all labels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["merge_models", "with_probabilities"]
 
 Ids = npt.NDArray[np.int64]
 
-# Parameters that decide what a score means, and what models had before there were such.
+# Parameters that decide what a score means, with their value in models older than the parameter.
 _SAME = {"penalty": "l2", "weighting": None}
 _LEARNED = ("C_auto", "C_table", "delta_auto", "delta_effect", "refine_effect", "calibrated")
 
@@ -45,9 +45,9 @@ def merge_models(
 ) -> Model:
     """Merge models of different labels into one.
 
-    The models must have the same features. Weights and scores stay the same, bit for bit. The
-    labels of the first model come first, then those of the second and so on, numbered anew. If a
-    label has training rows in only one of two models, it is taken from that one. The merged model
+    The models must have the same features. Weights and scores stay the same, bit for bit. Labels
+    are renumbered: those of the first model come first, then those of the second, and so on. If a
+    label has training rows in only one of the models, it is taken from that one. The merged model
     has the parameters of the first model; its history lists those of the others.
 
     Parameters
@@ -84,13 +84,13 @@ def merge_models(
     ['egg', 'bread']
     """
     if len(models) < 2:
-        raise DataError(f"{len(models)} model to merge; expected at least 2")
+        raise DataError(f"merging needs at least 2 models, got {len(models)}")
     names = [f"model {i}" if isinstance(m, Model) else str(m) for i, m in enumerate(models, 1)]
     opened = [m if isinstance(m, Model) else open_model(m, check=True) for m in models]
     for model, name in zip(opened, names, strict=True):
         check_separable(model.manifest, name)
     for model, name in zip(opened[1:], names[1:], strict=True):
-        for what in _hindrances(opened[0], model):
+        for what in _obstacles(opened[0], model):
             raise ModelError(f"{names[0]} and {name} cannot be merged: {what}")
     merged = _merged(opened, _labels_taken(opened, names))
     if validation is None:
@@ -101,9 +101,9 @@ def merge_models(
 
 
 def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = None) -> Model:
-    """The same model, with probabilities learned on rows that it was not trained on.
+    """Return the model with probabilities learned on rows that it was not trained on.
 
-    Y is an indicator (n_rows, up to n_labels).
+    Y is an indicator matrix of shape (n_rows, up to n_labels).
     """
     rows = model.rows_of(X, threads=threads)
     found = fit_calibration(model, rows, Y, threads=threads)
@@ -113,8 +113,8 @@ def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = No
     return Model(replace(model.manifest, params=params), model.transform, parts, model.shards)
 
 
-def _hindrances(one: Model, other: Model) -> Iterator[str]:
-    """What keeps two models from being one, as sentences."""
+def _obstacles(one: Model, other: Model) -> Iterator[str]:
+    """Yield the reasons why two models cannot be merged, as clauses."""
     first, second = one.manifest, other.manifest
     if (first.text is None) != (second.text is None):
         texts, rows = ("the first", "the second")[:: 1 if first.text else -1]
@@ -146,6 +146,7 @@ def _hindrances(one: Model, other: Model) -> Iterator[str]:
 
 
 def _vocabulary_difference(one: Model, other: Model) -> Iterator[str]:
+    """Yield the first difference between the vocabularies."""
     if one.vocabulary is None or other.vocabulary is None:
         return
     arrays, others = one.vocabulary.to_arrays(), other.vocabulary.to_arrays()
@@ -159,6 +160,7 @@ def _vocabulary_difference(one: Model, other: Model) -> Iterator[str]:
 
 
 def _transform_difference(one: Model, other: Model) -> Iterator[str]:
+    """Yield the first difference between the feature transforms."""
     first, second = one.transform, other.transform
     assert isinstance(first, Transform)
     assert isinstance(second, Transform)
@@ -178,10 +180,10 @@ def _transform_difference(one: Model, other: Model) -> Iterator[str]:
 
 
 def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
-    """The labels of each model that become labels of the whole."""
+    """Return the labels of each model that the merged model takes."""
     if models[0].names is None:
         return [np.arange(model.n_labels) for model in models]
-    home: dict[str, int] = {}  # of each name: the model that has trained it, or else the first
+    home: dict[str, int] = {}  # name → the model that trained it, otherwise the first with it
     trained: set[str] = set()
     for place, model in enumerate(models):
         for name, count in zip(model.names or (), model.label_counts.tolist(), strict=True):
@@ -221,7 +223,7 @@ def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
 
 
 def _joined_curves(parts: Sequence[Calibration | None]) -> Calibration | None:
-    """The curves of all labels, if what labels share in them is the same."""
+    """Return the curves of all labels, or None if the models' shared coefficients differ."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None

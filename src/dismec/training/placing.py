@@ -1,4 +1,4 @@
-"""A request whose data are with the workers of a cluster → one whose data are a file there."""
+"""Turn a request for data on the workers of a cluster into one for a file there."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["placed"]
 
 @contextmanager
 def placed(request: Request, threads: int, *, chooses: bool = False) -> Iterator[Request]:
-    """The request, with Dask collections or a file of workers gathered there; others as they are.
+    """Gather Dask collections, or a file that workers read, into one file on the cluster.
 
-    `chooses` says whether C is to be chosen.
+    Requests for data on this machine are passed through. `chooses` says whether C will be chosen.
 
     Raises
     ------
@@ -28,7 +28,9 @@ def placed(request: Request, threads: int, *, chooses: bool = False) -> Iterator
     """
     if request.cluster is None or not is_placed(request.X):
         if is_path(request.X):
-            raise DataError("X is a path, which only workers of a cluster read: pass cluster=…")
+            raise DataError(
+                "X is a path, which only the workers of a cluster can read: pass cluster=…"
+            )
         yield request
         return
     _check_possible(request, chooses)
@@ -51,18 +53,16 @@ def placed(request: Request, threads: int, *, chooses: bool = False) -> Iterator
 
 
 def _check_possible(request: Request, chooses: bool) -> None:
-    """Refuse what would need rows on this machine."""
+    """Raise `DataError` for settings that need the rows on this machine."""
     params = request.params
     for what, asked in (
-        ("to choose C", chooses),
+        ("choosing C", chooses),
         ('delta="auto"', params.chooses_delta),
         ("calibrate=True", params.calibrate),
         ("refine=True", params.refine),
         ("weights", request.weights is not None),
-        ("weights of classes", request.costs is not None),
+        ("class_weight", request.costs is not None),
         ("validation", request.validation is not None),
     ):
         if asked:
-            raise DataError(
-                f"{what} is not supported with data that are with the workers of a cluster"
-            )
+            raise DataError(f"{what} is not supported with data on the workers of a cluster")

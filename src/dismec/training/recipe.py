@@ -1,15 +1,15 @@
-"""The recipe: a request → a model, in a directory or in memory, here or on a cluster.
+"""Train a model from a request, in a directory or in memory, here or on a cluster.
 
 1. Check the data, and state in a manifest what the model will be (`training.job`).
 2. Lock the directory, and connect to the cluster (`training.running`).
-3. Look for an earlier run of the same training to go on from (`training.resume`).
-4. Settle what the parameters leave open on rows that are held out: C (`training.tuning`), then
-   delta and probabilities (`training.trial`). What is done for this is kept beside the model
+3. Look for an earlier run of the same training to resume (`training.resume`).
+4. On held-out rows, choose the parameters that are not fixed: C (`training.tuning`), then delta and
+   probabilities (`training.trial`). Intermediate results are kept beside the model
    (`training.stages`).
-5. With `refine`, find the labels that are likely for each row, and train a first stage
+5. With `refine`, find the likely labels of each row, and train a first stage
    (`training.refining`).
-6. Solve block by block and keep each block as soon as it is done; pack them into the shards of the
-   model (`training.running`).
+6. Solve block by block, saving each block as soon as it is done, and pack the blocks into shards
+   (`training.running`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
 
 
-# Chooses a parameter before anything else is settled. First it is given the job and the rows to
-# choose on, and returns the job that states how it will be chosen, and a function. That is called
-# once an earlier run has been looked for, and makes the choice or takes over that run's; it returns
-# the job, the run to go on from, and the progress of what is left.
+# Choosing a parameter before anything else takes two steps. `Choose` gets the job and the rows to
+# choose on, and returns the job that states how the choice will be made, and a `Settle` function.
+# Once an earlier run has been looked for, `Settle` makes the choice or takes over that run's, and
+# returns the job, the run to resume, and the progress callback for the remaining work.
 Settle: TypeAlias = Callable[
     [Job, Manifest | None, Stages, Progress | None],
     tuple[Job, Manifest | None, Progress | None],
@@ -57,12 +57,12 @@ Choose: TypeAlias = Callable[[Job, tuple[Any, Any] | None], tuple[Job, Settle]]
 
 
 def carry_out(request: Request, choose: Choose | None = None) -> Model:
-    """Train what is requested.
+    """Train the model of a request.
 
     Raises
     ------
     DataError
-        If the data, or those of `validation`, cannot be used.
+        If the data or the `validation` data are invalid.
     ModelError
         If the directory holds a finished or a different model and `overwrite` is not set.
     ClusterError
@@ -108,7 +108,7 @@ def _carry_on(
     place: Workplace,
     progress: Progress | None,
 ) -> Model | None:
-    """Steps 4 to 6, into a directory; without one the model is returned."""
+    """Run steps 4 to 6; return the model if there is no directory to write it to."""
     stages = Stages(path, replace(place, source=None))
     if settle:
         job, earlier, progress = settle(trial.job, earlier, stages, progress)
@@ -125,7 +125,7 @@ def _carry_on(
 
 @contextmanager
 def _locked(directory: Path | None) -> Iterator[None]:
-    """Keep others out of the directory, if there is one."""
+    """Lock the directory, if there is one."""
     if directory is None:
         yield
         return
@@ -153,9 +153,9 @@ def train(
 ) -> Model:
     """Train a model and write it to a directory.
 
-    If an earlier run of the same training was stopped, it is continued: a run that is killed loses
-    at most the blocks of labels that it was working on. The weights of the resumed model are byte
-    for byte those of an undisturbed run on the same instruction set.
+    An interrupted run of the same training is resumed: a killed run loses at most the blocks of
+    labels that it was working on. The weights of a resumed model are byte for byte those of an
+    uninterrupted run on the same instruction set.
 
     Parameters
     ----------
@@ -170,35 +170,33 @@ def train(
     path : str or path-like
         The model directory; it is created if it does not exist.
     params : TrainingParams, default=None
-        Parameters of the training. By default those of `TrainingParams`.
+        Training parameters. By default those of `TrainingParams`.
     names : sequence of str, default=None
-        The names of the labels. By default the columns of Y if that is a frame, or the labels in
-        lists.
+        Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     validation : tuple of X and Y, default=None
-        Other rows on which ``delta="auto"`` is chosen and probabilities are learned. By default a
-        tenth of the rows is held out for this.
+        Rows for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
+        training rows is held out.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
-        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
-        ``penalty="l1"``.
+        Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
+        held-out rows are weighted, too. Not supported with ``penalty="l1"``.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory. A finished model can be used until the
-        new one is finished, and is then replaced in one step.
+        Whether to overwrite a model in the directory. A finished model remains usable until the new
+        one is finished, and is then replaced in one step.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``. Labels count twice if rows
-        are held out, as they are then trained twice.
+        Called periodically as ``progress(labels_done, labels_total)``. If rows are held out, labels
+        are trained twice and count twice.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
     source : str or path-like, default=None
-        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
-        need not be sent the data.
+        The ``.xmc`` file that X and Y were loaded from. Cluster workers that can read this file are
+        not sent the data.
     vocabulary : Vocabulary, default=None
-        The vocabulary that has made X from texts. It becomes part of the model.
+        The vocabulary that was used to make X from texts. It is stored in the model.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
@@ -208,7 +206,7 @@ def train(
     Raises
     ------
     DataError
-        If X and Y, or those of `validation`, cannot be used.
+        If X, Y or the `validation` data are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
@@ -261,8 +259,8 @@ def fit(
 ) -> Model:
     """Train a model in memory; parameters as for `train`.
 
-    `costs` are factors of the losses of each label's rows, positive and negative. On a cluster the
-    model is trained in a temporary directory, and mapped from there.
+    `costs` are factors of the losses of each label's positive and negative rows. On a cluster, the
+    model is trained in a temporary directory and memory-mapped from there.
     """
     return carry_out(
         Request(

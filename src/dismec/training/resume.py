@@ -1,7 +1,7 @@
-"""An earlier run of the same training → what there is to go on from: all that resuming rests on.
+"""Find what an earlier run of the same training has left to resume from.
 
-Two runs are the same training if data, parameters as they were *asked for* (a chosen C or delta
-counts as how it was chosen), text settings, label names and version are the same. How labels are
+Two runs are the same training if they have the same data, requested parameters (a C or delta that
+was chosen counts as the way of choosing it), text settings, label names and version. How labels are
 cut into blocks does not change the model and is not compared.
 """
 
@@ -44,47 +44,47 @@ __all__ = [
     "earlier_run",
     "known_C",
     "known_calibration",
-    "known_lessons",
+    "known_trial",
 ]
 
 _log = logging.getLogger("dismec")
 
-_NOT_ASKED = (
+_NOT_COMPARED = (
     "C_table",
     "delta_effect",
     "refine_effect",
     "block_size",
-)  # results, and what does not matter
+)  # results, and settings that do not change the model
 _CHOSEN = ("C", "delta")
 
 
 def check_output(directory: Path, overwrite: bool, *, resumes: bool = True) -> None:
-    """Refuse a directory that no data can be trained into: before hours of reading them.
+    """Raise `ModelError` if no model can be trained into a directory, before hours of reading data.
 
-    `resumes` says whether an unfinished model there may be gone on with.
+    `resumes` says whether an unfinished model there may be resumed.
 
     Raises
     ------
     ModelError
-        If it holds a finished model and `overwrite` is not set, or something that is no model.
+        If it holds a finished model and `overwrite` is not set, or files that are not a model.
     """
     check_place(directory)
     if overwrite or not holds_model(directory):
         return
     manifest = read_manifest(directory)
     if manifest.complete:
-        with suppress(OSError, ModelError), locked(directory):  # or another run is at it
+        with suppress(OSError, ModelError), locked(directory):  # or another run is writing
             _tidy_finished(directory, manifest)
     if manifest.complete or not resumes:
-        kind = "the finished model of a training" if manifest.complete else "an unfinished model"
+        kind = "a finished model" if manifest.complete else "an unfinished model"
         raise ModelError(
-            f"{directory} holds {kind} already: choose another directory, or overwrite it "
+            f"{directory} already holds {kind}: choose another directory, or overwrite it "
             "(overwrite=True)"
         )
 
 
 def earlier_run(directory: Path, job: Job) -> Manifest | None:
-    """The manifest of an unfinished run of the same training, if the directory holds one.
+    """Return the manifest of an unfinished run of the same training, if the directory holds one.
 
     Raises
     ------
@@ -97,23 +97,23 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
     if manifest.complete:
         _tidy_finished(directory, manifest)
         raise ModelError(
-            f"{directory} holds the finished model of this training already; "
+            f"{directory} already holds the finished model of this training; "
             "to train it again, overwrite it (overwrite=True)"
         )
     return manifest
 
 
 def _tidy_finished(directory: Path, manifest: Manifest) -> None:
-    """Do what a training that was killed at the very end has not; an unfinished edit stays."""
+    """Clean up after a training that was killed at the very end, but keep an unfinished edit."""
     if not edit_folder(directory).exists():
         tidy(directory, manifest)
 
 
 def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
-    """The manifest of an earlier run of the same edit, finished or not.
+    """Return the manifest of an earlier run of the same edit, finished or not.
 
-    An edit that was given up half-way for another one is dropped with a warning, where a training
-    refuses: nothing but the time of the new labels is lost, and the model itself is not touched.
+    A different unfinished edit is dropped with a warning, where a training would raise: only the
+    time spent on its labels is lost, and the model itself is not touched.
     """
     if not holds_model(folder):
         return None
@@ -125,18 +125,20 @@ def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
 
 
 def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest, Mask]:
-    """The manifest to go on from, and which labels are in the blocks that it has already.
+    """Return the manifest to start from, and a mask of the labels whose blocks are already there.
 
-    Its journal is empty: what an earlier run had in its own is in the manifest.
+    Its journal is empty: the blocks in an earlier run's journal become part of the manifest.
     """
     held = np.zeros(job.problem.n_labels, np.bool_)
     if earlier is None:
         discard(directory, keep=data_file(directory, job.manifest.data))
     manifest = replace(job.manifest, parts=write_parts(directory, job.parts))
     if earlier:
-        # Of what the old manifest says, only the blocks count, and only those that are whole.
+        # Of the old manifest, only blocks that are intact are taken over.
         manifest = manifest.with_blocks(
-            receipt for receipt in earlier.blocks if _hold(directory, manifest, receipt, held)
+            receipt
+            for receipt in earlier.blocks
+            if _mark_intact(directory, manifest, receipt, held)
         )
     manifest = replace(manifest, journal=make_journal(directory))
     commit(directory, manifest)
@@ -145,19 +147,19 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
 
 
 def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job | None:
-    """The job at the C that an earlier run of it has chosen from a grid; None if it has not yet."""
+    """Return the job with the C that an earlier run chose from the grid, or None."""
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
     if table is None:
         return None
     if not isinstance(C, float) or C not in grid or not isinstance(table, list):
-        raise ModelError(f"the unfinished model's C, {C!r}, is not one of the grid")
+        raise ModelError(f"the unfinished model's C, {C!r}, is not in the grid")
     return job.with_C(C, table)
 
 
-def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
-    """The job with the delta and the calibration of an earlier run; None if they are not whole.
+def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
+    """Return the job with the delta and the calibration of an earlier run, or None if incomplete.
 
-    They are not there as long as its trial is not finished.
+    They are stored when the trial is finished.
     """
     if job.params.chooses_delta:
         delta = earlier.params.get("delta")
@@ -165,15 +167,15 @@ def known_lessons(directory: Path, job: Job, earlier: Manifest) -> Job | None:
             return None
         if delta not in GRID:
             raise ModelError(
-                f"the unfinished model's delta, {delta!r}, is not one of the values to choose from"
+                f"the unfinished model's delta, {delta!r}, is not one of the candidates"
             )
         job = job.with_delta(float(delta), earlier.params.get("delta_effect"))
-    # Refining learns probabilities itself.
+    # Refining learns its own probabilities.
     return job if job.params.refine else known_calibration(directory, job, earlier)
 
 
 def known_calibration(directory: Path, job: Job, earlier: Manifest) -> Job | None:
-    """The job with the calibration of an earlier run; None if it needs one that is not whole."""
+    """Return the job with the calibration of an earlier run, or None if one is missing."""
     if not job.params.calibrate:
         return job
     try:
@@ -184,6 +186,7 @@ def known_calibration(directory: Path, job: Job, earlier: Manifest) -> Job | Non
 
 
 def _same_training(directory: Path, job: Job) -> Manifest:
+    """Return the manifest in a directory; raise `ModelError` if it is of another training."""
     manifest = read_manifest(directory)
     differences = _differences(manifest, job.manifest)
     if not differences:
@@ -198,11 +201,11 @@ def _same_training(directory: Path, job: Job) -> Manifest:
 
 
 def _differences(earlier: Manifest, now: Manifest) -> list[str]:
-    """What tells one training from another, for a person."""
+    """Describe the differences between two trainings."""
     found = ["other data"] if earlier.data != now.data else []
-    before, after = _asked(earlier), _asked(now)
+    before, after = _requested(earlier), _requested(now)
     found += [
-        f"{key} {_as_read(key, before.get(key))} instead of {_as_read(key, after.get(key))}"
+        f"{key} {_readable(key, before.get(key))} instead of {_readable(key, after.get(key))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key)
     ]
@@ -213,23 +216,23 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
     return found
 
 
-def _asked(manifest: Manifest) -> dict[str, Any]:
-    """The parameters with a C or delta that was chosen, or will be, as how it is chosen."""
-    params = {k: parse(k, v) for k, v in manifest.params.items() if k not in _NOT_ASKED}
+def _requested(manifest: Manifest) -> dict[str, Any]:
+    """Return the parameters as requested: a chosen C or delta as the way of choosing it."""
+    params = {k: parse(k, v) for k, v in manifest.params.items() if k not in _NOT_COMPARED}
     for key in _CHOSEN:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")
     return params
 
 
-def _as_read(key: str, value: Any) -> Any:
-    """A value of `_asked` as a person reads it."""
+def _readable(key: str, value: Any) -> Any:
+    """Format a value of `_requested` for people."""
     text = sentence(f"{key}_auto" if key in _CHOSEN else key, value)
     return f"auto {text}" if key in _CHOSEN and isinstance(value, dict) else text
 
 
-def _hold(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
-    """Mark the labels of a block that an earlier run has left whole; says whether it has."""
+def _mark_intact(directory: Path, manifest: Manifest, receipt: BlockReceipt, held: Mask) -> bool:
+    """Mark the labels of a block in `held` and return True, if the block is intact."""
     try:
         labels = weight_files.read_block(directory, manifest, receipt).labels
     except ModelError:

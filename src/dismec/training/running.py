@@ -1,4 +1,4 @@
-"""A job → a model: blocks are solved here or on a cluster, kept when done, packed into shards."""
+"""Run a job: solve blocks here or on a cluster, save each when done, pack them into shards."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where blocks are solved: on threads of this process, or on a cluster."""
+    """The place where blocks are solved: threads of this process, or a cluster."""
 
     threads: int
     cluster: Cluster | None = None
-    source: StrPath | None = None  # the ``.xmc`` file of the training data, for workers that see it
+    source: StrPath | None = None  # the ``.xmc`` file of the data, for workers that can read it
 
 
 @contextmanager
 def workplace(request: Request, threads: int) -> Iterator[Workplace]:
-    """Where a request is to be carried out; a cluster that was open before stays so."""
-    # A file of X and Y does not have their weights.
+    """Open the workplace of a request; a cluster that was already connected stays connected."""
+    # A file of X and Y does not hold the weights of the rows.
     source = request.source if request.weights is None else None
     if request.cluster is None:
         yield Workplace(threads)
@@ -72,9 +72,9 @@ def workplace(request: Request, threads: int) -> Iterator[Workplace]:
 
 
 def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Model:
-    """The model of a job whose parameters leave nothing open.
+    """Return the model of a job whose parameters are all fixed.
 
-    On a cluster it is trained in a temporary directory, and mapped from there.
+    On a cluster, it is trained in a temporary directory and memory-mapped from there.
     """
     if place.cluster is not None:
         with TemporaryDirectory(prefix="dismec-", ignore_cleanup_errors=True) as folder:
@@ -102,9 +102,9 @@ def run_into(
     place: Workplace,
     progress: Progress | None,
 ) -> Manifest:
-    """Do a job into a directory that nobody else writes to, after an `earlier` run of it.
+    """Train the model of a job into a locked directory, resuming an `earlier` run if there is one.
 
-    Every finished block is on the disk, and named by the journal, before it counts as done.
+    Every block is on disk, and listed in the journal, before it counts as done.
     """
     manifest, held = resume.begin(directory, job, earlier)
     first = 1 + max((receipt.number for receipt in manifest.blocks), default=-1)
@@ -119,7 +119,7 @@ def run_into(
             done += finished
     manifest = manifest.with_journal(done)
     commit(directory, manifest)
-    kernels.release_memory()  # the solver's, before more is taken
+    kernels.release_memory()  # memory of the solver, before packing allocates more
     return weight_files.finish(
         directory, manifest, job.params.precision, job.parts.labels.counts, place.threads
     )
@@ -132,9 +132,10 @@ def _solve_here(
     threads: int,
     progress: Progress | None,
 ) -> Generator[T, None, None]:
+    """Solve blocks on threads of this process, and yield what `keep` returns for each."""
     left = np.concatenate([*blocks.values(), np.empty(0, np.int64)])
     count = _counter(job, left, progress)
-    problem = cast(Problem, job.problem)  # data of a cluster are solved there
+    problem = cast(Problem, job.problem)  # data on a cluster is solved there
     return solve_blocks(problem, job.solver, blocks, keep, threads=threads, progress=count)
 
 
@@ -159,7 +160,7 @@ def _solve_there(
     place: Workplace,
     progress: Progress | None,
 ) -> Generator[list[BlockReceipt], None, None]:
-    """Solve the labels that are not `held` on a cluster."""
+    """Solve the labels that are not in `held` on a cluster."""
     from dismec.cluster.pool import check_workers
     from dismec.cluster.training import ClusterJob, solve_on_cluster
 
@@ -169,7 +170,7 @@ def _solve_there(
     if isinstance(job.X, PlacedData):
         placed = job.X
     else:
-        # A file of X and Y has no dense features.
+        # A file of X and Y does not hold dense features.
         data = Path(place.source) if place.source and not job.transform.dense else data
         if not held.all() and not data.exists():
             TrainingData(job.X, cast(Any, job.Y), job.weights).save(data)
@@ -182,7 +183,10 @@ def _solve_there(
 def _counter(
     job: Job, left: npt.NDArray[np.int64], progress: Progress | None
 ) -> Callable[[int, npt.NDArray[np.int64]], None]:
-    """Counts labels that are solved, and their work, after those that need not be: not `left`."""
+    """Return a function that reports solved labels and their work as progress.
+
+    Labels that are not in `left` count as done from the start.
+    """
     total = job.problem.n_labels
     work = effort(job.problem.equal_labels, job.problem.label_counts)
     done, worked, all_work = total - len(left), int(work.sum() - work[left].sum()), int(work.sum())

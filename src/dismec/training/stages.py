@@ -1,7 +1,7 @@
-"""What a training does on the way to its model → folders beside it, to resume from after a kill.
+"""Keep intermediate results of a training in folders beside its model, to resume from.
 
-A stage is a model of some rows or labels, or arrays that were found with one. The manifest of the
-directory says which training its stages belong to, from before the first of them begins; they are
+A stage is a model of some of the rows or labels, or arrays computed with one. The manifest of the
+directory states which training its stages belong to, before the first of them begins. Stages are
 removed when the model is finished.
 """
 
@@ -37,36 +37,36 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a training into a directory; without a directory nothing is kept."""
+    """The stages of a training into a directory; without a directory, nothing is kept."""
 
     directory: Path | None
     place: Workplace
 
     def begin(self, job: Job, earlier: Manifest | None) -> Manifest | None:
-        """Write down which training this is and what it has settled so far.
+        """Record which training this is and what it has chosen so far.
 
-        Returns the run to go on from; None without a directory.
+        Return the run to resume from, or None without a directory.
         """
         if self.directory is None:
             return None
         return resume.begin(self.directory, job, earlier)[0]
 
     def trained(self, name: str, job: Job, progress: Progress | None) -> Model:
-        """The model of a stage; what an earlier run has done of it is not done again."""
+        """Return the model of a stage, resuming an earlier run of it."""
         if self.directory is None:
             return run_in_memory(job, self.place, progress)
         folder = self.folder(name)
         make_directory(folder)
         earlier = resume.earlier_edit(folder, job, "stage")
         if earlier and earlier.complete:
-            with suppress(ModelError):  # damaged since
+            with suppress(ModelError):  # damaged files are trained again
                 return open_model(folder, check=True)
             earlier = None
         run_into(folder, job, earlier, self.place, progress)
         return open_model(folder, check=False)
 
     def known(self, name: str, training: str) -> Arrays | None:
-        """What an earlier run of this training has found, if it is there and whole."""
+        """Return the arrays that an earlier run of this training kept, if they are intact."""
         if self.directory is None:
             return None
         with suppress(ModelError):
@@ -76,13 +76,16 @@ class Stages:
         return None
 
     def keep(self, name: str, training: str, found: Arrays) -> None:
-        """Keep what was found, in place of what was found under this name before."""
+        """Keep arrays, replacing those kept under this name before."""
         if self.directory is not None:
             self._file(name).parent.mkdir(exist_ok=True)
             write_hashed(self._file(name), found, training=training, content=_sum(found))
 
     def found(self, name: str, training: str, find: Callable[[], Arrays], *models: str) -> Arrays:
-        """What a stage has found, now or in an earlier run; its models are not needed any more."""
+        """Return the arrays of a stage, kept by an earlier run or computed now.
+
+        The models that they were computed with are removed.
+        """
         arrays = self.known(name, training)
         if arrays is None:
             arrays = find()
@@ -97,7 +100,7 @@ class Stages:
             rmtree(self.folder(name), ignore_errors=True)
 
     def folder(self, name: str) -> Path:
-        """Where the model of a stage is, if there is a directory."""
+        """Return the folder of a stage's model, given that there is a directory."""
         assert self.directory is not None
         return self.directory / f"{STAGE}{name}"
 
@@ -106,14 +109,14 @@ class Stages:
 
 
 def digest(manifest: Manifest) -> str:
-    """What tells one training from another."""
+    """Return a digest that identifies a training."""
     params = {key: manifest.params[key] for key in sorted(manifest.params) if key != "block_size"}
     text = json.dumps([manifest.data, params, manifest.dismec])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sum(arrays: Arrays) -> str:
-    """The SHA-256 of what arrays hold."""
+    """Return the SHA-256 of the contents of arrays."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode())

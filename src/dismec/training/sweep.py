@@ -1,7 +1,7 @@
-"""One model → what each Δ leaves of it: P@k, weights, bytes, time of a prediction.
+"""Measure what each Δ costs and saves: P@k, weights, bytes and prediction time of one model.
 
-This is Figure 5 of the DiSMEC paper. A model pruned at a larger Δ is what training at that Δ gives,
-so that a single training, at the smallest, serves for all.
+This is Figure 5 of the DiSMEC paper. A model pruned at a larger Δ is the model that training at
+that Δ gives, so a single training at the smallest Δ is enough for all.
 """
 
 from __future__ import annotations
@@ -57,30 +57,30 @@ def sweep(
     deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
         The values of delta, in any order; 0 keeps all weights.
     params : TrainingParams, default=None
-        Parameters of the training, except for delta.
+        Training parameters, except delta.
     ks : sequence of int, default=(1, 3, 5)
         The depths k of P@k, nDCG@k and so on.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
     list of dict
         A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
         "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
-        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
-        best of three runs on all of them.
+        memory and in files. "ms per row" is the time to predict a test row on one core, the best of
+        three runs over all test rows.
 
     Raises
     ------
     DataError
-        If a delta is below 0 or not a number, or if the data cannot be used.
+        If a delta is negative or not a number, or if the data are invalid.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def sweep_model(
     test : tuple of X and Y
         Rows and labels to evaluate on.
     deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
-        The values of delta, in any order; none below that of the model.
+        The values of delta, in any order; none may be below that of the model.
     ks : sequence of int, default=(1, 3, 5)
         The depths k of P@k, nDCG@k and so on.
     threads : int, default=None
@@ -125,8 +125,8 @@ def sweep_model(
     list of dict
         A row for each delta, ascending: ``{"delta": …, "weights": …, "bytes": …, "ms per row": …,
         "P@1": …}`` and all other metrics of `Model.evaluate`. "bytes" is the size of the weights in
-        memory and in files. "ms per row" is the time that a core takes to predict a test row, the
-        best of three runs on all of them.
+        memory and in files. "ms per row" is the time to predict a test row on one core, the best of
+        three runs over all test rows.
 
     Raises
     ------
@@ -144,10 +144,10 @@ def sweep_model(
     """
     table: list[Row] = []
     for delta in check_deltas(deltas):
-        model = model.pruned(delta)  # of the last one, which has fewer weights to go through
+        model = model.pruned(delta)  # the previous model has fewer weights left to prune
         X, Y = test
         seconds = []
-        for _ in range(3):  # the first finds nothing in the caches
+        for _ in range(3):  # the first has cold caches
             begin = process_time()
             model.predict_topk(X, max(ks, default=1), threads=threads)
             seconds.append(process_time() - begin)
@@ -165,12 +165,12 @@ def sweep_model(
 
 
 def check_deltas(deltas: Sequence[float]) -> list[float]:
-    """The Δ, each once, ascending.
+    """Return the distinct Δ, ascending.
 
     Raises
     ------
     DataError
-        If there are none, or one is below 0 or no number.
+        If there are none, or one is negative or not a number.
     """
     found = set()
     for delta in deltas:
@@ -179,8 +179,8 @@ def check_deltas(deltas: Sequence[float]) -> list[float]:
         except (TypeError, ValueError):
             value = math.nan
         if not 0 <= value <= _MOST_DELTA:
-            raise DataError(f"delta is {delta!r}; expected a number of at least 0")
+            raise DataError(f"delta is {delta!r}; expected a number ≥ 0")
         found.add(value)
     if not found:
-        raise DataError("there is no delta to try; name at least one")
+        raise DataError("no delta to try; give at least one")
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Texts with label names → datasets in memory, with a model's features and labels."""
+"""Convert texts with label names to datasets in memory, with a model's features and labels."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def text_dataset(
     needs_labels: bool = True,
     threads: int | None = None,
 ) -> Dataset:
-    """Texts as rows of a model's features, their labels as its labels; in memory.
+    """Convert texts to a dataset with a model's features and labels, in memory.
 
-    `source` is as for `train_text`; `fmt` is by default what the model was trained with. Names that
-    the model does not know become labels after its own.
+    `source` is as for `train_text`; `fmt` defaults to the one that the model was trained with.
+    Unknown label names become labels after those of the model.
     """
     return weighted_text_dataset(
         model, source, fmt=fmt, needs_labels=needs_labels, threads=threads
@@ -52,7 +52,7 @@ def weighted_text_dataset(
     needs_labels: bool = True,
     threads: int | None = None,
 ) -> tuple[Dataset, RowWeights | None]:
-    """As `text_dataset`, with the weights of rows that the ``weight_column`` of `fmt` holds."""
+    """Like `text_dataset`, but also return the row weights from the ``weight_column`` of `fmt`."""
     vocabulary = None if model.n_dense and not model.n_features else vocabulary_of(model)
     if isinstance(source, Texts) or is_frame(source):
         fmt = fmt or TextFormat.of_model(model.manifest.columns, "CSV")
@@ -64,9 +64,9 @@ def weighted_text_dataset(
 
 
 def vocabulary_of(model: Any) -> Vocabulary:
-    """The vocabulary of a model of texts."""
+    """Return the vocabulary of a model of texts."""
     if model.vocabulary is None:
-        raise DataError("the model was trained on numeric features, and the data are texts")
+        raise DataError("the data are texts, but the model was trained on numeric features")
     return model.vocabulary  # type: ignore[no-any-return]
 
 
@@ -77,9 +77,9 @@ def vectorized(
     *,
     threads: int | None = None,
 ) -> Dataset:
-    """Texts as a dataset in memory, without a vocabulary one of no features.
+    """Convert texts to a dataset in memory; without a vocabulary, it has no features.
 
-    Names without a number get the next ones.
+    Names that are not in `numbers` get the next numbers.
     """
     return weighted_rows(texts, vocabulary, numbers, threads=threads)[0]
 
@@ -91,7 +91,7 @@ def weighted_rows(
     *,
     threads: int | None = None,
 ) -> tuple[Dataset, RowWeights | None]:
-    """As `vectorized`, with the weights that texts have."""
+    """Like `vectorized`, but also return the weights of the texts."""
     known = dict(numbers)
     weights: list[float] | None = None
     rows: list[Any] = []

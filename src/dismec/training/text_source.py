@@ -1,4 +1,4 @@
-"""Files, frames and lists → texts that can be read again and again, with labels and weights."""
+"""Make texts from files, frames and lists readable repeatedly, with labels and weights."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Texts"]
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts that can be read again and again, a batch at a time.
+    """Texts that can be read repeatedly, a batch at a time.
 
     Attributes
     ----------
     read
         Begins at the first row each time it is called.
     name
-        What messages call them.
+        Name of the texts in messages.
     """
 
     read: Callable[[], Iterable[TextBatch]]
@@ -38,7 +38,7 @@ class Texts:
     def of_file(
         cls, path: StrPath, fmt: TextFormat | None = None, *, needs_labels: bool = True
     ) -> Texts:
-        """Those of a file, as `dismec.data.corpus.read_texts` reads it."""
+        """Return the texts of a file, as `dismec.data.corpus.read_texts` reads it."""
         chosen = fmt or TextFormat()
         return cls(lambda: read_texts(path, chosen, needs_labels=needs_labels), str(path))
 
@@ -46,14 +46,14 @@ class Texts:
     def of_frame(
         cls, frame: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True
     ) -> Texts:
-        """Those of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
+        """Return the texts of a frame of pandas, polars, pyarrow or Hugging Face datasets."""
         chosen = fmt or TextFormat()
         name = f"the {type(frame).__name__}"
         return cls(lambda: read_frame(frame, chosen, needs_labels=needs_labels), name)
 
     @classmethod
     def of(cls, source: Any, fmt: TextFormat | None = None, *, needs_labels: bool = True) -> Texts:
-        """Those of a file or a frame; `Texts` as they are."""
+        """Return the texts of a file or a frame; `Texts` are returned unchanged."""
         if isinstance(source, Texts):
             return source
         if not is_frame(source) and not isinstance(source, str | os.PathLike):
@@ -66,9 +66,9 @@ class Texts:
 
     @classmethod
     def of_lists(cls, texts: Sequence[str], labels: Sequence[Sequence[str]]) -> Texts:
-        """Those that are in memory, with the names of the labels of each."""
+        """Return texts that are in memory, each with a list of label names."""
         if len(texts) != len(labels):
-            raise DataError(f"{counted(len(texts), 'text')} and labels for {len(labels)}")
+            raise DataError(f"{counted(len(texts), 'text')}, but labels for {len(labels)}")
         names = []
         for number, row in enumerate(labels):
             try:
@@ -78,13 +78,13 @@ class Texts:
         batch = TextBatch(list(texts), names, 0)
         return cls(lambda: [batch])
 
-    def counted(self, weights: Any = None) -> Texts:
-        """Those that do not have weight 0: what is learned of texts is learned of these.
+    def weighted(self, weights: Any = None) -> Texts:
+        """Return the texts of positive weight, the only ones that training learns from.
 
-        `weights`, one number per text, take the place of those of a file or frame.
+        `weights`, one number per text, override those of a file or frame.
         """
         if weights is None:
-            return replace(self, read=lambda: map(_counted_batch, self.read()))
+            return replace(self, read=lambda: map(_without_zero_weights, self.read()))
         given = np.asarray(weights)
         found = check_row_weights(given, given.size)
         return replace(self, read=lambda: self._with_weights(found))
@@ -95,15 +95,15 @@ class Texts:
             part = weights[n_rows : n_rows + len(batch.texts)].tolist()
             n_rows += len(batch.texts)
             if len(part) == len(batch.texts):
-                yield _counted_batch(batch._replace(weights=part))
+                yield _without_zero_weights(batch._replace(weights=part))
         if n_rows != len(weights):
             raise DataError(
                 f"weights: {counted(len(weights), 'number')} for {counted(n_rows, 'text')}"
             )
 
 
-def _counted_batch(batch: TextBatch) -> TextBatch:
-    """The rows of a batch without those of weight 0."""
+def _without_zero_weights(batch: TextBatch) -> TextBatch:
+    """Return the batch without rows of weight 0."""
     if batch.weights is None or all(batch.weights):
         return batch
     keep = [row for row, weight in enumerate(batch.weights) if weight]

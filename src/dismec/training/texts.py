@@ -1,4 +1,4 @@
-"""Texts with label names → models and datasets; a file is read a batch at a time, twice."""
+"""Train models on texts with label names; a file is read in batches, twice."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LOG_SECONDS = 10.0
 
 @dataclass(frozen=True, eq=False)
 class TextRequest:
-    """A training of texts, as `Request` is one of rows; the fields are those of `train_text`."""
+    """A request to train on texts; the fields are the parameters of `train_text`."""
 
     source: Any
     params: TrainingParams | None = None
@@ -74,20 +74,20 @@ class TextRequest:
     weights: Any = None
     dense: Any = None
     validation_dense: Any = None
-    dense_only: bool = False  # of the texts, only the labels count
+    dense_only: bool = False  # use only the labels of the texts
 
     @contextmanager
     def as_rows(self) -> Iterator[Request]:
-        """The request for the rows of the texts.
+        """Yield the request for the rows of the texts.
 
-        For a model directory the rows are in a file there, as long as the context lasts.
+        For a model directory, the rows are in a file there, which exists only within the context.
         """
-        texts = Texts.of(self.source, self.fmt).counted(self.weights)
+        texts = Texts.of(self.source, self.fmt).weighted(self.weights)
         validation = None
-        if self.validation is not None:  # of which every row counts once
+        if self.validation is not None:  # its rows all count once
             fmt = None if self.fmt is None else replace(self.fmt, weight_column=None)
             validation = Texts.of(self.validation, fmt)
-            next(iter(validation.read()), None)  # fails before hours of work if it cannot be read
+            next(iter(validation.read()), None)  # fail before hours of work if it cannot be read
         directory = None if self.path is None else Path(self.path)
         if directory:
             check_output(directory, self.overwrite)
@@ -107,7 +107,7 @@ class TextRequest:
             params=self.params or TrainingParams(tfidf=not self.dense_only),
             path=directory,
             names=names,
-            validation=judge and (_beside(judge.X, self.validation_dense), judge.Y),
+            validation=judge and (_with_dense(judge.X, self.validation_dense), judge.Y),
             vocabulary=vocabulary,
             columns=None if self.fmt is None else self.fmt.kept,
             examples=example_texts(texts.read()) if self.examples and vocabulary else (),
@@ -118,12 +118,12 @@ class TextRequest:
         )
         if directory is None or vocabulary is None:
             dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
-            X = _beside(dataset.X, self.dense)
+            X = _with_dense(dataset.X, self.dense)
             yield replace(request, X=X, Y=dataset.Y, weights=weights)
             return
         make_directory(directory)
-        with _in_file(directory, texts, request, self.log) as (dataset, weights, file):
-            X = _beside(dataset.X, self.dense)
+        with _rows_in_file(directory, texts, request, self.log) as (dataset, weights, file):
+            X = _with_dense(dataset.X, self.dense)
             yield replace(request, X=X, Y=dataset.Y, weights=weights, source=file)
 
 
@@ -148,7 +148,7 @@ def train_text(
 ) -> Model:
     r"""Train a model on texts and write it to a directory.
 
-    If an earlier run of the same training was stopped, it is continued.
+    An interrupted run of the same training is resumed.
 
     Parameters
     ----------
@@ -158,34 +158,34 @@ def train_text(
     path : str or path-like
         The model directory; it is created if it does not exist.
     params : TrainingParams, default=None
-        Parameters of the training. By default those of `TrainingParams`, with tf-idf.
+        Training parameters. By default those of `TrainingParams`, with tf-idf.
     text : TextParams, default=None
-        Which terms of a text become features.
+        The terms of a text that become features.
     fmt : TextFormat, default=None
-        Names of the columns of a file or frame. The model keeps them for files that are read later.
+        Column names of a file or frame. They are stored in the model, for reading further files.
     validation : str, path-like, frame or Texts, default=None
-        Other texts on which ``delta="auto"`` is chosen and probabilities are learned. By default a
-        tenth of the texts is held out for this.
+        Texts for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
+        training texts is held out.
     weights : array-like of shape (n_texts,), default=None
-        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
-        `fmt` holds, if there is one; otherwise all texts count the same.
+        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
+        otherwise all texts have the same weight.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     log : callable, default=None
-        Called now and then with a line of text while texts are read.
+        Called periodically with a line of text while texts are read.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
     examples : bool, default=False
-        Whether the model keeps the beginnings of up to five training texts, which its server shows
-        as examples. Leave this off if the texts are private.
+        Whether to store the beginnings of up to five training texts in the model, which its server
+        shows as examples. Leave this off if the texts are private.
     dense, validation_dense : array-like of shape (n_texts, width), default=None
-        Dense features, such as embeddings, of the texts and of those of `validation`
+        Dense features, such as embeddings, of the texts and of the `validation` texts
         (``docs/tutorial/embeddings.md``).
 
     Returns
@@ -237,12 +237,13 @@ def train_text(
         return carry_out(rows)
 
 
-def _beside(X: Any, dense: Any) -> Any:
-    """Rows of texts, with dense features if there are some."""
+def _with_dense(X: Any, dense: Any) -> Any:
+    """Return the rows of texts, with dense features beside them if there are any."""
     return X if dense is None else mixed_rows(X, dense)
 
 
 def _names_of(texts: Texts) -> list[str]:
+    """Return the sorted label names of texts."""
     names = sorted({name for batch in texts.read() for row in batch.labels for name in row})
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
@@ -256,7 +257,7 @@ def learn(
     threads: int | None = None,
     log: Log | None = None,
 ) -> tuple[Vocabulary, list[str]]:
-    """The vocabulary of texts, and the names of their labels in order."""
+    """Learn the vocabulary of texts, and collect their label names in order."""
     builder = VocabularyBuilder(params, threads=threads)
     names: set[str] = set()
     n_rows = 0
@@ -265,7 +266,7 @@ def learn(
         names.update(name for row in batch.labels for name in row)
         n_rows += len(batch.texts)
     if not n_rows:
-        raise DataError(f"{texts.name}: there are no rows to train on")
+        raise DataError(f"{texts.name}: no rows to train on")
     if not names:
         raise DataError(f"{texts.name}: no row has a label")
     try:
@@ -281,10 +282,10 @@ def learn(
 
 
 @contextmanager
-def _in_file(
+def _rows_in_file(
     directory: Path, texts: Texts, request: Request, log: Log | None
 ) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
-    """Texts as a dataset in a file, mapped into memory, and their weights."""
+    """Write texts to a dataset file, and yield it memory-mapped, with the row weights."""
     vocabulary, names = request.vocabulary, request.names
     assert vocabulary is not None
     assert names is not None
@@ -299,7 +300,7 @@ def _in_file(
                     ids = [[numbers[name] for name in row] for row in batch.labels]
                 except KeyError as error:
                     raise DataError(
-                        f"{texts.name}: changed while it was read: label {error} is new"
+                        f"{texts.name}: changed while being read: label {error} is new"
                     ) from None
                 writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
                 found.extend(batch.weights or ())
@@ -315,10 +316,10 @@ def _in_file(
 
 
 def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
-    """The batches, with a line now and then on how far it is."""
+    """Yield the batches, and log how many texts have been read from time to time."""
     last = time.monotonic()
     for batch in texts.read():
         yield batch
         if log and time.monotonic() - last > _LOG_SECONDS:
             last = time.monotonic()
-            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, their {what}")
+            log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, {what}")

@@ -1,4 +1,4 @@
-"""Rows that the training does not see → what its parameters leave open: delta, probabilities."""
+"""Learn delta and probabilities on rows that a trial training does not see."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from dismec.training.stages import Stages
 __all__ = ["Split", "Trial", "Validation", "only_columns", "only_known", "only_labels", "sampled"]
 
 _STAGE = "trial"
-_FEW_LABELS = 400  # of which a trial takes all
-_EVERY = 4  # label that a trial takes if they are more
+_FEW_LABELS = 400  # up to this many labels, a trial trains all of them
+_EVERY = 4  # above that, it trains every fourth
 
 
 class Split(NamedTuple):
@@ -41,28 +41,28 @@ class Split(NamedTuple):
     Y_judge: Any
     weights: RowWeights | None = None
     weights_judge: RowWeights | None = None
-    costs: Costs | None = None  # of labels, as of a `Job`
+    costs: Costs | None = None  # of the labels, as in `Job`
 
     def job(self, params: TrainingParams) -> Job:
-        """The job of the rows to train on."""
+        """Return the job for the rows to train on."""
         return Job.prepare(Request(self.X, self.Y, params, weights=self.weights, costs=self.costs))
 
     def fit(
         self, params: TrainingParams, stages: Stages, name: str, progress: Progress | None
     ) -> Model:
-        """The model of the rows to train on, a stage; `params` leave nothing open."""
+        """Train a stage on the rows to train on; all of `params` must be fixed."""
         return stages.trained(name, self.job(params), progress)
 
 
 class Validation(NamedTuple):
-    """Rows that a trial is not trained on, to judge it by."""
+    """The rows to judge a trial by, which it is not trained on."""
 
-    given: tuple[Any, sp.csr_array] | None  # by a caller
-    held_out: npt.NDArray[np.int64]  # otherwise rows of the job
+    given: tuple[Any, sp.csr_array] | None  # rows passed by the caller
+    held_out: npt.NDArray[np.int64]  # otherwise, rows of the job
 
     @classmethod
     def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Validation:
-        """Those that are given, or a tenth of the job's own."""
+        """Return the given rows, checked, or hold out a tenth of the job's own."""
         if given is None:
             return cls(None, delta.held_out(job.X.shape[0]))
         try:
@@ -71,7 +71,7 @@ class Validation(NamedTuple):
         except DataError as error:
             raise DataError(f"validation data: {error}") from None
         if X.shape[0] == 0:
-            raise DataError("validation data: there are no rows")
+            raise DataError("validation data: no rows")
         truth: Any = Y
         if not truth[:, : job.Y.shape[1]].nnz:
             raise DataError("validation data: no row has a label of the training data")
@@ -79,13 +79,13 @@ class Validation(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What identifies them in a manifest (`dismec.model.provenance`)."""
+        """The fields that identify these rows in a manifest (`dismec.model.provenance`)."""
         if self.given is None:
             return {"rows": len(self.held_out)}
         return {"rows": self.given[0].shape[0], "data": fingerprint(*self.given)[:16]}
 
     def split(self, job: Job) -> Split:
-        """The job's rows, without those that are held out, and the rows to judge by."""
+        """Return the job's rows without those held out, and the rows to judge by."""
         X: Any = job.X
         Y: Any = job.Y
         if self.given is not None:
@@ -94,21 +94,21 @@ class Validation(NamedTuple):
         others = np.delete(np.arange(X.shape[0]), self.held_out)
         X, Y = X[others], Y[others]
         if job.parts.vocabulary:
-            # Of later texts, words that no training text has are not counted.
+            # Words of later texts that no training text has are not counted.
             judge = only_known(judge[0], X), judge[1]
         weights = weights_at(job.weights, others), weights_at(job.weights, self.held_out)
         return Split(X, Y, *judge, *weights, job.costs)
 
 
 class Trial(NamedTuple):
-    """A training on some of the rows, to learn from the others what the parameters leave open."""
+    """A training on some of the rows, to learn delta and probabilities from the others."""
 
-    job: Job  # its manifest says on what it is learned
+    job: Job  # its manifest states which rows are used
     validation: Validation | None
 
     @classmethod
     def prepare(cls, job: Job, given: tuple[Any, Any] | None) -> Trial:
-        """The trial that the job's parameters ask for; none, for most."""
+        """Return the trial that the job's parameters require, which for most is none."""
         params = job.params
         if not params.holds_out:
             if given is not None and params.refine:
@@ -117,15 +117,15 @@ class Trial(NamedTuple):
                 )
             if given is not None:
                 raise DataError(
-                    'validation data is for delta="auto" and for calibrate, '
-                    f"and delta is {params.delta}"
+                    'validation data is used only with delta="auto" or calibrate=True, '
+                    f"but delta is {params.delta}"
                 )
             return cls(job, None)
         n_labels = job.Y.shape[1]
         if params.chooses_delta and n_labels < 2:
             raise DataError(
-                f"delta is chosen by the order of labels, and there is {n_labels} label; "
-                "give it as a number"
+                f'delta="auto" needs at least 2 labels to rank, the data have {n_labels}; '
+                "set delta to a number"
             )
         validation = Validation.prepare(job, given)
         facts = {"delta_auto": validation.fields} if params.chooses_delta else {}
@@ -136,16 +136,16 @@ class Trial(NamedTuple):
     def outcome(
         self, stages: Stages, earlier: Manifest | None, progress: Progress | None
     ) -> tuple[Job, Manifest | None, Progress | None]:
-        """The job with what is learned, now or by an earlier run.
+        """Return the job with what is learned, now or by an earlier run.
 
-        Also the run to go on from, and the progress of what is left.
+        Also return the run to resume, and the progress callback for the remaining work.
         """
         if self.validation is None:
             return self.job, earlier, progress
         total, share = self.job.problem.n_labels, self._share
         rest = part_of(progress, total, 2 * total, (share / (1 + share), 1.0))
         if stages.directory and earlier:
-            known = resume.known_lessons(stages.directory, self.job, earlier)
+            known = resume.known_trial(stages.directory, self.job, earlier)
             if known:
                 return known, earlier, rest
         earlier = stages.begin(self.job, earlier)
@@ -157,12 +157,13 @@ class Trial(NamedTuple):
 
     @property
     def _share(self) -> float:
-        """How many of all labels are trained."""
-        if self.job.params.chooses_delta:  # for that all labels have to compete
+        """The share of all labels that the trial trains."""
+        if self.job.params.chooses_delta:  # it is judged by rankings of all labels
             return 1.0
         return _sample(self.job.parts.labels.counts)[1]
 
     def _learn(self, validation: Validation, stages: Stages, progress: Progress | None) -> Job:
+        """Train the trial and return the job with the delta and calibration learned from it."""
         job, threads, share = self.job, stages.place.threads, self._share
         split = validation.split(job)
         if not job.params.chooses_delta:
@@ -179,7 +180,7 @@ class Trial(NamedTuple):
             curves = fit_calibration(
                 model,
                 split.X_judge,
-                split.Y_judge[:, : model.n_labels],  # it may have labels that the training has not
+                split.Y_judge[:, : model.n_labels],  # may have labels without training rows
                 counts=job.parts.labels.counts,
                 share=share,
                 weights=split.weights_judge,
@@ -190,9 +191,10 @@ class Trial(NamedTuple):
 
 
 def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = _EVERY) -> tuple[Any, float]:
-    """Y with every fourth label, say, by frequency, all if they are few; and their share of all.
+    """Return Y with every fourth label, in order of frequency, and the share of labels kept.
 
-    Labels of like frequency share their curve, so that some of them stand for all.
+    If there are few labels, all are kept. Labels of similar frequency share a curve, so a sample is
+    enough to fit it.
     """
     keep, share = _sample(counts, every)
     return (Y if keep is None else only_columns(Y, keep)), share
@@ -201,7 +203,7 @@ def sampled(Y: Any, counts: npt.NDArray[np.int64], every: int = _EVERY) -> tuple
 def _sample(
     counts: npt.NDArray[np.int64], every: int = _EVERY
 ) -> tuple[npt.NDArray[np.bool_] | None, float]:
-    """Which labels are sampled, None for all, and their share."""
+    """Return a mask of the sampled labels, or None for all of them, and their share."""
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     if len(order) < _FEW_LABELS:
         return None, 1.0
@@ -211,21 +213,21 @@ def _sample(
 
 
 def only_labels(Y: Any, some: Any) -> Any:
-    """Y with the labels that others have; those beyond them stay as they are."""
+    """Return Y with only the labels that occur in `some`; labels beyond its columns are kept."""
     keep = np.ones(Y.shape[1], np.bool_)
     keep[: some.shape[1]] = np.bincount(some.indices, minlength=some.shape[1])[: Y.shape[1]] > 0
     return only_columns(Y, keep)
 
 
 def only_known(X: Any, others: Any) -> Any:
-    """Rows without the sparse features that no row of others has."""
+    """Return the rows without sparse features that no row of `others` has."""
     if isinstance(X, MixedRows):
         return X.with_sparse(only_known(X.sparse, others.sparse))
     return only_columns(X, np.bincount(others.indices, minlength=others.shape[1]) > 0)
 
 
 def only_columns(X: Any, keep: npt.NDArray[np.bool_]) -> Any:
-    """The matrix without the entries of other columns."""
+    """Return the matrix with only the entries in the columns to keep."""
     kept: Any = X.copy()
     kept.data[~keep[kept.indices]] = 0
     kept.eliminate_zeros()

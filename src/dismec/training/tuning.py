@@ -1,4 +1,4 @@
-"""Rows held out → the C that ranks their labels best, and the training with it."""
+"""Choose the C that ranks the labels of held-out rows best, and train with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MOST_DEPTH = 100
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A model, and how its C was chosen.
+    """A model and how its C was chosen.
 
     Attributes
     ----------
@@ -54,11 +54,11 @@ class Tuned:
     C : float
         The best C.
     metric : str
-        The metric that C was chosen by.
+        The metric used to choose C.
     table : list of dict
         A row for each C, ascending: ``{"C": …, "P@1": …, "nDCG@1": …, "PSP@1": …, "weights": …,
-        "seconds": …}``, with metrics in percent on the rows held out, and the seconds of a core
-        that the trial took.
+        "seconds": …}``, with metrics in percent on the held-out rows, and the CPU seconds that the
+        trial took.
     """
 
     model: Model
@@ -86,10 +86,10 @@ def tune(
     vocabulary: Vocabulary | None = None,
     client: Any = None,
 ) -> Tuned:
-    """Choose the best C on rows that are held out, and train a model with it on all rows.
+    """Choose the best C on held-out rows, and train a model with it on all rows.
 
-    The weights are byte for byte those of `dismec.train` with this C. Of equally good values the
-    smallest is chosen. If an earlier run was stopped, it is continued.
+    The weights are byte for byte those of `dismec.train` with this C. Ties go to the smallest C. An
+    interrupted run is resumed.
 
     Parameters
     ----------
@@ -106,45 +106,43 @@ def tune(
     grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
         The values of C to try, in any order; at least two.
     params : TrainingParams, default=None
-        Parameters of the training, except for C. If delta is "auto", it is chosen after C.
+        Training parameters, except C. If delta is "auto", it is chosen after C.
     metric : str, default="nDCG@5"
-        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+        Metric by which C is chosen: "P@k", "nDCG@k" or "PSP@k" with a number for k.
     validation : tuple of X and Y, default=None
-        Other rows to choose on. By default a tenth of the rows is held out for this.
+        Rows to choose on. By default a tenth of the training rows is held out.
     weights : array-like of shape (n_rows,), default=None
-        How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
-        weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
-        ``penalty="l1"``.
+        Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
+        held-out rows are weighted, too. Not supported with ``penalty="l1"``.
     names : sequence of str, default=None
-        The names of the labels. By default the columns of Y if that is a frame, or the labels in
-        lists.
+        Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``. A label counts once for
-        each time that it is trained.
+        Called periodically as ``progress(labels_done, labels_total)``. A label counts once per
+        training.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster
+        Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
     source : str or path-like, default=None
-        The ``.xmc`` file that X and Y were loaded from. Workers of a cluster that can read it there
-        need not be sent the data.
+        The ``.xmc`` file that X and Y were loaded from. Cluster workers that can read this file are
+        not sent the data.
     vocabulary : Vocabulary, default=None
-        The vocabulary that has made X from texts. It becomes part of the model.
+        The vocabulary that was used to make X from texts. It is stored in the model.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
 
     Returns
     -------
     Tuned
-        The model, the C chosen, and the metrics of each C.
+        The model, the chosen C, and the metrics of each C.
 
     Raises
     ------
     DataError
-        If the grid, the metric or the data cannot be used.
+        If the grid, the metric or the data are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
@@ -200,7 +198,7 @@ def tune_text(
     dense: MatrixLike | None = None,
     validation_dense: MatrixLike | None = None,
 ) -> Tuned:
-    r"""Choose the best C on texts that are held out, and train a model with it on all texts.
+    r"""Choose the best C on held-out texts, and train a model with it on all texts.
 
     Parameters
     ----------
@@ -212,43 +210,43 @@ def tune_text(
     grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
         The values of C to try, in any order; at least two.
     params : TrainingParams, default=None
-        Parameters of the training, except for C. By default those of `TrainingParams`, with tf-idf.
+        Training parameters, except C. By default those of `TrainingParams`, with tf-idf.
     text : TextParams, default=None
-        Which terms of a text become features.
+        The terms of a text that become features.
     metric : str, default="nDCG@5"
-        What C is chosen by: "P@k", "nDCG@k" or "PSP@k" with a number for k.
+        Metric by which C is chosen: "P@k", "nDCG@k" or "PSP@k" with a number for k.
     fmt : TextFormat, default=None
-        Names of the columns of a file or frame. The model keeps them for files that are read later.
+        Column names of a file or frame. They are stored in the model, for reading further files.
     validation : str, path-like, frame or Texts, default=None
-        Other texts to choose on. By default a tenth of the texts is held out for this.
+        Texts to choose on. By default a tenth of the training texts is held out.
     weights : array-like of shape (n_texts,), default=None
-        How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
-        `fmt` holds, if there is one; otherwise all texts count the same.
+        Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
+        otherwise all texts have the same weight.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
-        Whether to replace a model that is in the directory.
+        Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called now and then as ``progress(labels_done, labels_in_all)``.
+        Called periodically as ``progress(labels_done, labels_total)``.
     log : callable, default=None
-        Called now and then with a line of text while texts are read.
+        Called periodically with a line of text while texts are read.
     cluster : Dask client or str, default=None
-        Where to train instead of here: a client, or the address or scheduler file of a cluster.
+        Dask cluster to train on: a client, a scheduler address or a scheduler file.
     client
-        The former name of `cluster`.
+        Former name of `cluster`.
     dense, validation_dense : array-like of shape (n_texts, width), default=None
-        Dense features, such as embeddings, of the texts and of those of `validation`
+        Dense features, such as embeddings, of the texts and of the `validation` texts
         (``docs/tutorial/embeddings.md``).
 
     Returns
     -------
     Tuned
-        The model, the C chosen, and the metrics of each C.
+        The model, the chosen C, and the metrics of each C.
 
     Raises
     ------
     DataError
-        If the grid, the metric or the texts cannot be used.
+        If the grid, the metric or the texts are invalid.
     ModelError
         If the directory holds another model, or a finished one, and `overwrite` is False.
     ClusterError
@@ -291,33 +289,33 @@ def tune_text(
 
 @dataclass(frozen=True)
 class ChoiceOfC:
-    """By which metric C is chosen, and from which values, ascending."""
+    """The metric by which C is chosen, and the candidates, ascending."""
 
     grid: list[float]
     metric: str
 
     @classmethod
     def of(cls, grid: Sequence[float], metric: str) -> ChoiceOfC:
-        """The choice from a grid in any order; `DataError` for what cannot be chosen from or by."""
+        """Return the choice from an unsorted grid; raise `DataError` if an argument is invalid."""
         return cls(check_grid(grid), check_metric(metric))
 
     def carried_out(self, request: Request) -> Tuned:
-        """The model of a request at the C chosen."""
+        """Choose C and train the model of a request with it."""
         model = carry_out(request, self.open)
         return Tuned(model, model.params["C"], self.metric, model.params["C_table"])
 
     def open(self, job: Job, given: tuple[Any, Any] | None) -> tuple[Job, Settle]:
-        """The job with how its C will be chosen, and what chooses it (`recipe.Choose`)."""
+        """Return the job that states how C will be chosen, and the function that chooses it."""
         n_rows, n_labels = job.Y.shape
         if n_labels < 2:
             raise DataError(
-                f"C is chosen by the order of labels, and there is {n_labels} label; "
-                "train with a C of your own"
+                f"choosing C needs at least 2 labels to rank, the data have {n_labels}; "
+                "train with a fixed C"
             )
         if given is None and n_rows < 2:
             raise DataError(
-                f"there is {n_rows} row: too few to hold one out for the choice of C; "
-                "give rows to choose it on (validation=…)"
+                f"{counted(n_rows, 'row')}: too few to hold one out for the choice of C; "
+                "pass rows to choose it on (validation=…)"
             )
         for C in (self.grid[0], self.grid[-1]):
             job.problem.check_C(C)
@@ -333,6 +331,7 @@ class ChoiceOfC:
         stages: Stages,
         progress: Progress | None,
     ) -> tuple[Job, Manifest | None, Progress | None]:
+        """Choose C, or take over the choice of an earlier run (`recipe.Settle`)."""
         n_labels = job.problem.n_labels
         tried, total = len(self.grid), len(self.grid) + 1 + job.params.holds_out
         rest = part_of(progress, tried * n_labels, total * n_labels)
@@ -351,7 +350,7 @@ class ChoiceOfC:
 
 
 def check_grid(grid: Sequence[float]) -> list[float]:
-    """The C of a grid, ascending; `DataError` for fewer than two, or one that no solver takes."""
+    """Return the distinct C, ascending; raise `DataError` for an invalid C or fewer than two."""
     found = set()
     for C in grid:
         try:
@@ -359,14 +358,12 @@ def check_grid(grid: Sequence[float]) -> list[float]:
         except ValueError as error:
             raise DataError(f"the grid's {error}") from None
     if len(found) < 2:
-        raise DataError(
-            f"the grid has {counted(len(found), 'value')} of C; expected two or more to choose from"
-        )
+        raise DataError(f"the grid has {counted(len(found), 'value')} of C; expected at least 2")
     return sorted(found)
 
 
 def check_metric(metric: str) -> str:
-    """The metric's name; `DataError` if it is none."""
+    """Return the metric's name; raise `DataError` if it is invalid."""
     kind, _, k = metric.partition("@")
     if kind not in KINDS or not re.fullmatch("[1-9][0-9]*", k) or int(k) > _MOST_DEPTH:
         raise DataError(
@@ -376,5 +373,5 @@ def check_metric(metric: str) -> str:
 
 
 def pick(table: Sequence[Row], metric: str) -> float:
-    """The C with the highest value; of equals the smallest."""
+    """Return the C with the highest metric; ties go to the smallest C."""
     return min(table, key=lambda row: (-row[metric], row["C"]))["C"]
