@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import packages_distributions, version
 from itertools import chain
 from pathlib import Path
@@ -92,11 +93,10 @@ def xr_linear(work: Assignment, trees: int = 1, splits: int = 16, **params: Any)
 
     X, Y, threads = work.X, work.Y, work.threads
     folders = [str(work.scratch / f"tree-{tree}") for tree in range(trees)]
+    trained = []
     with Stopwatch() as training:
         embedding = LabelEmbeddingFactory.create(Y, X, method="pifa", threads=threads)
-        trained = []
-        for tree in range(trees):
-            seed = work.seed * trees + tree
+        for seed in range(work.seed * trees, (work.seed + 1) * trees):
             clusters = Indexer.gen(embedding, nr_splits=splits, threads=threads, seed=seed)
             trained.append(XLinearModel.train(X, Y, C=clusters, threads=threads, **params))
     with Stopwatch() as saving:
@@ -112,24 +112,8 @@ def xr_linear(work: Assignment, trees: int = 1, splits: int = 16, **params: Any)
     def best(row: Any) -> list[int]:
         return row.indices[np.argsort(-row.data, kind="stable")].tolist()  # type: ignore[no-any-return]
 
-    return Trained(
-        training,
-        saving.seconds,
-        size_on_disk(work.scratch),
-        scores,
-        lambda found: [best(row) for row in found],
-    )
-
-
-def tuned_xr_linear(work: Assignment) -> Trained:
-    """XR-Linear with the settings of its authors' experiments (pecos-xrlinear-jmlr22)."""
-    return xr_linear(
-        work,
-        trees=3,
-        splits=32,
-        negative_sampling_scheme="tfn+man",
-        pred_kwargs={"beam_size": 50},
-    )
+    size = size_on_disk(work.scratch)
+    return Trained(training, saving.seconds, size, scores, lambda found: list(map(best, found)))
 
 
 def plt(work: Assignment, **params: Any) -> Trained:
@@ -141,14 +125,8 @@ def plt(work: Assignment, **params: Any) -> Trained:
         PLT(scratch, threads=work.threads, seed=work.seed, **params).fit(work.X, work.Y)
     model = PLT(scratch, threads=1, **params)
     model.load()
-    return Trained(
-        training, 0.0, size_on_disk(work.scratch), lambda rows: model.predict(rows, top_k=K)
-    )
-
-
-def tuned_plt(work: Assignment) -> Trained:
-    """The label tree as its authors run it on Eurlex-4K (their plt_jmlr experiments)."""
-    return plt(work, liblinear_c=12, arity=16, kmeans_balanced=False, ensemble=3)
+    size = size_on_disk(work.scratch)
+    return Trained(training, 0.0, size, lambda rows: model.predict(rows, top_k=K))
 
 
 def parabel(work: Assignment, **params: Any) -> Trained:
@@ -174,14 +152,9 @@ def parabel(work: Assignment, **params: Any) -> Trained:
         saving.seconds,
         size_on_disk(work.scratch),
         lambda rows: [model.predict(row, top_k=K) for row in rows],
-        lambda result: [[label for label, _ in row] for row in result],
+        lambda found: [[label for label, _ in row] for row in found],
         lambda X: [list(zip(r.indices.tolist(), r.data.tolist(), strict=True)) for r in X],
     )
-
-
-def bonsai(work: Assignment) -> Trained:
-    """Bonsai as in omikuji's README: wide, unbalanced, shallow."""
-    return parabel(work, cluster_k=100, cluster_balanced=False, max_depth=3)
 
 
 def liblinear(work: Assignment) -> Trained:
@@ -204,8 +177,7 @@ def liblinear(work: Assignment) -> Trained:
             signs[Y.indices[Y.indptr[label] : Y.indptr[label + 1]]] = 1
             liblinearutil.train(problem, options)
     factor = len(ranked) / max(len(sample), 1)
-    training.cpu *= factor
-    training.seconds *= factor / work.threads
+    training.cpu, training.seconds = training.cpu * factor, training.seconds * factor / work.threads
     note = f"time extrapolated from {len(sample)} of {len(ranked)} labels, on {work.threads} cores"
     return Trained(training, 0.0, None, None, note=note)
 
@@ -243,10 +215,9 @@ def fasttext(work: Assignment, lines: Path | None = None, **params: Any) -> Trai
     lines = lines or work.folder / "train.ft"
     if not lines.exists():
         raise UnfitError("needs texts, but the data are numeric")
+    settings = {"loss": "ova", "thread": work.threads, "verbose": 0, **params}
     with Stopwatch() as training:
-        model = package.train_supervised(
-            str(lines), loss="ova", thread=work.threads, verbose=0, **params
-        )
+        model = package.train_supervised(str(lines), **settings)
     with Stopwatch() as saving:
         model.save_model(str(work.scratch / "model.bin"))
     return Trained(
@@ -268,13 +239,9 @@ def tuned_fasttext(work: Assignment) -> Trained:
     parts = work.folder / "others.ft", work.folder / "held.ft"
     for path, rows in zip(parts, (~held, held), strict=True):
         path.write_text("".join(np.array(lines, object)[rows]), "utf-8")
-    trained = fasttext(
-        work,
-        parts[0],
-        autotuneValidationFile=str(parts[1]),
-        autotuneDuration=_AUTOTUNE_SECONDS,
-    )
-    return trained._replace(note=f"{_AUTOTUNE_SECONDS} s of autotune; trained on nine tenths")
+    judged = {"autotuneValidationFile": str(parts[1]), "autotuneDuration": _AUTOTUNE_SECONDS}
+    note = f"{_AUTOTUNE_SECONDS} s of autotune; trained on nine tenths"
+    return fasttext(work, parts[0], **judged)._replace(note=note)
 
 
 class UnfitError(Exception):
@@ -289,13 +256,20 @@ class System(NamedTuple):
     module: str
 
 
+# As their authors tune them: XR-Linear in the experiments of its paper (pecos-xrlinear-jmlr22), the
+# label tree in theirs (plt_jmlr), and Bonsai in omikuji's README.
+_SAMPLING: Any = {"negative_sampling_scheme": "tfn+man", "pred_kwargs": {"beam_size": 50}}
+_TUNED_XR_LINEAR = partial(xr_linear, trees=3, splits=32, **_SAMPLING)
+_TUNED_PLT = partial(plt, liblinear_c=12, arity=16, kmeans_balanced=False, ensemble=3)
+_BONSAI = partial(parabel, cluster_k=100, cluster_balanced=False, max_depth=3)
+
 PEERS = {
     "xr-linear": System(xr_linear, "libpecos", "pecos"),
-    "xr-linear-tuned": System(tuned_xr_linear, "libpecos", "pecos"),
+    "xr-linear-tuned": System(_TUNED_XR_LINEAR, "libpecos", "pecos"),
     "plt": System(plt, "napkinxc", "napkinxc"),
-    "plt-tuned": System(tuned_plt, "napkinxc", "napkinxc"),
+    "plt-tuned": System(_TUNED_PLT, "napkinxc", "napkinxc"),
     "parabel": System(parabel, "omikuji", "omikuji"),
-    "bonsai": System(bonsai, "omikuji", "omikuji"),
+    "bonsai": System(_BONSAI, "omikuji", "omikuji"),
     "liblinear": System(liblinear, "liblinear-official", "liblinear"),
     "sklearn": System(sklearn, "scikit-learn", "sklearn"),
     "fasttext": System(fasttext, "fasttext-wheel", "fasttext"),
