@@ -234,6 +234,7 @@ def test_newer_format_is_refused(model):
         (lambda m: m.update(n_rows=7), "the label counts do not fit 7 rows"),
         (lambda m: m.update(stats=dict.fromkeys(m["stats"], "x")), "statistics"),
         (lambda m: m.update(stats={"solved": 1}), "statistics"),
+        (lambda m: m["stats"].update(solved=1 << 60), "statistics"),
         (lambda m: m.update(format="other"), "not the manifest of a dismec model"),
         (lambda m: m.pop("transform"), "'transform' is missing"),
         (lambda m: m["transform"].update(bias="one"), "bias"),

@@ -34,6 +34,7 @@ R = TypeVar("R", bound="_Receipt | PartReceipt")
 
 _NAME = re.compile(r"[a-z][a-z0-9.-]{0,99}", re.ASCII)  # a file name
 _MOST = 1 << 62  # upper limit for every count
+_MOST_LABELS = 1 << 31  # so that labels × features fits 64 bits
 _CHECKSUM = "checksum"  # key of the checksum of everything before it in the file
 
 
@@ -314,11 +315,12 @@ def _parse_stats(stats: Any) -> BlockStats | None:
         isinstance(stats, dict)
         and stats.keys() - {"weight_counts"} == required
         and all(_is_count(stats[name]) for name in required - {"seconds"})
+        and stats["solved"] < _MOST_LABELS
         and type(stats["seconds"]) in (int, float)
         and 0 <= stats["seconds"] < _MOST
         and (counts is None or _are_counts(counts))
     ):
-        raise ValueError("the solver's statistics do not have the fields of this format")
+        raise ValueError("the solver's statistics are not valid for this format")
     return BlockStats(**stats | {"weight_counts": counts and tuple(counts)})
 
 
