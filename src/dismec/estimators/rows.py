@@ -14,6 +14,7 @@ from dismec.data.columns import label_names_of
 from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.mixed import MixedRows, check_features, is_parts
+from dismec.data.pair_weights import check_pair_weights, pairs_at
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
@@ -100,6 +101,7 @@ class DiSMECClassifier(RowEstimator):
         y: LabelsLike,
         validation: LabeledRows | None = None,
         sample_weight: WeightsLike | None = None,
+        pair_weight: sp.sparray | sp.spmatrix | None = None,
     ) -> DiSMECClassifier:
         """Fit one classifier per label.
 
@@ -118,6 +120,10 @@ class DiSMECClassifier(RowEstimator):
         sample_weight : array-like of shape (n_rows,), default=None
             How much each row counts: numbers of at least 0, by which its losses are multiplied.
             Rows of weight 0 are left out.
+        pair_weight : sparse matrix of shape (n_rows, n_labels), default=None
+            How much single pairs of a row and a label count, on top of `sample_weight`, if y is an
+            indicator: the stored entries, numbers of at least 0. A stored 0 leaves the row out for
+            this label, as neither positive nor negative. All other pairs count once.
 
         Returns
         -------
@@ -127,7 +133,7 @@ class DiSMECClassifier(RowEstimator):
         Raises
         ------
         DataError
-            If X, y or `sample_weight` cannot be used.
+            If X, y, `sample_weight` or `pair_weight` cannot be used.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
         # What is checked below is the dense part, with the labels.
@@ -159,6 +165,13 @@ class DiSMECClassifier(RowEstimator):
             Y = target
             if not self.multilabel_:
                 self.classes_, Y = one_hot(target)
+        pairs = None
+        if pair_weight is not None:
+            if not self.multilabel_:
+                raise DataError("pair_weight needs an indicator y; for classes use sample_weight")
+            n_rows = rows.shape[0]
+            pairs = check_pair_weights(pair_weight, (n_rows, Y.shape[1]), "pair_weight")
+            pairs = pairs_at(pairs, keep)
         if self.multilabel_:
             self.classes_ = np.arange(Y.shape[1]) if names is None else np.array(names)
         else:
@@ -184,6 +197,7 @@ class DiSMECClassifier(RowEstimator):
             names=names,
             validation=judge,
             weights=weights,
+            pair_weights=pairs,
             costs=costs,
             threads=self._threads(),
             cluster=self._where,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dismec.cpu import thread_count
 from dismec.data.files import StrPath
-from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
+from dismec.data.types import LabeledRows, LabelsLike, PairWeightsLike, RowsLike, WeightsLike
 from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -143,6 +143,7 @@ def train(
     names: Sequence[str] | None = None,
     validation: LabeledRows | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -181,6 +182,10 @@ def train(
         How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
         weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
         ``penalty="l1"``.
+    pair_weights : sparse matrix of shape (n_rows, n_labels), or path of a file, default=None
+        How much single pairs of a row and a label count, on top of `weights`: the stored entries,
+        numbers of at least 0. A stored 0 leaves the row out for this label, as neither positive nor
+        negative. All other pairs count once. Cannot be used with ``penalty="l1"`` or `refine`.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
@@ -235,6 +240,7 @@ def train(
             names=names,
             validation=validation,
             weights=weights,
+            pair_weights=pair_weights,
             vocabulary=vocabulary,
             source=source,
             threads=threads,
@@ -253,6 +259,7 @@ def fit(
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
     weights: Any = None,
+    pair_weights: Any = None,
     costs: Costs | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -272,6 +279,7 @@ def fit(
             names=names,
             validation=validation,
             weights=weights,
+            pair_weights=pair_weights,
             costs=costs,
             vocabulary=vocabulary,
             threads=threads,

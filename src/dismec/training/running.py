@@ -55,7 +55,8 @@ class Workplace:
 def workplace(request: Request, threads: int) -> Iterator[Workplace]:
     """Where a request is to be carried out; a cluster that was open before stays so."""
     # A file of X and Y does not have their weights.
-    source = request.source if request.weights is None else None
+    plain = request.weights is None and request.pair_weights is None
+    source = request.source if plain else None
     if request.cluster is None:
         yield Workplace(threads)
         return
@@ -171,8 +172,9 @@ def _solve_there(
     else:
         # A file of X and Y has no dense features.
         data = Path(place.source) if place.source and not job.transform.dense else data
-        if not held.all() and not data.exists():
-            TrainingData(job.X, cast(Any, job.Y), job.weights).save(data)
+        # The file that texts were read into does not have the weights of pairs.
+        if not held.all() and (job.pairs is not None or not data.exists()):
+            TrainingData(job.X, cast(Any, job.Y), job.weights, job.pairs).save(data)
     work = ClusterJob(
         directory, data, job.data, job.solver, job.transform, job.cutter(held), first, placed
     )

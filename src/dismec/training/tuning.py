@@ -16,6 +16,7 @@ from dismec.data.types import (
     LabeledRows,
     LabelsLike,
     MatrixLike,
+    PairWeightsLike,
     RowsLike,
     TextSource,
     WeightsLike,
@@ -77,6 +78,7 @@ def tune(
     metric: str = METRIC,
     validation: LabeledRows | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     names: Sequence[str] | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -115,6 +117,9 @@ def tune(
         How much each row counts: numbers of at least 0, by which its losses are multiplied. Rows of
         weight 0 are left out. Metrics on rows held out are weighted, too. Cannot be used with
         ``penalty="l1"``.
+    pair_weights : sparse matrix of shape (n_rows, n_labels), or path of a file, default=None
+        How much single pairs of a row and a label count, as for `dismec.train`. Metrics on rows
+        held out do not use them, except that labels of weight 0 do not count as true there.
     names : sequence of str, default=None
         The names of the labels. By default the columns of Y if that is a frame, or the labels in
         lists.
@@ -170,6 +175,7 @@ def tune(
         names=names,
         validation=validation,
         weights=weights,
+        pair_weights=pair_weights,
         vocabulary=vocabulary,
         source=source,
         threads=threads,
@@ -191,6 +197,7 @@ def tune_text(
     fmt: TextFormat | None = None,
     validation: TextSource | Texts | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -224,6 +231,8 @@ def tune_text(
     weights : array-like of shape (n_texts,), default=None
         How much each text counts: numbers of at least 0. By default what the ``weight_column`` of
         `fmt` holds, if there is one; otherwise all texts count the same.
+    pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
+        How much single pairs of a text and a label count, as for `dismec.train_text`.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
@@ -277,6 +286,7 @@ def tune_text(
         fmt=fmt,
         validation=validation,
         weights=weights,
+        pair_weights=pair_weights,
         threads=threads,
         overwrite=overwrite,
         progress=progress,
