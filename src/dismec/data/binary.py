@@ -134,13 +134,15 @@ def read_xmc_extras(
     weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
     if weights is not None:
         weights = check_row_weights(weights, n_rows, f"{path}: weights", of_file=True)
-    found = [arrays.get(f"pairs.{part}") for part in ("data", "indices", "indptr")]
-    pairs = None
-    if all(part is not None for part in found):
-        n_labels = int(metadata["n_labels"])
-        pairs = csr_on(*found, (n_rows, n_labels))  # type: ignore[arg-type]
-    elif any(part is not None for part in found):
+    of_pairs = [name for name in _EXTRAS if name.startswith("pairs.") and name in arrays]
+    if not of_pairs:
+        return weights, arrays.get("dense"), None
+    if len(of_pairs) < 3:
         raise DataError(f"{path}: not the arrays of a dataset")
+    data, indices, indptr = (arrays[f"pairs.{part}"] for part in ("data", "indices", "indptr"))
+    if not len(indptr):
+        raise DataError(f"{path}: the arrays disagree with the number of rows")
+    pairs = csr_on(data, indices, indptr, (n_rows, int(metadata["n_labels"])))
     return weights, arrays.get("dense"), pairs
 
 
@@ -240,11 +242,12 @@ class XmcWriter:
             names = check_names(names, n_labels)
         except DataError as error:
             raise DataError(f"{self._path}: {error}") from None
-        x_indices, x_data, y_indices, *dense = self._spooled
+        x_indices, x_data, y_indices, *others = self._spooled
+        dense = others[0] if others else None
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
         with _naming(self._path):
-            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, *dense)
+            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
         indptr = np.cumsum([0, *map(len, labels)])

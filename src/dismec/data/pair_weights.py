@@ -74,7 +74,7 @@ class PairFile:
 
     def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
         if names is None:
-            known = {label: _number(label, n_labels) for label in set(self.labels)}
+            known = {label: _label_number(label, n_labels) for label in set(self.labels)}
         else:
             numbers: dict[str, int] = {}
             for number, name in enumerate(names):
@@ -138,7 +138,7 @@ def _parsed(where: str, line: str) -> tuple[int, str, float]:
     except ValueError:
         raise DataError(f"{where}: {parts[1][:40]!r} is not a number") from None
     if not 0 <= weight <= LARGEST_PAIR_WEIGHT:
-        raise DataError(f"{where}: {_expected(weight)}")
+        raise DataError(f"{where}: {_wrong_weight(weight)}")
     return int(row) - 1, parts[0], weight
 
 
@@ -167,8 +167,9 @@ def check_pair_weights(
             f"{name} has shape {matrix.shape}; expected {shape}, {counted(shape[0], 'row')} and "
             f"{counted(shape[1], 'label')}"
         )
+    given: Any = pairs
     # Conversion from COO adds up what is given twice.
-    n_entries = pairs.nnz if pairs.format == "coo" else matrix.nnz
+    n_entries = given.nnz if given.format == "coo" else matrix.nnz
     matrix = canonical(matrix)
     if matrix.nnz < n_entries:
         raise DataError(f"{name}: {counted(n_entries - matrix.nnz, 'pair')} given twice")
@@ -179,7 +180,7 @@ def check_pair_weights(
         row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
         at = f"row {row + 1}" if of_file else f"row index {row}"
         label = matrix.indices[entry]
-        raise DataError(f"{name}: {at}, label {label}: {_expected(values[entry])}")
+        raise DataError(f"{name}: {at}, label {label}: {_wrong_weight(values[entry])}")
     return _other_than_1(matrix)
 
 
@@ -229,12 +230,12 @@ def _other_than_1(matrix: Any) -> PairWeights | None:
     return csr_on(values[keep], columns, indptr, matrix.shape, canonical=True)
 
 
-def _number(label: str, n_labels: int) -> int:
+def _label_number(label: str, n_labels: int) -> int:
     """Return a label number, −1 for a text that is none."""
     if not re.fullmatch("[0-9]{1,20}", label):
         return -1
     return number if (number := int(label)) < n_labels else -1
 
 
-def _expected(weight: float) -> str:
+def _wrong_weight(weight: float) -> str:
     return f"the weight is {weight:g}; expected a number from 0 to {LARGEST_PAIR_WEIGHT:g}"

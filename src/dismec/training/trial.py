@@ -47,8 +47,8 @@ class Split(NamedTuple):
 
     def job(self, params: TrainingParams) -> Job:
         """The job of the rows to train on."""
-        weighed = {"weights": self.weights, "pair_weights": self.pairs, "costs": self.costs}
-        return Job.prepare(Request(self.X, self.Y, params, **weighed))
+        request = Request(self.X, self.Y, params, weights=self.weights, costs=self.costs)
+        return Job.prepare(replace(request, pair_weights=self.pairs))
 
     def fit(
         self, params: TrainingParams, stages: Stages, name: str, progress: Progress | None
