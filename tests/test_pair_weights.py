@@ -27,6 +27,7 @@ from dismec import (
     tune,
 )
 from dismec.cli import main
+from dismec.data.container import open_arrays, write_arrays
 from dismec.data.corpus import TextFormat
 from dismec.data.dataset import Dataset, fingerprint
 from dismec.data.pair_weights import find_pairs, known_labels
@@ -421,6 +422,26 @@ def test_the_file_of_a_training_holds_its_pairs(tmp_path, problem_data):
     assert loaded.fingerprint == fingerprint(X, known, None, pairs) != fingerprint(X, known)
     save_data(Dataset(X, Y), tmp_path / "plain.xmc")
     assert TrainingData.map(tmp_path / "plain.xmc").pairs is None
+
+
+def test_a_damaged_file_of_a_training_is_refused(tmp_path, problem_data):
+    X, Y = problem_data
+    pairs, file = find_pairs(some_pairs(Y), Y.shape), tmp_path / "data.xmc"
+    TrainingData(X, known_labels(Y, pairs), None, pairs).save(file)
+    arrays, metadata = open_arrays(file)
+    wrong = {
+        "pairs.indices": np.full(pairs.nnz, 40, np.int32),
+        "pairs.indptr": np.empty(0, np.int64),
+        "pairs.data": np.full(pairs.nnz, -1, np.float32),
+    }
+    for name, array in wrong.items():
+        write_arrays(tmp_path / "damaged.xmc", {**arrays, name: array}, metadata)
+        with pytest.raises(DataError, match=r"damaged\.xmc: "):
+            TrainingData.map(tmp_path / "damaged.xmc")
+        left = {other: kept for other, kept in arrays.items() if other != name}
+        write_arrays(tmp_path / "damaged.xmc", left, metadata)
+        with pytest.raises(DataError, match=r"damaged\.xmc: not the arrays of a dataset"):
+            TrainingData.map(tmp_path / "damaged.xmc")
 
 
 @pytest.mark.cluster
