@@ -86,7 +86,8 @@ sanitize: .venv-sanitize/tools
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
-	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py tests/test_mapped_files.py
+	  tests/test_weights.py tests/test_pair_weights.py tests/test_allowed.py tests/test_dense.py \
+	  tests/test_mapped_files.py
 
 # Tries mutated models, data files and requests under the same sanitizers; keeps faults in build/fuzz.
 SECONDS ?= 600

@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from dismec import DataError, load_data, train
 from dismec.data.corpus import read_texts
 from dismec.data.mixed import load_dense
+from dismec.data.pair_weights import load_pair_weights
 from dismec.data.row_weights import load_row_weights
 from dismec.errors import DismecError
 from dismec.report.facts import describe_data
@@ -169,7 +170,7 @@ def test_an_array_with_a_damaged_header_is_refused_in_one_line(shape, tmp_path):
     content = path.read_bytes()
     assert b"(40, 3), " in content
     path.write_bytes(content.replace(b"(40, 3), ", shape.encode()))
-    for load in (load_dense, load_row_weights):
+    for load in (load_dense, load_row_weights, load_pair_weights):
         with pytest.raises(DataError) as caught:
             load(path)
         assert "\n" not in str(caught.value)

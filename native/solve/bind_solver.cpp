@@ -1,7 +1,9 @@
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -40,6 +42,25 @@ void check_weights(const solve::Transformed& X) {
   }
 }
 
+void check_pairs(const Csr& pairs, std::int64_t n_labels) {
+  if (pairs.indptr.empty()) return;
+  check_rows(pairs);
+  if (pairs.n_rows() != n_labels) {
+    throw std::invalid_argument("pairs: the rows of every label expected");
+  }
+  for (const float weight : pairs.values) {
+    if (!(weight >= 0 && std::isfinite(weight))) {
+      throw std::invalid_argument("pairs: weights of at least 0 expected");
+    }
+  }
+  for (std::int64_t label = 0; label < n_labels; ++label) {
+    const auto rows = pairs.columns(label);
+    if (std::ranges::adjacent_find(rows, std::ranges::greater_equal{}) != rows.end()) {
+      throw std::invalid_argument("pairs: the rows of a label must ascend");
+    }
+  }
+}
+
 void check_dense(const solve::Transformed& X) {
   if (std::ssize(X.dense.values) != X.dense.width * X.size() ||
       (X.dense.width > 0 && std::ssize(X.dense.scale) != X.size())) {
@@ -47,14 +68,16 @@ void check_dense(const solve::Transformed& X) {
   }
 }
 
-/// X with its transform, and the rows of every label, checked once.
+/// X with its transform, the rows of every label, and the pairs of rows and labels that have a
+/// weight of their own, by label, checked once.
 class Problem {
  public:
   Problem(Vector<std::int64_t> indptr, Vector<std::int32_t> indices, Vector<float> values,
           Vector<float> scale, std::optional<Vector<float>> idf, std::int64_t n_features,
           float bias, std::optional<Vector<float>> weights, std::optional<Matrix> dense,
           std::optional<Vector<float>> dense_scale, Vector<std::int64_t> label_indptr,
-          Vector<std::int32_t> label_rows)
+          Vector<std::int32_t> label_rows, Vector<std::int64_t> pair_indptr,
+          Vector<std::int32_t> pair_rows, Vector<float> pair_weights)
       : indptr_(std::move(indptr)),
         indices_(std::move(indices)),
         values_(std::move(values)),
@@ -64,7 +87,10 @@ class Problem {
         dense_(std::move(dense)),
         dense_scale_(std::move(dense_scale)),
         label_indptr_(std::move(label_indptr)),
-        label_rows_(std::move(label_rows)) {
+        label_rows_(std::move(label_rows)),
+        pair_indptr_(std::move(pair_indptr)),
+        pair_rows_(std::move(pair_rows)),
+        pair_weights_(std::move(pair_weights)) {
     X = {view(indptr_, indices_, values_, n_features), view(scale_), {}, bias};
     if (idf_) X.idf = view(*idf_);
     if (weights_) X.weights = view(*weights_);
@@ -74,6 +100,7 @@ class Problem {
                  static_cast<std::int64_t>(dense_->shape(1))};
     }
     positives = {view(label_indptr_), view(label_rows_), {}, X.size()};
+    pairs = {view(pair_indptr_), view(pair_rows_), view(pair_weights_), X.size()};
     const nb::gil_scoped_release release;
     check_rows(X.x);
     check_dense(X);
@@ -83,17 +110,19 @@ class Problem {
     }
     check_entries(positives);
     check_weights(X);
+    check_pairs(pairs, positives.n_rows());
     summary = solve::summarize(X);
     tiers.emplace(X, summary);
   }
 
   solve::Transformed X;
   Csr positives;  // by label
+  Csr pairs;      // by label; without any the arrays are empty
   solve::Summary summary;
   std::optional<solve::Tiers> tiers;
 
  private:
-  // Keeps alive the arrays that X and positives refer to.
+  // The arrays are kept alive here; X, positives and pairs look into them.
   Vector<std::int64_t> indptr_;
   Vector<std::int32_t> indices_;
   Vector<float> values_;
@@ -104,6 +133,9 @@ class Problem {
   std::optional<Vector<float>> dense_scale_;
   Vector<std::int64_t> label_indptr_;
   Vector<std::int32_t> label_rows_;
+  Vector<std::int64_t> pair_indptr_;
+  Vector<std::int32_t> pair_rows_;
+  Vector<float> pair_weights_;
 };
 
 void check_costs(std::span<const double> costs, std::int64_t n_labels) {
@@ -133,7 +165,7 @@ class Worker {
       throw std::invalid_argument("l1: not with dense features");
     }
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
-    if (l1 && !problem.X.weights.empty()) {
+    if (l1 && !(problem.X.weights.empty() && problem.pairs.indptr.empty())) {
       throw std::invalid_argument("weights: not supported under L1");
     }
     for (const auto& costs : {positive_costs_, negative_costs_}) {
@@ -211,7 +243,7 @@ class Worker {
   AnySolver solver_of(const solve::SolverOptions& options) const {
     const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
     return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
-                     *problem_.tiers, problem_.positives, costs, options, team_);
+                     *problem_.tiers, problem_.positives, problem_.pairs, costs, options, team_);
   }
 
   const Problem& problem_;
@@ -240,10 +272,11 @@ void solver(nb::module_& m) {
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float, std::optional<Vector<float>>,
                     std::optional<Matrix>, std::optional<Vector<float>>, Vector<std::int64_t>,
-                    Vector<std::int32_t>>(),
+                    Vector<std::int32_t>, Vector<std::int64_t>, Vector<std::int32_t>,
+                    Vector<float>>(),
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "weights"_a.none(), "dense"_a.none(), "dense_scale"_a.none(), "label_indptr"_a,
-           "label_rows"_a);
+           "label_rows"_a, "pair_indptr"_a, "pair_rows"_a, "pair_weights"_a);
   nb::class_<Team>(m, "Team")
       .def(nb::init<>())
       .def_prop_ro("calls", &Team::calls)

@@ -148,31 +148,42 @@ class L2 {
     const float far = -kFar * set.negative_root;
     for (std::int64_t i = 0; i < set.size(); ++i) {
       state.n_active += scratch_.slack[i] > 0;
-      if (i < set.n_positive || scratch_.slack[i] > far * set.weight_root(i)) {
+      if (i < set.n_fixed() || scratch_.slack[i] > far * set.weight_root(i)) {
         state.kept.push_back(static_cast<std::int32_t>(i));
       }
     }
   }
 
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. `set` must
-  /// hold exactly the positives.
+  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. With weights
+  /// u of pairs, (a + b)·Σ_pos v·x becomes Σ_pos (a·u + b)·v·x + b·Σ_neg (1 − u)·v·x, and rows of
+  /// weight 0 are not counted. `set` holds the positives, and the rows with weights of pairs.
   Goal goal_of(const WorkingSet& set, float C) {
     const auto factor = set.factor(X_);
-    const auto pos = static_cast<double>(set.size());
-    const auto neg = static_cast<double>(set.n_outside);
+    const auto n_left_out = std::ranges::count(set.pair_weights, 0.0F);
+    const auto pos = static_cast<double>(set.n_positive);
+    const auto neg = static_cast<double>(X_.size() - set.n_positive - n_left_out);
+    const double b = set.cost.negative;
+    const double both = set.cost.positive + b;
+    // What a row is part of the second sum with, in (a + b).
+    const auto weight_at = [&](std::int64_t i) {
+      const float v = X_.weight(set.rows[i]);
+      if (!set.has_pair_weights()) return v;
+      const double u = set.pair_weights[i];
+      const double share = i < set.n_positive ? set.cost.positive * u + b : b * (1 - u);
+      return static_cast<float>(v * share / both);
+    };
+    double weight = set.has_pair_weights() ? 0.0 : set.weight_inside;
     std::vector<float>& sums = scratch_.gathered;
     sums.assign(set.w.size(), 0.0F);
     for (std::int64_t i = 0; i < set.size(); ++i) {
-      add_scaled(X_.weight(set.rows[i]), set.row(X_, i), sums.data() + X_.dense.width);
+      add_scaled(weight_at(i), set.row(X_, i), sums.data() + X_.dense.width);
+      if (set.has_pair_weights()) weight += weight_at(i);
     }
     if (X_.dense.width > 0) {
       const auto row_at = [&](std::int64_t i) { return set.rows[i]; };
-      const auto weight_at = [&](std::int64_t i) { return X_.weight(set.rows[i]); };
       add_dense_rows(X_.dense, 0, set.size(), row_at, weight_at, 0, X_.dense.width, sums.data());
     }
-    const double b = set.cost.negative;
-    const double both = set.cost.positive + b;
     double squared = b * b * summary_.sums_squared;
     const auto count = [&](double all, double positive) {
       squared += both * positive * (both * positive - 2 * b * all);
@@ -182,7 +193,7 @@ class L2 {
       const bool as_it_is = factor.empty() || f < n_dense;
       count(summary_.sums[set.feature(f)], sums[f] * (as_it_is ? 1.0 : factor[f - n_dense]));
     }
-    count(summary_.sums.back(), set.weight_inside * X_.bias);
+    count(summary_.sums.back(), weight * X_.bias);
     const double at_zero = 2 * C * std::sqrt(std::max(squared, 0.0));
     const double rarer = std::max(std::min(pos, neg), 1.0);
     return {tolerance_ * rarer / (pos + neg) * at_zero, 0.1 * tolerance_};

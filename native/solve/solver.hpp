@@ -1,6 +1,7 @@
 // Labels, their positives and costs → pruned weights: for each label
 //     min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)²
-// where a positive row costs a and a negative one b; or with ‖w‖₁ in place of ½‖w‖².
+// where a positive row costs a and a negative one b, times the weights of the row and of the pair
+// of row and label; or with ‖w‖₁ in place of ½‖w‖².
 //
 // A label is solved in rounds on a working set. The steps of a round are numbered as in
 // docs/explanation/solver.md. What depends on the penalty is in l2.hpp and l1.hpp.
@@ -45,17 +46,18 @@ inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 inline constexpr std::int64_t kBytesPerRowOrFeature = 40;
 }  // namespace solver_limits
 
-/// Solves labels, one per slot; an idle slot takes the next label. A label's weights depend only on
-/// X, its positives, its costs and the options.
+/// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
+/// depends on nothing but X, its positives, its costs, the weights of its pairs and the options.
 template <Penalty P>
 class Solver {
  public:
-  /// Row l of `positives` lists the rows of X that have label l. All solvers of a run share one
-  /// team.
+  /// Row l of `positives` are the rows of X that have label l, and row l of `pairs` those that have
+  /// a weight of their own for it; `pairs` may be empty. The team is that of all solvers of a run.
   Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
-         const Costs& costs, const SolverOptions& options, Team& team)
+         const Csr& pairs, const Costs& costs, const SolverOptions& options, Team& team)
       : X_(X),
         positives_(positives),
+        pairs_(pairs),
         costs_(costs),
         options_(options),
         penalty_(X, summary, options.tolerance, team),
@@ -133,7 +135,7 @@ class Solver {
     for (int slot = 0; slot < kSlots && next < std::ssize(labels); ++slot) {
       if (tasks_[slot].label >= 0) continue;
       const auto positives = positives_.columns(labels[next]);
-      if (running_ > 0 && bytes_ + expected_bytes(positives) > most_bytes_) break;
+      if (running_ > 0 && bytes_ + expected_bytes(labels[next]) > most_bytes_) break;
       if (positives.empty()) {
         solved.push_back(SolvedLabel{.label = labels[next]});
         --slot;  // it is still free
@@ -149,12 +151,12 @@ class Solver {
     task.label = label;
     task.C = path_.empty() ? options_.C : path_.front();
     ++running_;
-    task.expected = expected_bytes(positives);
+    task.expected = expected_bytes(label);
     count_bytes(task, task.expected);
     task.out = SolvedLabel{.label = label};
-    begin(task.set, X_, positives, costs_.of(label), memory_);
+    begin(task.set, X_, positives, listed(label), costs_.of(label), memory_);
     penalty_.begin(task.state, task.set, task.C, !path_.empty());
-    pass_.join(slot, positives);
+    pass_.join(slot, task.set.rows);
     if (pass_.finds_near() && penalty_.begins_near(task.set)) {
       task.out.seconds += timed([&] { begin_near(slot, task); });
     }
@@ -219,7 +221,7 @@ class Solver {
   /// Makes the slot idle.
   void close(int slot, Task& task) {
     WorkingSet& set = task.set;
-    const auto plain = static_cast<double>(plain_bytes(set.n_positive));
+    const auto plain = static_cast<double>(plain_bytes(task.label));
     if (set.compact) usual_ += 0.1 * (static_cast<double>(all_bytes(slot, task)) / plain - usual_);
     pass_.close(slot, set);
     end(set, memory_);
@@ -239,18 +241,24 @@ class Solver {
     return task.set.bytes() + pass_.bytes(slot);
   }
 
-  /// Expected size of a label's working set, judging by earlier ones: the negatives that are added
-  /// may be longer or fewer than usual.
-  std::int64_t expected_bytes(std::span<const std::int32_t> positives) const {
-    const double bytes = usual_ * static_cast<double>(plain_bytes(std::ssize(positives)));
+  /// What a label's working set will take, judging by those before: the negatives that come in may
+  /// be longer or fewer than others.
+  std::int64_t expected_bytes(std::int64_t label) const {
+    const double bytes = usual_ * static_cast<double>(plain_bytes(label));
     return std::min(static_cast<std::int64_t>(bytes), 2 * kCompactBytes);
   }
-  /// Sets have about six rows per positive for frequent labels, and far more for rare ones.
-  std::int64_t plain_bytes(std::int64_t n_positive) const {
+  /// Sets have some six rows per positive where these are many, and far more where they are few.
+  std::int64_t plain_bytes(std::int64_t label) const {
     const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
-    const double n = static_cast<double>(n_positive);
+    const auto n = static_cast<double>(positives_.nnz(label));
     const auto rows = static_cast<std::int64_t>(6 * n + 200 * std::sqrt(n));
-    return (rows + kGrowth) * nnz * copy_bytes(true);
+    return (rows + kGrowth + std::ssize(listed(label).rows)) * nnz * copy_bytes(true);
+  }
+
+  /// The rows that have a weight of their own for a label.
+  ListedRows listed(std::int64_t label) const {
+    if (pairs_.indices.empty()) return {};
+    return {pairs_.columns(label), pairs_.values.subspan(pairs_.indptr[label], pairs_.nnz(label))};
   }
 
   template <typename Work>
@@ -262,6 +270,7 @@ class Solver {
 
   const Transformed& X_;
   Csr positives_;
+  Csr pairs_;
   Costs costs_;
   SolverOptions options_;
   std::vector<float> path_;

@@ -55,8 +55,9 @@ struct SubspaceScratch {
 
 /// Minimizes f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
 ///                   + C·b·V·max(0, 1 + w·mean)²
-/// starting from set.w, where v_i is the weight of a row, b the cost of negatives, V the total
-/// weight of the rows outside and `mean` their weighted mean.
+/// from set.w, where v_i is the weight of a row for this label, b the cost of negatives, V the
+/// weight of all rows outside, which have the same weight for all labels, and `mean` their weighted
+/// mean.
 ///
 /// Scaled by √(cost_i·v_i), a row has cost 1. The mean is never formed, because mean = (Σ_all v·x −
 /// Σ_W v·x)/V. Scaled by √(b·V) it is a row like the others, with slack √(b·V)·(1 + w·mean).
@@ -173,7 +174,7 @@ class SubspaceSolver {
     if (set_.weighted()) {
       for (std::int64_t i = 0; i < m; ++i) {
         const float active = std::max(0.0F, slack[i]);
-        const float root = set_.weight_root(i);
+        const float root = set_.row_root(i);
         factors[i] = -twoC * set_.signed_root(i) * active - of_outside * root * root;
         loss += static_cast<double>(active) * active;
         total += factors[i];

@@ -20,8 +20,16 @@ struct Cost {
   double negative = 1;
 };
 
-/// A label's working set: its positives, then the negatives added so far. Vectors over features
-/// hold the dense features first and the bias last.
+/// Rows that have a weight of their own for one label, ascending. A row of weight 0 does not count
+/// for the label at all, and is not one of its positives.
+struct ListedRows {
+  std::span<const std::int32_t> rows;
+  std::span<const float> weights;
+};
+
+/// A label's working set: its positives, the negatives with a weight of their own for this label,
+/// then the negatives taken in so far. Vectors over features hold those of dense features first and
+/// that of the bias last.
 ///
 /// Dense features are read from X in place. Sparse ones are copied, renumbered in order of first
 /// use, so that vectors are only as long as the set needs and stay in cache. A set of more than
@@ -29,12 +37,14 @@ struct Cost {
 struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
-  std::int64_t n_outside = 0;  // the other rows, all of them negatives
-  double weight_inside = 0;    // total weight of its rows
+  std::vector<float> pair_weights;  // of the rows that never leave; empty: all ones
+  std::int64_t n_outside = 0;       // the other rows, all of them negatives
+  double weight_inside = 0;         // Σ of the weights that its rows have for all labels
   Cost cost;
   float positive_root = 1;  // √cost
   float negative_root = 1;
-  std::vector<float> weight_roots;  // √weight of each row; empty: all ones
+  std::vector<float> weight_roots;  // √weight of each row for this label; empty: all ones
+  std::vector<float> row_roots;     // √weight of each row for all labels; empty: the same
   std::vector<float> w;
   std::vector<float> sums;           // Σ of all rows of X, per entry of w; `find_sums` updates it
   std::vector<std::uint16_t> codes;  // `Tiers::code` of each feature; passes update it
@@ -44,7 +54,13 @@ struct WorkingSet {
   std::int64_t first_dense = 0;  // number of the first dense feature
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
-  /// Bytes used, assuming that vectors have a quarter more capacity than size.
+  bool has_pair_weights() const { return !pair_weights.empty(); }
+  /// The first rows never leave: the stand-in counts those outside as if they had no weight of
+  /// their own.
+  std::int64_t n_fixed() const {
+    return has_pair_weights() ? std::ssize(pair_weights) : n_positive;
+  }
+  /// What it takes of memory: vectors have room for a quarter more than they hold.
   std::int64_t bytes() const {
     constexpr std::int64_t kPerRow =
         5 * (sizeof(Row) + 2 * sizeof(std::int32_t) + sizeof(float)) / 4;
@@ -55,7 +71,9 @@ struct WorkingSet {
   std::int64_t n_features() const { return std::ssize(w) - 1; }
   bool weighted() const { return !weight_roots.empty(); }
   float weight_root(std::int64_t i) const { return weighted() ? weight_roots[i] : 1.0F; }
-  /// √(cost·weight) of a row: scaled by this, its slack counts with cost 1.
+  /// √weight of a row for all labels, by which it is part of sums over all rows.
+  float row_root(std::int64_t i) const { return row_roots.empty() ? weight_root(i) : row_roots[i]; }
+  /// √(cost·weight) of a row: times this, its slack counts with cost 1.
   float root(std::int64_t i) const {
     return (i < n_positive ? positive_root : negative_root) * weight_root(i);
   }
@@ -125,11 +143,11 @@ const float* along_rows(const Set& set, const Transformed& X, const std::vector<
   return scaled.data();
 }
 
-/// x times the weight of a row, if the set has weights.
+/// A number times the weight that a row has for all labels, if the set knows weights.
 template <typename Set>
 double weighed(const Set& set, std::int64_t i, float x) {
   if constexpr (requires { set.weight_roots; }) {
-    const double root = set.weight_root(i);
+    const double root = set.row_root(i);
     return root * root * x;
   } else {
     return x;
@@ -190,12 +208,27 @@ inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   set.compact = false;
 }
 
-/// Adds rows to a set.
+/// Notes the weights of rows that come after those whose weights are known.
+inline void append_weights(WorkingSet& set, const Transformed& X,
+                           std::span<const std::int32_t> added) {
+  for (const auto r : added) {
+    const auto place = std::ssize(set.weight_roots);
+    const double weight = X.weight(r);
+    const double pair = place < set.n_fixed() ? set.pair_weights[place] : 1.0;
+    set.weight_inside += weight;
+    set.row_roots.push_back(static_cast<float>(std::sqrt(weight)));
+    set.weight_roots.push_back(static_cast<float>(std::sqrt(weight * pair)));
+  }
+}
+
+/// Adds rows.
 inline void append(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> added,
                    SetMemory& memory) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
   set.n_outside = X.size() - set.size();
-  if (X.weights.empty()) {
+  if (set.has_pair_weights()) {
+    append_weights(set, X, added);
+  } else if (X.weights.empty()) {
     set.weight_inside = static_cast<double>(set.size());
   } else {
     for (const auto r : added) {
@@ -277,8 +310,8 @@ inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, Set
   each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
 }
 
-/// Keeps only the rows at these places (ascending), and adds others. Features that no row has any
-/// more lose their weights.
+/// Drops all rows but these, given by their places in the set, ascending, and adds others. The rows
+/// that never leave are among them. Features that no row has any more lose their weights.
 inline void replace_rows(WorkingSet& set, const Transformed& X,
                          std::span<const std::int32_t> places, std::span<const std::int32_t> added,
                          SetMemory& memory) {
@@ -290,6 +323,7 @@ inline void replace_rows(WorkingSet& set, const Transformed& X,
   set.copies.clear(memory);
   set.rows.clear();
   set.weight_roots.clear();
+  set.row_roots.clear();
   set.weight_inside = 0;
   set.w.assign(set.n_dense, 0.0F);
   set.w.push_back(bias);
@@ -307,11 +341,37 @@ inline void end(WorkingSet& set, SetMemory& memory) {
   if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
-/// The set of a label's positives, starting from the solution for a label without positives.
+/// Finds the rows that never leave a set and their weights for its label: the positives, whose
+/// weights are 1 unless they are listed, and the other rows that are listed.
+inline std::vector<std::int32_t> fixed_rows(std::span<const std::int32_t> positives,
+                                            const ListedRows& listed,
+                                            std::vector<float>& pair_weights) {
+  std::vector<std::int32_t> rows(positives.begin(), positives.end());
+  std::vector<bool> is_positive(listed.rows.size());
+  pair_weights.assign(positives.size(), 1.0F);
+  for (std::size_t i = 0; i < positives.size(); ++i) {
+    const auto found = std::ranges::lower_bound(listed.rows, positives[i]);
+    if (found == listed.rows.end() || *found != positives[i]) continue;
+    const auto place = found - listed.rows.begin();
+    is_positive[place] = true;
+    pair_weights[i] = listed.weights[place];
+  }
+  for (std::size_t k = 0; k < listed.rows.size(); ++k) {
+    if (is_positive[k]) continue;
+    rows.push_back(listed.rows[k]);
+    pair_weights.push_back(listed.weights[k]);
+  }
+  return rows;
+}
+
+/// The set of a label's positives and the rows that are listed for it, at the solution that holds
+/// where there is no positive at all.
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
-                  const Cost& cost, SetMemory& memory) {
+                  const ListedRows& listed, const Cost& cost, SetMemory& memory) {
   set.rows.clear();
+  set.pair_weights.clear();
   set.weight_roots.clear();
+  set.row_roots.clear();
   set.weight_inside = 0;
   set.n_positive = std::ssize(positives);
   set.cost = cost;
@@ -324,7 +384,11 @@ inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::in
   set.sums.clear();
   set.codes.clear();
   set.compact = true;
-  append(set, X, positives, memory);
+  if (listed.rows.empty()) {
+    append(set, X, positives, memory);
+  } else {
+    append(set, X, fixed_rows(positives, listed, set.pair_weights), memory);
+  }
 }
 
 }  // namespace dismec::solve

@@ -43,6 +43,7 @@ class Order:
     validation_labels: Path | None
     dense_only: bool
     validation_dense: Path | None
+    pair_weights: Path | None  # a file
     overwrite: bool
     no_examples: bool
     threads: int | None
@@ -64,6 +65,7 @@ class Order:
         """
         from dismec.data.dataset import load_data
         from dismec.data.mixed import load_dense
+        from dismec.data.pair_weights import load_pair_weights
         from dismec.training.request import Request
         from dismec.training.resume import check_output
         from dismec.training.texts import TextRequest
@@ -71,6 +73,7 @@ class Order:
         self._check_dense()
         if path is not None:
             check_output(path, bool(self.overwrite))
+        pairs = None if self.pair_weights is None else load_pair_weights(self.pair_weights)
         found = self.reading.look(data)
         if found.is_texts:
             found.read_twice()
@@ -90,6 +93,7 @@ class Order:
                 "overwrite": self.overwrite,
                 "progress": progress,
                 "cluster": self.cluster,
+                "pair_weights": pairs,
             }
             if found.is_texts:
                 log = None if self.quiet or path is None else spoken
@@ -124,6 +128,7 @@ class Order:
         for option, given in (
             ("--labels", reading.labels),
             ("--weights", reading.weights),
+            ("--pair-weights", self.pair_weights),
             ("--dense", reading.dense),
             ("--validation", self.validation),
             *((f"--{name.replace('_', '-')}", value) for name, value in self.text.items()),
@@ -217,6 +222,8 @@ def training_options(
         ]
     only = "Use only the labels of DATA, and --dense."
     options += [dense_option, click.option("--dense-only", is_flag=True, help=only)]
+    pairs = "Weights of single pairs: lines 'row label weight', rows from 1, or a sparse .npz."
+    options.append(click.option("--pair-weights", type=PATH, metavar="FILE", help=pairs))
     options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +235,7 @@ def training_options(
             }
             for name in ("validation", "validation_labels", "overwrite", "no_examples"):
                 order[name] = given.pop(name, None)
-            for name in ("dense_only", "validation_dense"):
+            for name in ("dense_only", "validation_dense", "pair_weights"):
                 order[name] = given.pop(name, None)
             for name in ("reading", "threads", "cluster", "quiet"):
                 order[name] = given.pop(name)

@@ -184,7 +184,10 @@ def sweep(
 
         for option in ctx.command.params:
             name = option.name or ""
-            of_training = ("cluster", "row_weights", "weight_column", "dense", "dense_only")
+            of_training = (
+                *("cluster", "row_weights", "weight_column", "pair_weights"),
+                *("dense", "dense_only"),
+            )
             if name in (*of_training, *order.params, *order.text) and _is_given(ctx, name):
                 raise click.UsageError(
                     f"{option.opts[0]} applies to training, but {data} is a model"

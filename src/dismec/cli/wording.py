@@ -32,6 +32,7 @@ _PARAMETERS = (
     "propensity_b",
     "block_size",
     "dense_scale",
+    "pair_weights",
     "text_column",
     "label_column",
     "label_separator",

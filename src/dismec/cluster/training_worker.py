@@ -192,8 +192,8 @@ class _ActiveRun:
 
     def __init__(self, run: Run, loaded: TrainingData, folder: Path | None) -> None:
         costs = run.params.weighting.factors
-        problem = Problem(loaded.X, loaded.Y, run.transform, loaded.weights, costs)
-        problem.equal_labels  # noqa: B018  computed before threads need it
+        problem = Problem(loaded.X, loaded.Y, run.transform, loaded.weights, costs, loaded.pairs)
+        problem.equal_labels  # noqa: B018  before there are threads
         self._folder = folder
         self._scratch = scratch_directory()
         self._changed = threading.Condition()

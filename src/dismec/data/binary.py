@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 
 from dismec.data.container import ContainerError, Spooled, open_arrays, write_arrays
 from dismec.data.counts import counted
-from dismec.data.matrices import MAX_COLUMNS, Rows, checked_arrays, row_pointers
+from dismec.data.matrices import MAX_COLUMNS, Rows, checked_arrays, csr_on, row_pointers
 from dismec.data.names import check_names, pack_names, unpack_names
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.errors import DataError
@@ -38,7 +38,13 @@ _XMC_ARRAYS = {
 }
 _NAME_ARRAYS = {"names.offsets": np.dtype("<i8"), "names.utf8": np.dtype("u1")}
 # Optional arrays for training on a cluster.
-_EXTRAS = {"weights": (np.dtype("<f8"), 1), "dense": (np.dtype("<f4"), 2)}  # type, dimensions
+_EXTRAS = {  # type, dimensions
+    "weights": (np.dtype("<f8"), 1),
+    "dense": (np.dtype("<f4"), 2),
+    "pairs.indptr": (np.dtype("<i8"), 1),
+    "pairs.indices": (np.dtype("<i4"), 1),
+    "pairs.data": (np.dtype("<f4"), 1),
+}
 
 
 def write_xmc(
@@ -49,10 +55,11 @@ def write_xmc(
     names: Sequence[str] | None,
     weights: RowWeights | None = None,
     dense: NDArray[np.float32] | Spooled | None = None,
+    pairs: csr_array[Any] | None = None,
 ) -> None:
     """Write arrays that are known to be valid as a binary dataset, atomically.
 
-    Row `weights` and `dense` features can be read with `read_xmc_extras`.
+    Row `weights`, `dense` features and the weights of `pairs` can be read with `read_xmc_extras`.
     """
     arrays: dict[str, NDArray[Any] | Spooled] = {
         "x.indptr": x[0].astype(np.int64, copy=False),
@@ -64,6 +71,10 @@ def write_xmc(
     if names is not None:
         arrays["names.utf8"], arrays["names.offsets"] = pack_names(names)
     extras: dict[str, NDArray[Any] | Spooled | None] = {"weights": weights, "dense": dense}
+    if pairs is not None:
+        extras["pairs.indptr"] = pairs.indptr.astype(np.int64, copy=False)
+        extras["pairs.indices"] = pairs.indices.astype(np.int32, copy=False)
+        extras["pairs.data"] = pairs.data
     arrays |= {name: extra for name, extra in extras.items() if extra is not None}
     sizes = {"n_rows": len(x[0]) - 1, "n_features": columns[0], "n_labels": columns[1]}
     metadata = {key: str(size) for key, size in sizes.items()}
@@ -112,16 +123,27 @@ def read_xmc(path: Path) -> tuple[Rows, tuple[Ints, Ids], tuple[int, int], list[
     return X, (arrays["y.indptr"], arrays["y.indices"]), (n_features, n_labels), names
 
 
-def read_xmc_extras(path: Path) -> tuple[RowWeights | None, NDArray[np.float32] | None]:
-    """Return the row weights and dense features of a file that `read_xmc` accepts, or None.
+def read_xmc_extras(
+    path: Path,
+) -> tuple[RowWeights | None, NDArray[np.float32] | None, csr_array[Any] | None]:
+    """Return row weights, dense features and pair weights of a file that `read_xmc` accepts.
 
-    The dense features are not checked yet.
+    Each may be None. The dense features and the weights of pairs are not checked yet.
     """
-    arrays, _ = open_arrays(path)
+    arrays, metadata = open_arrays(path)
     weights, n_rows = arrays.get("weights"), len(arrays["x.indptr"]) - 1
     if weights is not None:
         weights = check_row_weights(weights, n_rows, f"{path}: weights", of_file=True)
-    return weights, arrays.get("dense")
+    of_pairs = [name for name in _EXTRAS if name.startswith("pairs.") and name in arrays]
+    if not of_pairs:
+        return weights, arrays.get("dense"), None
+    if len(of_pairs) < 3:
+        raise DataError(f"{path}: not the arrays of a dataset")
+    data, indices, indptr = (arrays[f"pairs.{part}"] for part in ("data", "indices", "indptr"))
+    if not len(indptr):
+        raise DataError(f"{path}: the arrays disagree with the number of rows")
+    pairs = csr_on(data, indices, indptr, (n_rows, int(metadata["n_labels"])))
+    return weights, arrays.get("dense"), pairs
 
 
 class XmcWriter:
@@ -220,11 +242,12 @@ class XmcWriter:
             names = check_names(names, n_labels)
         except DataError as error:
             raise DataError(f"{self._path}: {error}") from None
-        x_indices, x_data, y_indices, *dense = self._spooled
+        x_indices, x_data, y_indices, *others = self._spooled
+        dense = others[0] if others else None
         x = (row_pointers(self._x_lengths), x_indices, x_data)
         y = (row_pointers(self._y_lengths), y_indices)
         with _naming(self._path):
-            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, *dense)
+            write_xmc(self._path, x, y, (n_features, n_labels), names, weights, dense)
 
     def _indicator(self, labels: Sequence[Sequence[int]]) -> csr_array[Any]:
         indptr = np.cumsum([0, *map(len, labels)])

@@ -45,6 +45,7 @@ __all__ = [
     "fingerprint",
     "load_data",
     "load_features",
+    "read_npz",
     "save_data",
 ]
 
@@ -245,10 +246,12 @@ def save_data(
         )
 
 
-def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
+def fingerprint(
+    X: Any, Y: Any, weights: RowWeights | None = None, pairs: csr_array[Any] | None = None
+) -> str:
     """Return the SHA-256 of the matrices' contents in hex, for any index type or storage order.
 
-    Row weights are included, if given.
+    Weights of rows and of pairs are included, if given.
     """
     digest = hashlib.sha256()
     if isinstance(X, MixedRows):
@@ -260,7 +263,10 @@ def fingerprint(X: Any, Y: Any, weights: RowWeights | None = None) -> str:
     arrays = ((X.indptr, "<i8"), (X.indices, "<i4"), (X.data, "<f4"))
     digest.update(repr((X.shape, Y.shape)).encode())
     of_rows = () if weights is None else ((weights, "<f8"),)
-    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4"), *of_rows):
+    of_pairs: tuple[Any, ...] = ()
+    if pairs is not None:
+        of_pairs = (pairs.indptr, "<i8"), (pairs.indices, "<i4"), (pairs.data, "<f4")
+    for array, dtype in (*arrays, (Y.indptr, "<i8"), (Y.indices, "<i4"), *of_rows, *of_pairs):
         digest.update(len(array).to_bytes(8, "little"))
         for begin in range(0, len(array), 1 << 20):
             part = np.ascontiguousarray(array[begin : begin + (1 << 20)], dtype=dtype)
@@ -301,17 +307,17 @@ def _load_npz(path: Path, file: BinaryIO, labels: StrPath | None, needs_labels: 
         raise DataError(
             f"{path}: a .npz file holds X alone; name the file of the labels (labels=…)"
         )
-    X = _read_npz(path, file)
+    X = read_npz(path, file)
     if labels is None:
         return _check_dataset(path, Dataset(X, csr_array((X.shape[0], 0), dtype=np.uint8)))
     with detect(labels) as data, data.open() as file:
-        Y = _read_npz(data.path, file)
+        Y = read_npz(data.path, file)
     if np.any((Y.data != 0) & (Y.data != 1)):
         raise DataError(f"{labels}: holds values other than 0 and 1; expected an indicator matrix")
     return _check_dataset(path, Dataset(X, Y))
 
 
-def _read_npz(path: Path, file: BinaryIO) -> Any:
+def read_npz(path: Path, file: BinaryIO) -> Any:
     """Read a scipy matrix and check its indices, which scipy itself does not."""
     try:
         _check_packed_size(path, file)

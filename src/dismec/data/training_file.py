@@ -11,6 +11,7 @@ from dismec.data.binary import read_xmc_extras, write_xmc
 from dismec.data.dataset import fingerprint, load_data
 from dismec.data.matrices import checked_arrays
 from dismec.data.mixed import MixedRows, mixed_rows
+from dismec.data.pair_weights import PairWeights, check_pair_weights
 from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 
@@ -23,6 +24,7 @@ class TrainingData(NamedTuple):
     X: sp.csr_array | MixedRows
     Y: sp.csr_array
     weights: RowWeights | None = None  # row weights, all above 0; None means all 1
+    pairs: PairWeights | None = None  # weights of pairs other than 1; no positive has weight 0
 
     @classmethod
     def map(cls, path: Path) -> TrainingData:
@@ -34,11 +36,13 @@ class TrainingData(NamedTuple):
             If the file is not a binary dataset or is damaged.
         """
         X, Y, _ = load_data(path)
-        weights, dense = read_xmc_extras(path)
+        weights, dense, pairs = read_xmc_extras(path)
+        if pairs is not None:
+            pairs = check_pair_weights(pairs, Y.shape, f"{path}: pairs", of_file=True)
         if dense is None:
-            return cls(X, Y, weights)
+            return cls(X, Y, weights, pairs)
         try:
-            return cls(mixed_rows(X, dense), Y, weights)
+            return cls(mixed_rows(X, dense), Y, weights, pairs)
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 
@@ -47,7 +51,8 @@ class TrainingData(NamedTuple):
         X = self.X
         sparse: Any = X.sparse if isinstance(X, MixedRows) else X
         dense = X.dense if isinstance(X, MixedRows) else None
-        write_xmc(path, *checked_arrays(path, sparse, self.Y), None, self.weights, dense)
+        arrays = checked_arrays(path, sparse, self.Y)
+        write_xmc(path, *arrays, None, self.weights, dense, self.pairs)
 
     @property
     def fingerprint(self) -> str:

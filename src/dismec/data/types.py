@@ -19,6 +19,7 @@ __all__ = [
     "LabeledRows",
     "LabelsLike",
     "MatrixLike",
+    "PairWeightsLike",
     "RowsLike",
     "TextSource",
     "TextsLike",
@@ -48,6 +49,10 @@ LabeledRows: TypeAlias = tuple[RowsLike, LabelsLike]
 
 WeightsLike: TypeAlias = npt.ArrayLike
 """One number per row, of at least 0: a list, an array or a Series."""
+
+
+PairWeightsLike: TypeAlias = sp.sparray | sp.spmatrix | StrPath
+"""Numbers of at least 0 for pairs of a row and a label: a scipy matrix, or the path of a file."""
 
 
 class Frame(Protocol):

@@ -14,6 +14,7 @@ from dismec.data.columns import label_names_of
 from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.mixed import MixedRows, check_features, is_parts
+from dismec.data.pair_weights import check_pair_weights, pairs_at
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
 from dismec.errors import DataError
@@ -99,6 +100,7 @@ class DiSMECClassifier(RowEstimator):
         y: LabelsLike,
         validation: LabeledRows | None = None,
         sample_weight: WeightsLike | None = None,
+        pair_weight: sp.sparray | sp.spmatrix | None = None,
     ) -> DiSMECClassifier:
         """Fit one classifier per label.
 
@@ -116,6 +118,10 @@ class DiSMECClassifier(RowEstimator):
             a pipeline, call ``set_fit_request(validation=True)``.
         sample_weight : array-like of shape (n_rows,), default=None
             Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
+        pair_weight : sparse matrix of shape (n_rows, n_labels), default=None
+            Weights of single (row, label) pairs, at least 0, which multiply `sample_weight`, if y
+            is an indicator: the stored entries. With a stored 0, the row is neither positive nor
+            negative for this label. Pairs that are not stored have weight 1.
 
         Returns
         -------
@@ -125,7 +131,7 @@ class DiSMECClassifier(RowEstimator):
         Raises
         ------
         DataError
-            If X, y or `sample_weight` are invalid.
+            If X, y, `sample_weight` or `pair_weight` are invalid.
         """
         mixed: Any = check_features(X) if is_parts(X) else None
         # The checks below see the dense part together with the labels.
@@ -157,6 +163,13 @@ class DiSMECClassifier(RowEstimator):
             Y = target
             if not self.multilabel_:
                 self.classes_, Y = one_hot(target)
+        pairs = None
+        if pair_weight is not None:
+            if not self.multilabel_:
+                raise DataError("pair_weight needs an indicator y; for classes use sample_weight")
+            n_rows = rows.shape[0]
+            pairs = check_pair_weights(pair_weight, (n_rows, Y.shape[1]), "pair_weight")
+            pairs = pairs_at(pairs, keep)
         if self.multilabel_:
             self.classes_ = np.arange(Y.shape[1]) if names is None else np.array(names)
         else:
@@ -182,6 +195,7 @@ class DiSMECClassifier(RowEstimator):
             names=names,
             validation=judge,
             weights=weights,
+            pair_weights=pairs,
             costs=costs,
             threads=self._threads(),
             cluster=self._where,

@@ -8,6 +8,8 @@ manifest say so:
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
 - ``refine_effect``: {"before", "after"}, without and with labels that inform others, and "rows"
 - ``row_weights``: {"least", "most", "sum"} of the row weights, if there were any
+- ``pair_weights``: {"pairs", "left_out"}, how many (row, label) pairs had a weight other than 1,
+  and how many of these had weight 0, if there were any
 
 "rows" is the number of rows, and "data" the first sixteen digits of the fingerprint of the rows
 given for this purpose. Without "data", they were held out from the training data. Older manifests
@@ -25,9 +27,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.counts import counted
+
 __all__ = ["format_ranges", "history_entry", "parse", "parse_ranges", "sentence", "shown"]
 
-_KEYS = ("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated", "row_weights")
+_KEYS = (
+    *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
+    *("row_weights", "pair_weights"),
+)
 _ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
 _C = re.compile(r"by (\S+) from (.+) (on \d.*)")
 _EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
@@ -56,6 +63,8 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
         )
     if key == "row_weights":
         return f"from {value['least']:g} to {value['most']:g}, {value['sum']:g} in all"
+    if key == "pair_weights":
+        return f"{counted(value['pairs'], 'pair')}, {counted(value['left_out'], 'pair')} left out"
     rows, data = value["rows"], value.get("data")
     if key == "refine_effect":
         before, after = (

@@ -51,14 +51,22 @@ class EqualLabels:
         rows: npt.NDArray[np.int32],
         n_rows: int,
         costs: Sequence[npt.NDArray[np.float64]] = (),
+        pairs: Any = None,
     ) -> EqualLabels:
         """Group all labels of a problem, given the rows of each as in a CSC matrix.
 
         Row sets are compared by their sizes and by sums of two pseudo-random 64-bit numbers per
-        row. Labels with different `costs` are never equal.
+        row. Labels with different `costs` are never equal, nor are those with different `pairs`, a
+        CSC matrix of float32 that is compared in the same way.
         """
         sums = (_sums(indptr, rows, seed) for seed in (0, n_rows))
-        groups = first_equal([*sums, np.diff(indptr), *costs])
+        keys: list[npt.NDArray[Any]] = [*sums, np.diff(indptr), *costs]
+        if pairs is not None:
+            weights = pairs.data.view(np.uint32).astype(np.uint64)
+            entries = weights << np.uint64(32) | pairs.indices.astype(np.uint64)
+            keys += (_sums(pairs.indptr, entries, seed) for seed in (0, n_rows))
+            keys.append(np.diff(pairs.indptr))
+        groups = first_equal(keys)
         return cls(np.arange(len(groups)), groups)
 
     def among(self, labels: Ints) -> EqualLabels:
@@ -110,7 +118,7 @@ def repeated(keys: npt.NDArray[Any]) -> Ints:
     return np.flatnonzero(several)
 
 
-def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
+def _sums(indptr: Ints, rows: npt.NDArray[Any], seed: int) -> npt.NDArray[np.uint64]:
     """Sum a pseudo-random number per row over the rows of each label, modulo 2⁶⁴."""
     filled = np.flatnonzero(np.diff(indptr))
     starts, ends = indptr[filled], indptr[filled + 1]
@@ -123,7 +131,7 @@ def _sums(indptr: Ints, rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[n
     return sums
 
 
-def _mixed(rows: npt.NDArray[np.int32], seed: int) -> npt.NDArray[np.uint64]:
+def _mixed(rows: npt.NDArray[Any], seed: int) -> npt.NDArray[np.uint64]:
     """Return numbers seed + row + 1 of the SplitMix64 sequence; a table would not fit in cache."""
     z = rows.astype(np.uint64)
     z += np.uint64(seed + 1)

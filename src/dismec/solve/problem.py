@@ -3,9 +3,9 @@
 For each label, with s_i = +1 for the rows that have it and −1 for all others, under the L2
 penalty::
 
-    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·v_i·max(0, 1 − s_i·w·x_i)²
+    min_w  f(w) = ½‖w‖² + C·Σ_i c_i·v_i·u_i·max(0, 1 − s_i·w·x_i)²
 
-    gradient            w + 2C·Σ_I c_i·v_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
+    gradient            w + 2C·Σ_I c_i·v_i·u_i·(w·x_i − s_i)·x_i,   I = {i : s_i·w·x_i < 1}
     solved when         ‖∇f(w)‖ ≤ tol · max(min(pos, neg), 1)/N · ‖∇f(0)‖    (LIBLINEAR's rule)
                         and ½‖∇f(w)‖² ≤ 0.1·tol·f(w), which bounds the gap to the optimum
 
@@ -17,10 +17,11 @@ and under the L1 penalty::
                         where g is the dual function and α a feasible point made from w
 
 c_i is the cost: a for positive rows, b for negative ones, 1 unless `dismec.solve.costs` says
-otherwise. v_i is the row weight, 1 by default. x_i is the transformed row (see `Transform`); its
-last feature is the bias, which is regularized like any other. Weights with |w| < delta are dropped
-as soon as a label is solved. The loops are native (``native/solve/``); a label's weights depend
-only on X, the row weights, its positives and the parameters.
+otherwise. v_i is the row weight, and u_i the weight of the pair of this row and this label, both 1
+by default. x_i is the transformed row (see `Transform`); its last feature is the bias, which is
+regularized like any other. Weights with |w| < delta are dropped as soon as a label is solved. The
+loops are native (``native/solve/``); a label's weights depend only on X, the row weights, its
+positives, the weights of its pairs and the parameters.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from dismec.cpu import kernels
 from dismec.data.counts import counted
 from dismec.data.matrices import csr_on
 from dismec.data.mixed import MixedRows
+from dismec.data.pair_weights import PairWeights
 from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -151,7 +153,8 @@ class Problem:
     indicator matrix. `weights`, one number above 0 per row, multiply the losses of rows, with L2
     only; their common factor is `C_factor`, which multiplies C. `costs`, if given, are the factors
     of individual labels: labels with the same rows are one problem only if their costs are equal,
-    too.
+    too. `pairs` are the weights of pairs of a row and a label, with L2 only; a pair of weight 0 is
+    not an entry of Y.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class Problem:
         transform: Transform,
         weights: RowWeights | None = None,
         costs: Costs | None = None,
+        pairs: PairWeights | None = None,
     ) -> None:
         X = transform.take(X)
         dense, scales = None, None
@@ -178,6 +182,7 @@ class Problem:
         self._indptr = by_label.indptr.astype(np.int64, copy=False)
         self._rows = by_label.indices.astype(np.int32, copy=False)
         self._costs = costs
+        self._pairs: Any = None if pairs is None else sp.csc_array(pairs)
         self.C_factor, relative = split_weights(weights)
         self._native = kernels.Problem(
             X.indptr.astype(np.int64, copy=False),
@@ -192,6 +197,7 @@ class Problem:
             scales,
             self._indptr,
             self._rows,
+            *_pair_arrays(self._pairs),
         )
 
     def check_C(self, C: float) -> None:
@@ -200,8 +206,9 @@ class Problem:
 
     @cached_property
     def equal_labels(self) -> EqualLabels:
-        """Labels with the same rows and costs; call this before starting threads."""
-        return EqualLabels.of(self._indptr, self._rows, self.n_rows, self._costs or ())
+        """Labels with the same rows, costs and pair weights; call this before starting threads."""
+        costs = self._costs or ()
+        return EqualLabels.of(self._indptr, self._rows, self.n_rows, costs, self._pairs)
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64]:
@@ -248,6 +255,14 @@ class ProblemFacts:
     def check_C(self, C: float) -> None:
         """Like `Problem.check_C`."""
         _check_scaled(C, 1.0)
+
+
+def _pair_arrays(pairs: Any) -> tuple[npt.NDArray[Any], ...]:
+    """Return the pairs by label as the kernels take them; without any, the arrays are empty."""
+    if pairs is None:
+        return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32)
+    rows = pairs.indices.astype(np.int32, copy=False)
+    return pairs.indptr.astype(np.int64, copy=False), rows, pairs.data
 
 
 def _check_scaled(C: float, factor: float) -> None:

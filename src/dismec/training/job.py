@@ -18,6 +18,7 @@ from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_Y
 from dismec.data.mixed import MixedRows, check_features, is_mostly_full
 from dismec.data.names import check_names
+from dismec.data.pair_weights import PairWeights, find_pairs, known_labels, pairs_at
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, named_matrix
 from dismec.errors import DataError
@@ -58,9 +59,10 @@ class Job:
     transform: Transform  # of X
     parts: Parts
     manifest: Manifest
-    data: str  # fingerprint of X, Y and weights
+    data: str  # fingerprint of X, Y and all weights
     informed: Informed | None = None  # what makes X of rows, if that is not `transform` alone
     weights: RowWeights | None = None  # of rows, all above 0; None for ones
+    pairs: PairWeights | None = None  # of pairs of a row and a label; None for ones
     costs: Costs | None = None  # factors of the losses of each label's rows
 
     @classmethod
@@ -82,7 +84,9 @@ class Job:
         params = request.params
         if params.penalty == "l1" and not (request.weights is None and request.costs is None):
             raise DataError("weights of rows and classes are not supported with penalty='l1'")
-        X, Y, named, weights = _counted_rows(X, request)
+        if request.pair_weights is not None:
+            _check_pairs_allowed(params)
+        X, Y, named, weights, pairs = _counted_rows(X, request)
         names = check_names(named, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
         _check_columns("labels", Y.shape[1], Y.nnz + len(names or ()))
@@ -95,11 +99,11 @@ class Job:
                 bias=params.bias,
                 dense_scale=params.dense_scale,
             )
-        problem = Problem(X, Y, transform, weights, request.costs)
+        problem = Problem(X, Y, transform, weights, request.costs, pairs)
         problem.check_C(params.C)
-        data = fingerprint(X, Y, weights)
-        found = _Found(problem, transform, data, names, weights)
-        rest: dict[str, Any] = {"weights": weights, "costs": request.costs}
+        data = fingerprint(X, Y, weights, pairs)
+        found = _Found(problem, transform, data, names, weights, pairs)
+        rest: dict[str, Any] = {"weights": weights, "pairs": pairs, "costs": request.costs}
         return cls(X, Y, problem, params, transform, *found.known(request), data, **rest)
 
     @classmethod
@@ -180,6 +184,7 @@ class _Found:
     data: str
     names: list[str] | None
     weights: RowWeights | None = None
+    pairs: PairWeights | None = None
 
     def known(self, request: Request) -> tuple[Parts, Manifest]:
         """What the model will consist of besides weights, and its manifest."""
@@ -189,7 +194,7 @@ class _Found:
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=_stated(request.params, transform) | _weights_stated(self.weights),
+            params=_stated(request.params, transform) | _weights_stated(self.weights, self.pairs),
             transform=transform.to_dict(),
             data=self.data,
             dismec=version("dismec"),
@@ -202,28 +207,36 @@ class _Found:
 
 def _counted_rows(
     X: Any, request: Request
-) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None]:
-    """X and Y without the rows of weight 0, the names of labels, and the weights."""
+) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None, PairWeights | None]:
+    """X and Y without what has weight 0, the names of labels, and the weights of rows and pairs."""
     keep = weights = None
     labels, n_rows = request.Y, X.shape[0]
     if request.weights is not None:
         keep, weights = kept_rows(check_row_weights(request.weights, n_rows))
+    left = keep
     if keep is not None and is_label_lists(labels) and len(labels) == n_rows:
         # Which labels there are is what the rows that count say.
         listed = list(labels)
         labels = [listed[row] for row in keep.tolist()]
-        X, n_rows, keep = X[keep], len(keep), None
+        X, left = X[keep], None
     found, named = named_matrix(labels, request.names)
-    Y: Any = check_Y(found, n_rows)
-    return (X, Y, named, weights) if keep is None else (X[keep], Y[keep], named, weights)
+    Y: Any = check_Y(found, X.shape[0])
+    if left is not None:
+        X, Y = X[left], Y[left]
+    pairs = pairs_at(find_pairs(request.pair_weights, (n_rows, Y.shape[1]), named), keep)
+    return X, known_labels(Y, pairs), named, weights, pairs
 
 
-def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
+def _weights_stated(weights: RowWeights | None, pairs: PairWeights | None) -> dict[str, Any]:
     """What the manifest says of weights (`dismec.model.provenance`)."""
-    if weights is None:
-        return {}
-    least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
-    return {"row_weights": {"least": least, "most": most, "sum": total}}
+    stated: dict[str, Any] = {}
+    if weights is not None:
+        least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
+        stated["row_weights"] = {"least": least, "most": most, "sum": total}
+    if pairs is not None:
+        left_out = int(np.count_nonzero(pairs.data == 0))
+        stated["pair_weights"] = {"pairs": pairs.nnz, "left_out": left_out}
+    return stated
 
 
 def _as_parts(request: Request) -> Any:
@@ -241,6 +254,14 @@ def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:
     if not transform.dense:
         del stated["dense_scale"]
     return stated
+
+
+def _check_pairs_allowed(params: TrainingParams) -> None:
+    """Refuse what is not possible with weights of pairs."""
+    if params.penalty == "l1":
+        raise DataError("pair weights are not supported with penalty='l1'")
+    if params.refine:
+        raise DataError("pair weights are not supported with refine=True")
 
 
 def _check_dense_allowed(request: Request) -> None:

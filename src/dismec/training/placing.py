@@ -61,6 +61,7 @@ def _check_possible(request: Request, chooses: bool) -> None:
         ("calibrate=True", params.calibrate),
         ("refine=True", params.refine),
         ("weights", request.weights is not None),
+        ("pair_weights", request.pair_weights is not None),
         ("class_weight", request.costs is not None),
         ("validation", request.validation is not None),
     ):

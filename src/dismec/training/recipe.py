@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dismec.cpu import thread_count
 from dismec.data.files import StrPath
-from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
+from dismec.data.types import LabeledRows, LabelsLike, PairWeightsLike, RowsLike, WeightsLike
 from dismec.model.directory import locked, make_directory
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
@@ -143,6 +143,7 @@ def train(
     names: Sequence[str] | None = None,
     validation: LabeledRows | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -179,6 +180,10 @@ def train(
     weights : array-like of shape (n_rows,), default=None
         Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
         held-out rows are weighted, too. Not supported with ``penalty="l1"``.
+    pair_weights : sparse matrix of shape (n_rows, n_labels), or path of a file, default=None
+        Weights of single (row, label) pairs, at least 0, which multiply the row weights: the stored
+        entries. With a stored 0, the row is neither positive nor negative for this label. Pairs
+        that are not stored have weight 1. Not supported with ``penalty="l1"`` or `refine`.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
@@ -233,6 +238,7 @@ def train(
             names=names,
             validation=validation,
             weights=weights,
+            pair_weights=pair_weights,
             vocabulary=vocabulary,
             source=source,
             threads=threads,
@@ -251,6 +257,7 @@ def fit(
     names: Sequence[str] | None = None,
     validation: tuple[Any, Any] | None = None,
     weights: Any = None,
+    pair_weights: Any = None,
     costs: Costs | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -270,6 +277,7 @@ def fit(
             names=names,
             validation=validation,
             weights=weights,
+            pair_weights=pair_weights,
             costs=costs,
             vocabulary=vocabulary,
             threads=threads,

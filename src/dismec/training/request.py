@@ -55,6 +55,7 @@ class Request:
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
     weights: Any = None  # one number of at least 0 per row; None for ones
+    pair_weights: Any = None  # a sparse matrix, or a file of pairs of a row and a label
     costs: Costs | None = None  # factors of the losses of each label's rows
     vocabulary: Vocabulary | None = None
     columns: Mapping[str, str] | None = None  # of files of texts, for later commands to use

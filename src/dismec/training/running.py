@@ -54,8 +54,9 @@ class Workplace:
 @contextmanager
 def workplace(request: Request, threads: int) -> Iterator[Workplace]:
     """Open the workplace of a request; a cluster that was already connected stays connected."""
-    # A file of X and Y does not hold the weights of the rows.
-    source = request.source if request.weights is None else None
+    # A file of X and Y does not hold weights.
+    plain = request.weights is None and request.pair_weights is None
+    source = request.source if plain else None
     if request.cluster is None:
         yield Workplace(threads)
         return
@@ -172,8 +173,9 @@ def _solve_there(
     else:
         # A file of X and Y does not hold dense features.
         data = Path(place.source) if place.source and not job.transform.dense else data
-        if not held.all() and not data.exists():
-            TrainingData(job.X, cast(Any, job.Y), job.weights).save(data)
+        # The file that texts were read into does not have the weights of pairs.
+        if not held.all() and (job.pairs is not None or not data.exists()):
+            TrainingData(job.X, cast(Any, job.Y), job.weights, job.pairs).save(data)
     work = ClusterJob(
         directory, data, job.data, job.solver, job.transform, job.cutter(held), first, placed
     )

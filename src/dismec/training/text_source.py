@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dismec.data.corpus import TextBatch, TextFormat, is_frame, read_frame, read_texts
 from dismec.data.counts import counted
@@ -88,6 +89,18 @@ class Texts:
         given = np.asarray(weights)
         found = check_row_weights(given, given.size)
         return replace(self, read=lambda: self._with_weights(found))
+
+    def which_count(self, weights: Any = None) -> npt.NDArray[np.bool_] | None:
+        """Whether each text is one of those that `counted` keeps; None if all are."""
+        found: list[float] = []
+        if weights is not None:
+            found = np.asarray(weights, np.float64).tolist()
+        else:
+            for batch in self.read():
+                if batch.weights is None:
+                    return None
+                found.extend(batch.weights)
+        return None if all(found) else np.array(found) != 0
 
     def _with_weights(self, weights: RowWeights) -> Iterator[TextBatch]:
         n_rows = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from dismec.data.counts import counted
 from dismec.data.dataset import Dataset, fingerprint, load_data
 from dismec.data.files import StrPath
 from dismec.data.mixed import mixed_rows
-from dismec.data.row_weights import RowWeights, kept_rows
-from dismec.data.types import MatrixLike, TextSource, WeightsLike
+from dismec.data.pair_weights import PairWeights, find_pairs, known_labels, pairs_at
+from dismec.data.row_weights import kept_rows
+from dismec.data.types import MatrixLike, PairWeightsLike, TextSource, WeightsLike
 from dismec.errors import DataError
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
@@ -72,6 +73,7 @@ class TextRequest:
     cluster: Any = None
     examples: bool = False
     weights: Any = None
+    pair_weights: Any = None
     dense: Any = None
     validation_dense: Any = None
     dense_only: bool = False  # use only the labels of the texts
@@ -118,13 +120,26 @@ class TextRequest:
         )
         if directory is None or vocabulary is None:
             dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
-            X = _with_dense(dataset.X, self.dense)
-            yield replace(request, X=X, Y=dataset.Y, weights=weights)
+            X, pairs = _with_dense(dataset.X, self.dense), self._pairs(dataset, names)
+            yield replace(request, X=X, Y=dataset.Y, weights=weights, pair_weights=pairs)
             return
         make_directory(directory)
-        with _rows_in_file(directory, texts, request, self.log) as (dataset, weights, file):
+        with _rows_in_file(directory, texts, request, self._pairs, self.log) as (
+            dataset,
+            weighed,
+            file,
+        ):
             X = _with_dense(dataset.X, self.dense)
-            yield replace(request, X=X, Y=dataset.Y, weights=weights, source=file)
+            yield replace(request, X=X, Y=dataset.Y, source=file, **weighed)
+
+    def _pairs(self, dataset: Dataset, names: Sequence[str]) -> PairWeights | None:
+        """Return the pair weights of the texts that count; they are given for all texts."""
+        if self.pair_weights is None:
+            return None
+        counting = Texts.of(self.source, self.fmt).which_count(self.weights)
+        n_rows = dataset.Y.shape[0] if counting is None else len(counting)
+        pairs = find_pairs(self.pair_weights, (n_rows, len(names)), names)
+        return pairs_at(pairs, None if counting is None else np.flatnonzero(counting))
 
 
 def train_text(
@@ -136,6 +151,7 @@ def train_text(
     fmt: TextFormat | None = None,
     validation: TextSource | Texts | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -169,6 +185,9 @@ def train_text(
     weights : array-like of shape (n_texts,), default=None
         Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
         otherwise all texts have the same weight.
+    pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
+        Weights of single (text, label) pairs, as for `dismec.train`. The columns of a matrix are
+        the labels in the order of their names; a file names them.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
@@ -224,6 +243,7 @@ def train_text(
         fmt=fmt,
         validation=validation,
         weights=weights,
+        pair_weights=pair_weights,
         threads=threads,
         overwrite=overwrite,
         progress=progress,
@@ -283,9 +303,13 @@ def learn(
 
 @contextmanager
 def _rows_in_file(
-    directory: Path, texts: Texts, request: Request, log: Log | None
-) -> Iterator[tuple[Dataset, RowWeights | None, Path]]:
-    """Write texts to a dataset file, and yield it memory-mapped, with the row weights."""
+    directory: Path,
+    texts: Texts,
+    request: Request,
+    pairs_of: Callable[[Dataset, Sequence[str]], PairWeights | None],
+    log: Log | None,
+) -> Iterator[tuple[Dataset, dict[str, Any], Path]]:
+    """Write texts to a dataset file; yield it memory-mapped, and the weights of a `Request`."""
     vocabulary, names = request.vocabulary, request.names
     assert vocabulary is not None
     assert names is not None
@@ -307,9 +331,12 @@ def _rows_in_file(
             weights = kept_rows(np.array(found) if found else None)[1]
             writer.finish(len(names), weights=weights)
         dataset = load_data(begun)
-        file = data_file(directory, fingerprint(dataset.X, dataset.Y, weights))
+        # A training takes a file of this name as its own.
+        pairs = pairs_of(dataset, names)
+        known = known_labels(dataset.Y, pairs)
+        file = data_file(directory, fingerprint(dataset.X, known, weights, pairs))
         begun.replace(file)
-        yield dataset, weights, file
+        yield dataset, {"weights": weights, "pair_weights": pairs}, file
     finally:
         begun.unlink(missing_ok=True)
         file.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from dismec.data.dataset import fingerprint
 from dismec.data.matrices import check_Y
 from dismec.data.mixed import MixedRows
+from dismec.data.pair_weights import PairWeights, pairs_at
 from dismec.data.row_weights import RowWeights, weights_at
 from dismec.data.targets import matrix_of_labels
 from dismec.errors import DataError
@@ -41,11 +42,13 @@ class Split(NamedTuple):
     Y_judge: Any
     weights: RowWeights | None = None
     weights_judge: RowWeights | None = None
-    costs: Costs | None = None  # of the labels, as in `Job`
+    costs: Costs | None = None  # of labels, as of a `Job`
+    pairs: PairWeights | None = None  # of rows to train on
 
     def job(self, params: TrainingParams) -> Job:
         """Return the job for the rows to train on."""
-        return Job.prepare(Request(self.X, self.Y, params, weights=self.weights, costs=self.costs))
+        request = Request(self.X, self.Y, params, weights=self.weights, costs=self.costs)
+        return Job.prepare(replace(request, pair_weights=self.pairs))
 
     def fit(
         self, params: TrainingParams, stages: Stages, name: str, progress: Progress | None
@@ -89,7 +92,7 @@ class Validation(NamedTuple):
         X: Any = job.X
         Y: Any = job.Y
         if self.given is not None:
-            return Split(X, Y, *self.given, job.weights, None, job.costs)
+            return Split(X, Y, *self.given, job.weights, None, job.costs, job.pairs)
         judge = X[self.held_out], Y[self.held_out]
         others = np.delete(np.arange(X.shape[0]), self.held_out)
         X, Y = X[others], Y[others]
@@ -97,7 +100,7 @@ class Validation(NamedTuple):
             # Words of later texts that no training text has are not counted.
             judge = only_known(judge[0], X), judge[1]
         weights = weights_at(job.weights, others), weights_at(job.weights, self.held_out)
-        return Split(X, Y, *judge, *weights, job.costs)
+        return Split(X, Y, *judge, *weights, job.costs, pairs_at(job.pairs, others))
 
 
 class Trial(NamedTuple):

@@ -16,6 +16,7 @@ from dismec.data.types import (
     LabeledRows,
     LabelsLike,
     MatrixLike,
+    PairWeightsLike,
     RowsLike,
     TextSource,
     WeightsLike,
@@ -77,6 +78,7 @@ def tune(
     metric: str = METRIC,
     validation: LabeledRows | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     names: Sequence[str] | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -114,6 +116,9 @@ def tune(
     weights : array-like of shape (n_rows,), default=None
         Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
         held-out rows are weighted, too. Not supported with ``penalty="l1"``.
+    pair_weights : sparse matrix of shape (n_rows, n_labels), or path of a file, default=None
+        Weights of single (row, label) pairs, as for `dismec.train`. Metrics on held-out rows do not
+        use them, except that labels of weight 0 do not count as true there.
     names : sequence of str, default=None
         Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     threads : int, default=None
@@ -168,6 +173,7 @@ def tune(
         names=names,
         validation=validation,
         weights=weights,
+        pair_weights=pair_weights,
         vocabulary=vocabulary,
         source=source,
         threads=threads,
@@ -189,6 +195,7 @@ def tune_text(
     fmt: TextFormat | None = None,
     validation: TextSource | Texts | None = None,
     weights: WeightsLike | None = None,
+    pair_weights: PairWeightsLike | None = None,
     threads: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -222,6 +229,8 @@ def tune_text(
     weights : array-like of shape (n_texts,), default=None
         Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
         otherwise all texts have the same weight.
+    pair_weights : sparse matrix of shape (n_texts, n_labels), or path of a file, default=None
+        Weights of single (text, label) pairs, as for `dismec.train_text`.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False
@@ -275,6 +284,7 @@ def tune_text(
         fmt=fmt,
         validation=validation,
         weights=weights,
+        pair_weights=pair_weights,
         threads=threads,
         overwrite=overwrite,
         progress=progress,

@@ -1,0 +1,241 @@
+"""Weights of single pairs of a row and a label: a matrix or a file → the pairs other than 1."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dismec.data.counts import counted
+from dismec.data.dataset import read_npz
+from dismec.data.files import StrPath
+from dismec.data.matrices import canonical, check_csr, csr_on, indicator
+from dismec.errors import DataError
+
+__all__ = [
+    "LARGEST_PAIR_WEIGHT",
+    "PairFile",
+    "PairWeights",
+    "check_pair_weights",
+    "find_pairs",
+    "known_labels",
+    "load_pair_weights",
+    "pairs_at",
+]
+
+# float32 (n_rows, n_labels), canonical: an entry for every pair whose weight is not 1, zeros too.
+PairWeights: TypeAlias = sp.csr_array
+
+LARGEST_PAIR_WEIGHT = 1e30  # squares of its root times C have to fit in single precision
+_NOTHING = 1e-30  # what a smaller weight above 0 becomes; it would make no difference
+_ZIP = b"PK"  # how a .npz file starts
+
+
+@dataclass(frozen=True, eq=False)
+class PairFile:
+    """The pairs of a file; which rows and labels these are is known once the data are."""
+
+    path: Path
+    matrix: Any = None  # of a .npz file
+    # Otherwise an entry for each line that is not blank.
+    lines: Sequence[int] = ()
+    rows: Sequence[int] = ()  # from 0
+    labels: Sequence[str] = ()  # names, or numbers if labels have no names
+    weights: Sequence[float] = ()
+
+    def pairs_of(
+        self, n_rows: int, n_labels: int, names: Sequence[str] | None
+    ) -> PairWeights | None:
+        """Return the pairs as `check_pair_weights` does, for data with these labels."""
+        if self.matrix is not None:
+            shape = n_rows, n_labels
+            return check_pair_weights(self.matrix, shape, str(self.path), of_file=True)
+        columns = self._columns(n_labels, names)
+        rows = np.array(self.rows, np.int64)
+        if len(beyond := np.flatnonzero(rows >= n_rows)):
+            row = f"there is no row {rows[beyond[0]] + 1}"
+            raise self._error(beyond[0], f"{row} in {counted(n_rows, 'row')}")
+        keys = rows * n_labels + columns
+        order = np.argsort(keys, kind="stable")
+        if len(again := np.flatnonzero(np.diff(keys[order]) == 0)):
+            place = order[again[0] + 1]
+            raise self._error(place, f"row {rows[place] + 1} has label {self.labels[place]} twice")
+        values = np.array(self.weights, np.float64)[order]
+        indptr = np.searchsorted(rows[order], np.arange(n_rows + 1))
+        matrix = csr_on(values, columns[order], indptr, (n_rows, n_labels), canonical=True)
+        return _other_than_1(matrix)
+
+    def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
+        if names is None:
+            known = {label: _label_number(label, n_labels) for label in set(self.labels)}
+        else:
+            numbers: dict[str, int] = {}
+            for number, name in enumerate(names):
+                numbers.setdefault(name, number)
+            known = {label: numbers.get(label, -1) for label in set(self.labels)}
+        columns = np.array([known[label] for label in self.labels], np.int64)
+        if len(unknown := np.flatnonzero(columns < 0)):
+            label = self.labels[unknown[0]]
+            raise self._error(unknown[0], f"the data have no label {label!r}")
+        return columns
+
+    def _error(self, place: Any, reason: str) -> DataError:
+        return DataError(f"{self.path}:{self.lines[place]}: {reason}")
+
+
+def load_pair_weights(path: StrPath) -> PairFile:
+    """Read a file of pairs: a scipy sparse matrix (``.npz``), or lines ``row label weight``.
+
+    In lines, rows are counted from 1, as lines of data are, and labels are names, or numbers from 0
+    if they have no names.
+
+    Raises
+    ------
+    DataError
+        ``path:line: reason`` for a line that is not a pair with a weight of at least 0.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_ZIP)) == _ZIP:
+                file.seek(0)
+                return PairFile(path, read_npz(path, file))
+            file.seek(0)
+            text = file.read().decode()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: neither lines of a row, a label and a weight nor .npz") from None
+    lines, rows, labels, weights = [], [], [], []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        row, label, weight = _parsed(f"{path}:{number}", line)
+        lines.append(number)
+        rows.append(row)
+        labels.append(label)
+        weights.append(weight)
+    return PairFile(path, None, lines, rows, labels, weights)
+
+
+def _parsed(where: str, line: str) -> tuple[int, str, float]:
+    """Parse a line; white space within a label is part of it."""
+    row, *rest = line.split(None, 1)
+    parts = rest[0].rsplit(None, 1) if rest else []
+    if len(parts) < 2:
+        raise DataError(f"{where}: {line[:40]!r} is not a row, a label and a weight")
+    if not re.fullmatch("0*[1-9][0-9]{0,9}", row):
+        raise DataError(f"{where}: {row[:40]!r} is not a row number, counted from 1")
+    try:
+        weight = float(parts[1])
+    except ValueError:
+        raise DataError(f"{where}: {parts[1][:40]!r} is not a number") from None
+    if not 0 <= weight <= LARGEST_PAIR_WEIGHT:
+        raise DataError(f"{where}: {_wrong_weight(weight)}")
+    return int(row) - 1, parts[0], weight
+
+
+def check_pair_weights(
+    pairs: Any, shape: tuple[int, int], name: str = "pair_weights", *, of_file: bool = False
+) -> PairWeights | None:
+    """Check a sparse matrix of pair weights, and return its entries other than 1; None without any.
+
+    An entry of 0 that is stored leaves the row out for the label. Errors name the index of a row,
+    or its number from 1 if the matrix comes from a file.
+
+    Raises
+    ------
+    DataError
+        If it is not a sparse matrix of this shape, or a weight is negative, too large or not a
+        number.
+    """
+    if not sp.issparse(pairs):
+        raise DataError(
+            f"{name} is a {type(pairs).__name__}; expected a scipy sparse matrix with an entry for "
+            "every pair of a row and a label that has a weight"
+        )
+    matrix: Any = check_csr(pairs, name, "labels")
+    if matrix.shape != shape:
+        raise DataError(
+            f"{name} has shape {matrix.shape}; expected {shape}, {counted(shape[0], 'row')} and "
+            f"{counted(shape[1], 'label')}"
+        )
+    given: Any = pairs
+    # Conversion from COO adds up what is given twice.
+    n_entries = given.nnz if given.format == "coo" else matrix.nnz
+    matrix = canonical(matrix)
+    if matrix.nnz < n_entries:
+        raise DataError(f"{name}: {counted(n_entries - matrix.nnz, 'pair')} given twice")
+    values = matrix.data.astype(np.float64, copy=False)
+    wrong = np.flatnonzero(~((values >= 0) & (values <= LARGEST_PAIR_WEIGHT)))
+    if len(wrong):
+        entry = int(wrong[0])
+        row = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
+        at = f"row {row + 1}" if of_file else f"row index {row}"
+        label = matrix.indices[entry]
+        raise DataError(f"{name}: {at}, label {label}: {_wrong_weight(values[entry])}")
+    return _other_than_1(matrix)
+
+
+def find_pairs(
+    given: Any, shape: tuple[int, int], names: Sequence[str] | None = None
+) -> PairWeights | None:
+    """Return the weights other than 1 of pairs in data of this shape with these labels, if any.
+
+    `given` is a matrix, a `PairFile`, or the path of a file for `load_pair_weights`.
+    """
+    if isinstance(given, str | os.PathLike):
+        given = load_pair_weights(given)
+    if isinstance(given, PairFile):
+        return given.pairs_of(*shape, names)
+    return None if given is None else check_pair_weights(given, shape)
+
+
+def pairs_at(pairs: PairWeights | None, rows: npt.NDArray[Any] | None) -> PairWeights | None:
+    """Return the pairs of some rows, None for all of them; None if there are no pairs."""
+    if pairs is None or rows is None:
+        return pairs
+    some: Any = pairs[rows]
+    return some if some.nnz else None
+
+
+def known_labels(Y: Any, pairs: PairWeights | None) -> Any:
+    """Return Y without the entries whose pairs have weight 0.
+
+    Such a pair is unknown: the row is neither positive nor negative for the label.
+    """
+    if pairs is None or pairs.data.all():
+        return Y
+    unknown = pairs.data == 0
+    mark = csr_on(unknown, pairs.indices, pairs.indptr, pairs.shape, canonical=True)
+    left_out = Y.astype(np.bool_).multiply(indicator(mark))
+    return indicator((Y.astype(np.int8) - left_out.astype(np.int8)).tocsr())
+
+
+def _other_than_1(matrix: Any) -> PairWeights | None:
+    values = matrix.data.astype(np.float64)
+    values = np.where(values > 0, np.maximum(values, _NOTHING), 0.0).astype(np.float32)
+    keep = values != 1
+    if not keep.any():
+        return None
+    before = np.concatenate([[0], np.cumsum(keep)])
+    indptr, columns = before[matrix.indptr], matrix.indices[keep].astype(np.int32, copy=False)
+    return csr_on(values[keep], columns, indptr, matrix.shape, canonical=True)
+
+
+def _label_number(label: str, n_labels: int) -> int:
+    """Return a label number, −1 for a text that is none."""
+    if not re.fullmatch("[0-9]{1,20}", label):
+        return -1
+    return number if (number := int(label)) < n_labels else -1
+
+
+def _wrong_weight(weight: float) -> str:
+    return f"the weight is {weight:g}; expected a number from 0 to {LARGEST_PAIR_WEIGHT:g}"
