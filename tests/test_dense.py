@@ -275,7 +275,6 @@ def test_unusable_dense_features_are_refused(E, reason):
     ("params", "reason"),
     [
         ({"penalty": "l1"}, "penalty is 'l1'; X has dense features, which need 'l2'"),
-        ({"refine": True}, "refine is not supported with dense features"),
     ],
 )
 def test_what_is_not_possible_with_dense_features_is_refused_in_one_line(params, reason):

@@ -160,10 +160,6 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
         (
-            ["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"],
-            "--dense is not supported with --refine",
-        ),
-        (
             ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
             "--dense is not supported with --penalty l1",
         ),

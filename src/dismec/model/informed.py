@@ -73,8 +73,8 @@ class Refinement:
 class Informed:
     """What a row goes through before the second stage scores it; `Transform` for plain models.
 
-    Its own features, transformed; then one for each label that informs others, with a value for
-    those that the first stage scores best; then the bias.
+    Its own sparse features, transformed; then one for each label that informs others, with a value
+    for those that the first stage scores best; then its dense features, if any, and the bias.
     """
 
     own: Transform  # with the bias of the first stage
@@ -84,13 +84,13 @@ class Informed:
 
     @property
     def n_features(self) -> int:
-        """Features that a row comes with."""
+        """Sparse features that a row comes with."""
         return self.own.n_features
 
     @property
     def dense(self) -> int:
-        """Dense features that a row comes with: none."""
-        return 0
+        """Dense features that a row comes with."""
+        return self.own.dense
 
     def take(self, X: Any) -> Any:
         """Rows of a caller, checked."""
@@ -101,9 +101,14 @@ class Informed:
         return self.own.arrays(X)
 
     @property
+    def first_dense(self) -> int:
+        """The number of the first dense feature: they come after labels."""
+        return self.own.n_features + len(self.informing)
+
+    @property
     def n_columns(self) -> int:
         """Features that it is scored by, without the bias."""
-        return self.own.n_features + len(self.informing)
+        return self.first_dense + self.own.dense
 
     def pruned_more(self, delta: float) -> tuple[int, float]:
         """The first feature that is a label, and what is used for delta from there on."""
@@ -138,13 +143,15 @@ class Informed:
         first = Predictor(self.first, int(self.informing.max(initial=-1)) + 1, self.own)
         found: list[Reason] = []
         for part in parts:
-            if part.feature < self.n_features:
+            if not self.n_features <= part.feature < self.first_dense:
                 continue
             label = int(self.informing[part.feature - self.n_features])
             why: list[Contribution] = []
             if len(found) < _TRACED:
                 row, weights, _ = first.explain(X, label)
-                why = contributions(row, weights, self.n_features, terms)[1][:_TRACED_TERMS]
+                all_parts = contributions(row, weights, self.own.n_columns, terms)[1]
+                own_terms = [term for term in all_parts if term.feature < self.n_features]
+                why = own_terms[:_TRACED_TERMS]
             name = None if names is None else names[label]
             found.append(Reason(label, name, part.value, part.weight, part.contribution, why))
         return found
@@ -181,7 +188,8 @@ def widened(
     """Rows that `own` has transformed, with their best labels, (n_rows, k), as further features.
 
     Empty places are label −1. `columns` are those of labels (`label_columns`). The bias of `own`
-    gives way to another one, which comes last; with 0 there is none.
+    gives way to another one, which comes last; with 0 there is none. Dense features stay behind the
+    others.
     """
     n_columns = own.n_features + refinement.informing
     return Rows(
@@ -196,6 +204,7 @@ def widened(
             bias,
             own.n_features,
             n_columns,
+            own.dense,
         )
     )
 

@@ -42,9 +42,9 @@ def repacked(
     precision: str,
 ) -> list[Shard]:
     """The shards without the weights below `delta`, at a precision."""
-    more = transform.pruned_more(delta) if isinstance(transform, Informed) else None
+    more = [transform.pruned_more(delta)] if isinstance(transform, Informed) else []
     if transform.dense:  # dense features keep all of their weights
-        more = transform.n_features, 0.0
+        more.append((transform.first_dense, 0.0))
     if not manifest.history:
         return [s.repacked(prune(s.unpack(), delta, more), precision) for s in shards]
     # Labels that came and went have left small shards behind: all go into as few as possible.

@@ -224,17 +224,17 @@ class Packing:
 
 
 def prune(
-    weights: sp.csr_array, delta: float, more: tuple[int, float] | None = None
+    weights: sp.csr_array, delta: float, more: Sequence[tuple[int, float]] = ()
 ) -> sp.csr_array:
     """The matrix without the entries below `delta` in magnitude: what training itself would keep.
 
-    `more` are a column and what holds instead from there on, but for the last column. The solver
-    compares in float32, so this does.
+    `more` are columns, ascending, and what holds instead from there on, but for the last column.
+    The solver compares in float32, so this does.
     """
     keep = np.abs(weights.data) >= np.float32(delta)
-    if more is not None:
-        later = (weights.indices >= more[0]) & (weights.indices < weights.shape[1] - 1)
-        keep = np.where(later, np.abs(weights.data) >= np.float32(more[1]), keep)
+    for first, limit in more:
+        later = (weights.indices >= first) & (weights.indices < weights.shape[1] - 1)
+        keep = np.where(later, np.abs(weights.data) >= np.float32(limit), keep)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
     indptr = before[weights.indptr]
     return csr_on(weights.data[keep], weights.indices[keep], indptr, weights.shape)

@@ -125,8 +125,6 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
-        if self.transform.dense:  # dense features keep all of their weights
-            return replace(params, pruned_more=(self.transform.n_features, 0.0))
         if self.informed is None:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
@@ -229,8 +227,7 @@ def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
 def _as_parts(request: Request) -> Any:
     """X, as dense features if it is an array that is worth it and nothing else is requested."""
     params = request.params
-    sparse_only = params.tfidf or params.refine or params.penalty == "l1"
-    if sparse_only or request.vocabulary is not None:
+    if params.tfidf or params.penalty == "l1" or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
@@ -247,8 +244,6 @@ def _check_dense_allowed(request: Request) -> None:
     """Refuse what is not possible with dense features."""
     if request.params.penalty == "l1":
         raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
-    if request.params.refine:
-        raise DataError("refine is not supported with dense features")
 
 
 def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
