@@ -25,8 +25,8 @@ test: .venv/tools
 
 # The inner loop, a minute at most: no clusters, servers, browsers, commands or slow tests, and fewer
 # examples of each property. What passes here may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation fuzz mapped_files \
-  outputs page power_loss printable pruning refining report resuming schemathesis server \
+UNHURRIED := calibration cli contract corpus dense_refining docs editing estimator explanation fuzz \
+  mapped_files outputs page power_loss printable pruning refining report resuming schemathesis server \
   server_health shards synthetic tail text_training tuning unfinished workers
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
@@ -86,7 +86,8 @@ sanitize: .venv-sanitize/tools
 	  tests/test_features.py tests/test_dataset.py tests/test_calibration.py \
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
-	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py tests/test_mapped_files.py
+	  tests/test_weights.py tests/test_allowed.py tests/test_dense.py tests/test_dense_l1.py \
+	  tests/test_dense_refining.py tests/test_mapped_files.py
 
 # Mutated models, data files and requests under the same sanitizers; faults are kept in build/fuzz.
 SECONDS ?= 600

@@ -159,10 +159,6 @@ def test_validation_data_have_dense_features_of_their_own(files, tmp_path):
         (["evaluate", "texts", "texts.jsonl"], "the model takes 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "there are 20 dense ones"),
-        (
-            ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
-            "--dense is not supported with --penalty l1",
-        ),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
         (["sweep", "both", "--test", "data.txt"], "the model takes 20 dense features per row"),
         (["explain", "both", "1:1", "--dense", "E.npy"], "E.npy has 300 rows: say which (--row 1)"),

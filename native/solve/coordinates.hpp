@@ -36,6 +36,8 @@ inline constexpr double kStalled = 1e-3;
 struct CoordinateScratch {
   std::vector<double> slack;  // 1 − s_i·w·x_i
   std::vector<float> gradient, scaled, sums;
+  std::vector<float> factors;          // of rows in the gradient
+  std::vector<std::int32_t> active;    // rows whose factor is not 0
   std::vector<std::int32_t> chosen;    // features
   std::vector<std::int32_t> place_of;  // in `chosen`, −1 for others
   Columns columns;                     // of the chosen
@@ -149,15 +151,26 @@ class CoordinateSolver {
     const auto of_rest = static_cast<float>(twoC * active(rest()) * rest_.share);
     const auto of_group = static_cast<float>(twoC * active(group()) * group_.share);
     s_.gradient.assign(n, 0.0F);
+    s_.factors.assign(m, 0.0F);
+    s_.active.clear();
+    float* sparse = s_.gradient.data() + set_.n_dense;
     double total = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       const auto slack = static_cast<float>(active(i));
       const float t = -twoC * set_.signed_root(i) * slack - of_rest;
       if (t == 0) continue;
-      add_scaled(t, set_.row(X_, i), s_.gradient.data());
+      add_scaled(t, set_.row(X_, i), sparse);
       total += t;
+      s_.factors[i] = t;
+      s_.active.push_back(static_cast<std::int32_t>(i));
     }
-    for (std::size_t j = 0; j < factor_.size(); ++j) s_.gradient[j] *= factor_[j];
+    for (std::size_t j = 0; j < factor_.size(); ++j) sparse[j] *= factor_[j];
+    if (set_.n_dense > 0) {
+      const auto& active = s_.active;
+      add_many_dense_rows(
+          X_.dense, std::ssize(active), [&](std::int64_t k) { return set_.rows[active[k]]; },
+          [&](std::int64_t k) { return s_.factors[active[k]]; }, s_.gradient.data());
+    }
     s_.gradient.back() = static_cast<float>(total * X_.bias);
     const auto add = [&](float t, const std::vector<float>& sums) {
       if (t == 0) return;
@@ -243,14 +256,18 @@ class CoordinateSolver {
     Columns& columns = s_.columns;
     columns.has_bias = X_.bias != 0;
     for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
-    // Row by row first, then put in order of the features; the bias is the last of them.
+    // Dense features are the first of the chosen, and have an entry for each row. Of the others,
+    // entries are taken row by row first, then put in order of the features; the bias is the last.
+    const auto n_dense = static_cast<std::int32_t>(
+        std::lower_bound(s_.chosen.begin(), s_.chosen.end(), set_.n_dense) - s_.chosen.begin());
     s_.found.clear();
     columns.starts.assign(n + 1, 0);
+    std::fill_n(columns.starts.begin() + 1, n_dense, m);
     const auto take = [&](std::int32_t place, std::int64_t i, float value) {
       s_.found.push_back({place, {static_cast<std::int32_t>(i), value}});
       ++columns.starts[place + 1];
     };
-    const std::int32_t* place_of = s_.place_of.data();
+    const std::int32_t* place_of = s_.place_of.data() + set_.n_dense;
     const auto take_row = [&](std::int64_t i, const Row& x, const auto* index) {
       const float scale = x.scale * set_.signed_root(i);
       for (std::int64_t k = 0; k < x.size; ++k) {
@@ -269,6 +286,7 @@ class CoordinateSolver {
     columns.entries.resize(columns.starts[n]);
     s_.next.assign(columns.starts.begin(), columns.starts.end() - 1);
     for (const auto& found : s_.found) columns.entries[s_.next[found.place]++] = found.entry;
+    if (n_dense > 0) gather_dense(n_dense);
     columns.w.resize(n);
     columns.squares.resize(n);
     for (std::int32_t c = 0; c < n; ++c) {
@@ -288,6 +306,19 @@ class CoordinateSolver {
                                          static_cast<float>(-of_group)};
       columns.squares[c] = squares + of_rest * of_rest + of_group * of_group;
       columns.w[c] = set_.w[s_.chosen[c]];
+    }
+  }
+
+  /// Copies the columns of the first chosen features, which are dense.
+  void gather_dense(std::int32_t n_dense) {
+    Columns& columns = s_.columns;
+    for (std::int64_t i = 0; i < set_.size(); ++i) {
+      const std::int64_t r = set_.rows[i];
+      const float* x = X_.dense.row(r);
+      const float scale = X_.dense.scale[r] * set_.signed_root(i);
+      for (std::int32_t c = 0; c < n_dense; ++c) {
+        columns.entries[s_.next[c]++] = {static_cast<std::int32_t>(i), scale * x[s_.chosen[c]]};
+      }
     }
   }
 

@@ -152,8 +152,6 @@ class Order:
         if dense is None and (self.dense_only or self.validation_dense):
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
-        if dense is not None and self.params.get("penalty") == "l1":
-            raise click.UsageError("--dense is not supported with --penalty l1")
         if dense is not None and bool(self.validation) != bool(self.validation_dense):
             raise click.UsageError("--validation requires --validation-dense with --dense")
 

@@ -75,8 +75,6 @@ class Job:
         if isinstance(request.X, PlacedData):
             return cls._of_placed(request, request.X)
         X = transform.take(request.X) if transform else check_features(_as_parts(request))
-        if isinstance(X, MixedRows):
-            _check_dense_allowed(request)
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
         params = request.params
@@ -109,8 +107,6 @@ class Job:
         names = check_names(
             facts.names if request.names is None else request.names, problem.n_labels
         )
-        if facts.transform.dense:
-            _check_dense_allowed(request)
         if problem.n_rows == 0:
             raise DataError("there are no rows to train on")
         _check_memory(problem.n_columns, problem.n_labels)
@@ -227,7 +223,7 @@ def _weights_stated(weights: RowWeights | None) -> dict[str, Any]:
 def _as_parts(request: Request) -> Any:
     """X, as dense features if it is an array that is worth it and nothing else is requested."""
     params = request.params
-    if params.tfidf or params.penalty == "l1" or request.vocabulary is not None:
+    if params.tfidf or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
@@ -238,12 +234,6 @@ def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:
     if not transform.dense:
         del stated["dense_scale"]
     return stated
-
-
-def _check_dense_allowed(request: Request) -> None:
-    """Refuse what is not possible with dense features."""
-    if request.params.penalty == "l1":
-        raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
 
 
 def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
