@@ -25,8 +25,8 @@ test: .venv/tools
 
 # For the inner loop, at most a minute: no clusters, servers, browsers, commands or slow tests, and
 # fewer examples per property. Code that passes may still fail in `make test`.
-UNHURRIED := calibration cli contract corpus docs editing estimator explanation fuzz mapped_files \
-  outputs page power_loss printable pruning refining report resuming schemathesis server \
+UNHURRIED := calibration cli contract corpus dense_refining docs editing estimator explanation fuzz \
+  mapped_files outputs page power_loss printable pruning refining report resuming schemathesis server \
   server_health shards synthetic tail text_training tuning unfinished workers
 quick: .venv/tools
 	$(BIN)/python -m pytest -q -x --hypothesis-profile=quick \
@@ -87,7 +87,7 @@ sanitize: .venv-sanitize/tools
 	  tests/test_explanation.py tests/test_text.py tests/test_tail.py tests/test_tuning.py \
 	  tests/test_l1.py tests/test_many_features.py tests/test_team.py tests/test_refining.py \
 	  tests/test_weights.py tests/test_pair_weights.py tests/test_allowed.py tests/test_dense.py \
-	  tests/test_mapped_files.py
+	  tests/test_dense_l1.py tests/test_dense_refining.py tests/test_mapped_files.py
 
 # Tries mutated models, data files and requests under the same sanitizers; keeps faults in build/fuzz.
 SECONDS ?= 600

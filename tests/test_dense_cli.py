@@ -165,14 +165,6 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
         (["evaluate", "texts", "texts.jsonl"], "the model needs 6 dense features per row"),
         (["train", "data.txt", "--dense-only", "-o", "x"], "--dense-only requires --dense"),
         (["train", "data.txt", "--dense", "T.npy", "-o", "x"], "the dense features have 20"),
-        (
-            ["train", "data.txt", "--dense", "E.npy", "--refine", "-o", "x"],
-            "--dense is not supported with --refine",
-        ),
-        (
-            ["train", "data.txt", "--dense", "E.npy", "--penalty", "l1", "-o", "x"],
-            "--dense is not supported with --penalty l1",
-        ),
         (["inspect", "data.txt", "--dense", "E.npy"], "--dense requires --test"),
         (["sweep", "both", "--test", "data.txt"], "the model needs 20 dense features per row"),
         (

@@ -520,7 +520,7 @@ def test_the_command_line_takes_lines_and_matrices(tmp_path, problem_data):
     plain = json.loads(run("sweep", tmp_path / "data.txt", *test[:3], "--quiet").output)
     assert weighed[0]["weights"] != plain[0]["weights"]
     refused = run("sweep", tmp_path / "tuned", *test)
-    assert "--pair-weights is for a training" in refused.output
+    assert "--pair-weights applies to training" in refused.output
 
 
 def load(path):

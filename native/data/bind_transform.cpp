@@ -64,11 +64,13 @@ nb::tuple apply(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
 nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
                 const Vector<float>& data, bool has_bias, const Vector<std::int32_t>& labels,
                 const Vector<float>& scores, const Vector<std::int32_t>& column, double scale,
-                double slope, float bias, std::int64_t n_features, std::int64_t n_columns) {
-  if (n_features < 0 || n_columns < n_features ||
-      n_columns >= std::numeric_limits<std::int32_t>::max())
+                double slope, float bias, std::int64_t n_features, std::int64_t n_columns,
+                std::int64_t n_dense) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  if (n_features < 0 || n_dense < 0 || n_columns < n_features || n_dense >= most ||
+      n_columns >= most - n_dense)
     throw std::invalid_argument("n_features out of range");
-  const Csr rows = view(indptr, indices, data, n_features + (has_bias ? 1 : 0));
+  const Csr rows = view(indptr, indices, data, n_features + n_dense + (has_bias ? 1 : 0));
   OwnedCsr result;
   {
     nb::gil_scoped_release release;
@@ -79,7 +81,8 @@ nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
     if (scores.size() != labels.size() || k * n_rows != n_places)
       throw std::invalid_argument("every row needs as many labels, and every label a score");
     for (std::int64_t row = 0; row < n_rows; ++row)
-      if (has_bias && rows.nnz(row) < 1) throw std::invalid_argument("a row has no bias");
+      if (rows.nnz(row) < n_dense + (has_bias ? 1 : 0))
+        throw std::invalid_argument("a row has no bias, or too few dense features");
     for (const std::int32_t label : view(labels))
       if (label >= static_cast<std::int64_t>(column.size()))
         throw std::invalid_argument("label out of range");
@@ -87,6 +90,7 @@ nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
       if (place >= n_columns - n_features) throw std::invalid_argument("column out of range");
     const data::Widening widening{static_cast<std::int32_t>(n_features),
                                   static_cast<std::int32_t>(n_columns),
+                                  static_cast<std::int32_t>(n_dense),
                                   has_bias,
                                   view(column),
                                   scale,
@@ -101,7 +105,7 @@ nb::tuple widen(const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& 
 
 void transform(nb::module_& m) {
   m.def("widen", &widen, "indptr"_a, "indices"_a, "data"_a, "has_bias"_a, "labels"_a, "scores"_a,
-        "column"_a, "scale"_a, "slope"_a, "bias"_a, "n_features"_a, "n_columns"_a);
+        "column"_a, "scale"_a, "slope"_a, "bias"_a, "n_features"_a, "n_columns"_a, "n_dense"_a = 0);
   m.def("row_scale", &row_scale, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "n_features"_a);
   m.def("apply", &apply, "indptr"_a, "indices"_a, "data"_a, "idf"_a.none(), "normalize"_a, "bias"_a,
         "n_features"_a, "begin"_a, "end"_a);

@@ -12,13 +12,15 @@
 
 namespace dismec::data {
 
-/// How labels become features: a label of score s gets the value ½·scale·(1 + t/√(1 + t²)),
-/// t = slope·s, in the column of the label, after the row's own features.
+/// How labels become features: a label of score s has the value ½·scale·(1 + t/√(1 + t²)),
+/// t = slope·s, at the place of its column behind the row's own sparse features. Dense features
+/// come after those of labels.
 struct Widening {
-  std::int32_t n_features;               // of the rows themselves
-  std::int32_t n_columns;                // including labels
-  bool has_bias;                         // whether input rows have a bias as their last entry
-  std::span<const std::int32_t> column;  // of each label; −1 if it has none
+  std::int32_t n_features;               // own sparse ones
+  std::int32_t n_columns;                // with labels
+  std::int32_t n_dense;                  // of each row, behind its sparse ones
+  bool has_bias;                         // of the rows as they come, the last entry of each
+  std::span<const std::int32_t> column;  // of each label, −1 for those without
   double scale;
   double slope;
   float bias;  // of output rows; 0: none
@@ -42,7 +44,8 @@ inline OwnedCsr widen(const Widening& widening, const Csr& rows,
   std::vector<std::pair<std::int32_t, float>> best;
   for (std::int64_t row = 0; row < rows.n_rows(); ++row) {
     const std::int64_t begin = rows.indptr[row];
-    const std::int64_t end = rows.indptr[row + 1] - (widening.has_bias ? 1 : 0);
+    const std::int64_t last = rows.indptr[row + 1] - (widening.has_bias ? 1 : 0);
+    const std::int64_t end = last - widening.n_dense;
     result.indices.insert(result.indices.end(), rows.indices.begin() + begin,
                           rows.indices.begin() + end);
     result.values.insert(result.values.end(), rows.values.begin() + begin,
@@ -57,8 +60,12 @@ inline OwnedCsr widen(const Widening& widening, const Csr& rows,
       result.indices.push_back(widening.n_features + column);
       result.values.push_back(value);
     }
+    for (std::int64_t e = end; e < last; ++e) {
+      result.indices.push_back(widening.n_columns + static_cast<std::int32_t>(e - end));
+      result.values.push_back(rows.values[e]);
+    }
     if (widening.bias != 0) {
-      result.indices.push_back(widening.n_columns);
+      result.indices.push_back(widening.n_columns + widening.n_dense);
       result.values.push_back(widening.bias);
     }
     result.indptr.push_back(std::ssize(result.indices));

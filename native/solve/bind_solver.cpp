@@ -161,9 +161,6 @@ class Worker {
         team_(team),
         solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
                    : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
-    if (l1 && problem.X.dense.width > 0) {
-      throw std::invalid_argument("l1: not with dense features");
-    }
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
     if (l1 && !(problem.X.weights.empty() && problem.pairs.indptr.empty())) {
       throw std::invalid_argument("weights: not supported under L1");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -37,6 +38,8 @@ inline constexpr double kStalled = 1e-3;
 struct CoordinateScratch {
   std::vector<double> slack;  // 1 − s_i·w·x_i
   std::vector<float> gradient, scaled, sums;
+  std::vector<float> factors;          // of rows in the gradient
+  std::vector<std::int32_t> active;    // rows whose factor is not 0
   std::vector<std::int32_t> chosen;    // features
   std::vector<std::int32_t> place_of;  // position in `chosen`; −1 for the others
   Columns columns;                     // of the chosen features
@@ -151,15 +154,26 @@ class CoordinateSolver {
     const auto of_rest = static_cast<float>(twoC * active(rest()) * rest_.share);
     const auto of_group = static_cast<float>(twoC * active(group()) * group_.share);
     s_.gradient.assign(n, 0.0F);
+    s_.factors.assign(m, 0.0F);
+    s_.active.clear();
+    float* sparse = s_.gradient.data() + set_.n_dense;
     double total = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       const auto slack = static_cast<float>(active(i));
       const float t = -twoC * set_.signed_root(i) * slack - of_rest;
       if (t == 0) continue;
-      add_scaled(t, set_.row(X_, i), s_.gradient.data());
+      add_scaled(t, set_.row(X_, i), sparse);
       total += t;
+      s_.factors[i] = t;
+      s_.active.push_back(static_cast<std::int32_t>(i));
     }
-    for (std::size_t j = 0; j < factor_.size(); ++j) s_.gradient[j] *= factor_[j];
+    for (std::size_t j = 0; j < factor_.size(); ++j) sparse[j] *= factor_[j];
+    if (set_.n_dense > 0) {
+      const auto& active = s_.active;
+      add_many_dense_rows(
+          X_.dense, std::ssize(active), [&](std::int64_t k) { return set_.rows[active[k]]; },
+          [&](std::int64_t k) { return s_.factors[active[k]]; }, s_.gradient.data());
+    }
     s_.gradient.back() = static_cast<float>(total * X_.bias);
     const auto add = [&](float t, const std::vector<float>& sums) {
       if (t == 0) return;
@@ -245,14 +259,18 @@ class CoordinateSolver {
     Columns& columns = s_.columns;
     columns.has_bias = X_.bias != 0;
     for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
-    // Collected row by row, then sorted by feature; the bias comes last.
+    // Dense features are the first of the chosen. Entries of the others are taken row by row first,
+    // then put in order of the features; the bias is the last of them.
+    const auto n_dense = static_cast<std::int32_t>(
+        std::lower_bound(s_.chosen.begin(), s_.chosen.end(), set_.n_dense) - s_.chosen.begin());
+    columns.n_dense = n_dense;
     s_.found.clear();
     columns.starts.assign(n + 1, 0);
     const auto take = [&](std::int32_t place, std::int64_t i, float value) {
       s_.found.push_back({place, {static_cast<std::int32_t>(i), value}});
       ++columns.starts[place + 1];
     };
-    const std::int32_t* place_of = s_.place_of.data();
+    const std::int32_t* place_of = s_.place_of.data() + set_.n_dense;
     const auto take_row = [&](std::int64_t i, const Row& x, const auto* index) {
       const float scale = x.scale * set_.signed_root(i);
       for (std::int64_t k = 0; k < x.size; ++k) {
@@ -266,30 +284,58 @@ class CoordinateSolver {
       x.narrow ? take_row(i, x, x.narrow) : take_row(i, x, x.index);
       if (columns.has_bias) take(n - 1, i, set_.signed_root(i) * X_.bias);
     }
-    for (std::int32_t c = 0; c < n; ++c)
-      columns.starts[c + 1] += columns.starts[c] + 2;  // + 2 for the stand-ins
+    for (std::int32_t c = n_dense; c < n; ++c)
+      columns.starts[c + 1] += columns.starts[c] + 2;  // the stand-ins
     columns.entries.resize(columns.starts[n]);
     s_.next.assign(columns.starts.begin(), columns.starts.end() - 1);
     for (const auto& found : s_.found) columns.entries[s_.next[found.place]++] = found.entry;
     columns.w.resize(n);
     columns.squares.resize(n);
-    for (std::int32_t c = 0; c < n; ++c) {
-      double sum = 0;
-      double squares = 0;
-      for (std::int64_t k = columns.starts[c]; k < s_.next[c]; ++k) {
-        const double x = columns.entries[k].value;
-        sum += set_.signed_root(columns.entries[k].row) * x;
-        squares += x * x;
-      }
-      const std::int32_t f = s_.chosen[c];
-      const double of_rest = rest_.share * (s_.sums[f] - sum);
-      const double of_group = group_.share * group_sums_[f];
-      columns.entries[s_.next[c]] = {static_cast<std::int32_t>(rest()),
-                                     static_cast<float>(-of_rest)};
-      columns.entries[s_.next[c] + 1] = {static_cast<std::int32_t>(group()),
-                                         static_cast<float>(-of_group)};
-      columns.squares[c] = squares + of_rest * of_rest + of_group * of_group;
-      columns.w[c] = set_.w[s_.chosen[c]];
+    if (n_dense > 0) gather_dense();
+    for (std::int32_t c = n_dense; c < n; ++c) {
+      const auto found = std::span<const Entry>(columns.entries)
+                             .subspan(columns.starts[c], s_.next[c] - columns.starts[c]);
+      const auto [of_rest, of_group] = end_column(c, found);
+      columns.entries[s_.next[c]] = {static_cast<std::int32_t>(rest()), of_rest};
+      columns.entries[s_.next[c] + 1] = {static_cast<std::int32_t>(group()), of_group};
+    }
+  }
+
+  /// Notes the weight and the squares of a chosen feature, given its numbers in the rows of the
+  /// set, and returns those of the stand-ins.
+  template <typename Numbers>
+  std::array<float, 2> end_column(std::int32_t c, Numbers numbers) {
+    double sum = 0;
+    double squares = 0;
+    each_number(numbers, [&](std::int64_t i, double x) {
+      sum += set_.signed_root(i) * x;
+      squares += x * x;
+    });
+    const std::int32_t f = s_.chosen[c];
+    const double of_rest = rest_.share * (s_.sums[f] - sum);
+    const double of_group = group_.share * group_sums_[f];
+    s_.columns.squares[c] = squares + of_rest * of_rest + of_group * of_group;
+    s_.columns.w[c] = set_.w[f];
+    return {static_cast<float>(-of_rest), static_cast<float>(-of_group)};
+  }
+
+  /// Copies the columns of the first chosen features, which are dense.
+  void gather_dense() {
+    Columns& columns = s_.columns;
+    const auto n_dense = static_cast<std::int32_t>(columns.n_dense);
+    columns.dense.resize(n_dense * n_rows());
+    for (std::int64_t i = 0; i < set_.size(); ++i) {
+      const std::int64_t r = set_.rows[i];
+      const float* x = X_.dense.row(r);
+      const float scale = X_.dense.scale[r] * set_.signed_root(i);
+      float* to = columns.dense.data() + i;
+      for (std::int32_t c = 0; c < n_dense; ++c) to[c * n_rows()] = scale * x[s_.chosen[c]];
+    }
+    for (std::int32_t c = 0; c < n_dense; ++c) {
+      const std::span<float> column = columns.dense_column(c);
+      const auto [of_rest, of_group] = end_column(c, std::span<const float>(column.first(rest())));
+      column[rest()] = of_rest;
+      column[group()] = of_group;
     }
   }
 

@@ -2,9 +2,11 @@
 // many labels at once.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "solve/lanes.hpp"
 
@@ -107,7 +109,23 @@ void add_dense_rows(const DenseRows& dense, std::int64_t begin, std::int64_t end
   }
 }
 
-// Rows multiplied by a panel at a time: as many as there are registers for their sums.
+/// The same for any number of rows and all columns; single precision only within short stretches.
+template <typename RowAt, typename FactorAt>
+void add_many_dense_rows(const DenseRows& dense, std::int64_t n, const RowAt& row_at,
+                         const FactorAt& factor_at, float* w) {
+  constexpr std::int64_t kStretch = 256;
+  std::vector<double> sums(w, w + dense.width);
+  std::vector<float> part(dense.width);
+  for (std::int64_t begin = 0; begin < n; begin += kStretch) {
+    std::fill(part.begin(), part.end(), 0.0F);
+    add_dense_rows(dense, begin, std::min(begin + kStretch, n), row_at, factor_at, 0, dense.width,
+                   part.data());
+    for (std::int64_t k = 0; k < dense.width; ++k) sums[k] += part[k];
+  }
+  for (std::int64_t k = 0; k < dense.width; ++k) w[k] = static_cast<float>(sums[k]);
+}
+
+// Rows that are multiplied with a panel at once: as many as there are registers for their sums.
 #if defined(__AVX512F__)
 inline constexpr int kPanelRows = 8;
 #else

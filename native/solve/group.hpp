@@ -22,7 +22,7 @@ inline void assign(Group& group, std::span<const std::int32_t> rows, const Worki
   group.size = std::ssize(rows);
   group.sums.assign(set.w.size(), 0.0F);
   if (rows.empty()) return;
-  float* sums = group.sums.data();
+  float* sums = group.sums.data() + set.n_dense;  // of sparse features
   std::int32_t* local_of = memory.local_of.data();
   if (!set.compact) {
     for (const auto r : rows) add_scaled(1, row_of(X, r), sums);
@@ -42,6 +42,11 @@ inline void assign(Group& group, std::span<const std::int32_t> rows, const Worki
       local_of[set.copies.features[f]] = -1;
       if (!X.idf.empty()) sums[f] *= X.idf[set.copies.features[f]];
     }
+  }
+  if (X.dense.width > 0) {
+    add_many_dense_rows(
+        X.dense, group.size, [&](std::int64_t i) { return rows[i]; },
+        [](std::int64_t) { return 1.0F; }, group.sums.data());
   }
   group.sums.back() = X.bias * static_cast<float>(group.size);
 }

@@ -66,8 +66,8 @@ struct SortedWeights {
   }
 };
 
-/// Weights of smaller magnitude are dropped. Features from `first` on, except the bias, have a
-/// threshold of their own.
+/// Weights of smaller magnitude are dropped; those of sparse features from `first` on have a limit
+/// of their own, and those of dense features are all kept.
 struct Pruning {
   float delta = 0.01F;
   std::int64_t first = std::numeric_limits<std::int32_t>::max();
@@ -87,7 +87,8 @@ inline void collect(const WorkingSet& set, std::int64_t n_features, const Prunin
     const std::int64_t feature = f + 1 == set.w.size() ? n_features : set.feature(f);
     sorted.all[n] = {static_cast<std::int32_t>(feature), w};
     const bool later = feature >= pruning.first && feature < n_features;
-    n += std::abs(w) >= (later ? pruning.delta_from_first : pruning.delta);
+    const bool is_dense = f < static_cast<std::size_t>(set.n_dense);
+    n += is_dense || std::abs(w) >= (later ? pruning.delta_from_first : pruning.delta);
   }
   sorted.all.resize(n);
   sorted.sort(n_features);

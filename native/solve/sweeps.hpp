@@ -30,21 +30,82 @@ struct Entry {
   float value;
 };
 
-/// The chosen features, the bias last if there is one. The entries of column c are those from
-/// starts[c] to starts[c + 1].
+/// The chosen features, the bias last if there is one: column c has entries starts[c] … starts[c +
+/// 1]. The first, which are dense, have a value for every row instead.
 struct Columns {
   std::vector<std::int64_t> starts;
   std::vector<Entry> entries;
-  std::vector<double> w, squares;  // per column: its weight, and Σ_i x_ij²
+  std::vector<float> dense;        // column after column
+  std::size_t n_dense = 0;         // columns
+  std::vector<double> w, squares;  // a weight each, and Σ_i x_ij²
   bool has_bias = false;
 
   std::size_t size() const { return w.size(); }
   std::span<const Entry> operator[](std::size_t c) const {
     return {entries.data() + starts[c], entries.data() + starts[c + 1]};
   }
+  std::span<float> dense_column(std::size_t c) {
+    const std::size_t n_rows = dense.size() / n_dense;
+    return std::span(dense).subspan(c * n_rows, n_rows);
+  }
+  /// Calls use(column), with entries or with the values of all rows.
+  template <typename Use>
+  auto visit(std::size_t c, const Use& use) {
+    if (c < n_dense) return use(std::span<const float>(dense_column(c)));
+    return use((*this)[c]);
+  }
 };
 
-/// Buffers that live as long as their thread, so that they are allocated once.
+/// Calls take(row, value) for each number of a column.
+template <typename Take>
+void each_number(std::span<const Entry> column, const Take& take) {
+  for (const Entry& e : column) take(e.row, e.value);
+}
+template <typename Take>
+void each_number(std::span<const float> column, const Take& take) {
+  for (std::int64_t i = 0; i < std::ssize(column); ++i) take(i, column[i]);
+}
+
+/// Σ of two numbers that term(row, value) gives, over a column.
+template <typename Term>
+std::array<double, 2> sum_over(std::span<const Entry> column, const Term& term) {
+  std::array<double, 2> sums = {};
+  for (const Entry& e : column) {
+    const auto terms = term(e.row, e.value);
+    sums[0] += terms[0];
+    sums[1] += terms[1];
+  }
+  return sums;
+}
+/// The same in chains that a CPU can do side by side.
+template <typename Term>
+std::array<double, 2> sum_over(std::span<const float> column, const Term& term) {
+  constexpr std::int64_t kChains = 8;
+  std::array<double, kChains> first = {};
+  std::array<double, kChains> second = {};
+  const std::int64_t n = std::ssize(column);
+  const std::int64_t whole = n / kChains * kChains;
+  for (std::int64_t i = 0; i < whole; i += kChains) {
+    for (std::int64_t q = 0; q < kChains; ++q) {
+      const auto terms = term(i + q, column[i + q]);
+      first[q] += terms[0];
+      second[q] += terms[1];
+    }
+  }
+  for (std::int64_t i = whole; i < n; ++i) {
+    const auto terms = term(i, column[i]);
+    first[i - whole] += terms[0];
+    second[i - whole] += terms[1];
+  }
+  std::array<double, 2> sums = {};
+  for (std::int64_t q = 0; q < kChains; ++q) {
+    sums[0] += first[q];
+    sums[1] += second[q];
+  }
+  return sums;
+}
+
+/// Vectors that live as long as a thread, to be allocated once.
 struct SweepScratch {
   std::vector<double> old_w, old_slack, step, moved;
   std::array<Direction, kDirections> directions;  // over the chosen features
@@ -147,7 +208,10 @@ class Sweeps {
       s_.step[c] = c == first ? -columns_.w[c] : length * s_.step[c];
       if (s_.step[c] == 0) continue;
       growth += sign(columns_.w[c]) * s_.step[c];
-      for (const Entry& e : columns_[c]) s_.moved[e.row] -= s_.step[c] * e.value;
+      columns_.visit(c, [&](auto column) {
+        double* moved = s_.moved.data();
+        each_number(column, [&, step = s_.step[c]](auto i, double x) { moved[i] -= step * x; });
+      });
     }
     for (std::int64_t i = 0; i < std::ssize(slack_); ++i) {
       const double now = std::max(0.0, s_.moved[i]);
@@ -166,26 +230,29 @@ class Sweeps {
     for (int k = 0; k < kBias; ++k) {
       auto& [d, change] = s_.directions[k];
       if (d[c] == 0) continue;
-      for (const Entry& e : columns_[c]) change[e.row] += d[c] * e.value;
+      columns_.visit(c, [&, factor = d[c], to = change.data()](auto column) {
+        each_number(column, [&](auto i, float x) { to[i] += factor * x; });
+      });
       d[c] = 0;
     }
   }
 
   /// One Newton step along a weight; returns its violation of the optimality condition before.
   double move(std::size_t c) {
+    return columns_.visit(c, [&](auto column) { return move(c, column); });
+  }
+  template <typename Column>
+  double move(std::size_t c, Column column) {
     using namespace sweep_limits;
-    const auto column = columns_[c];
-    double slope = 0;
-    double curvature = 0;
-    for (const Entry& e : column) {
-      const double slack = slack_[e.row];
-      const double x = slack > 0 ? e.value : 0.0;
-      slope -= x * slack;
-      curvature += x * x;
-    }
+    double* slacks = slack_.data();
+    const auto [steepness, bend] = sum_over(column, [slacks](auto i, double value) {
+      const double slack = slacks[i];
+      const double x = slack > 0 ? value : 0.0;
+      return std::array{x * slack, x * x};
+    });
     const double twoC = 2 * C_;
-    slope *= twoC;
-    curvature = std::max(curvature * twoC, 1e-12);
+    const double slope = -steepness * twoC;
+    const double curvature = std::max(bend * twoC, 1e-12);
     double& w = columns_.w[c];
     const double broken = breach(w, slope);
     if (broken == 0) return 0;
@@ -202,17 +269,15 @@ class Sweeps {
       // The loss grows by at most what it would if every row were active.
       double growth = slope * step + C_ * columns_.squares[c] * step * step;
       if (penalty + growth > asked) {
-        growth = 0;
-        for (const Entry& e : column) {
-          const double old = std::max(0.0, slack_[e.row]);
-          const double now = std::max(0.0, slack_[e.row] - step * e.value);
-          growth += (now - old) * (now + old);
-        }
-        growth *= C_;
+        growth = C_ * sum_over(column, [slacks, step](auto i, double x) {
+                   const double old = std::max(0.0, slacks[i]);
+                   const double now = std::max(0.0, slacks[i] - step * x);
+                   return std::array{(now - old) * (now + old), 0.0};
+                 })[0];
       }
       if (penalty + growth <= asked) {
         w += step;
-        for (const Entry& e : column) slack_[e.row] -= step * e.value;
+        each_number(column, [slacks, step](auto i, double x) { slacks[i] -= step * x; });
         break;
       }
       step /= 2;

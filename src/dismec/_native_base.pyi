@@ -185,6 +185,7 @@ def widen(
     bias: float,
     n_features: int,
     n_columns: int,
+    n_dense: int = ...,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]: ...
 def parse_rows(
     text: NDArray[np.uint8], n_features: int, n_labels: int

@@ -157,12 +157,6 @@ class Order:
         if dense is None and (self.dense_only or self.validation_dense):
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
-        for option, unsupported in (
-            ("--refine", self.params.get("refine")),
-            ("--penalty l1", self.params.get("penalty") == "l1"),
-        ):
-            if dense is not None and unsupported:
-                raise click.UsageError(f"--dense is not supported with {option}")
         if dense is not None and bool(self.validation) != bool(self.validation_dense):
             raise click.UsageError("--validation requires --validation-dense with --dense")
 

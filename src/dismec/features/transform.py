@@ -29,6 +29,9 @@ class Transform:
     x∘idf (if `idf` is given), divided by its Euclidean norm (if `normalize`); the dense features of
     a row, if any, divided by their own norm and multiplied by `dense_scale`; then `bias` as the
     last feature. A row without features has norm 0 and stays zero except for the bias.
+
+    `normalize_dense` says whether dense features are divided by their norm where that differs from
+    `normalize`: sparse features of a second stage are not normalized again.
     """
 
     n_features: int  # sparse features, without the bias
@@ -37,6 +40,7 @@ class Transform:
     idf: Floats | None = None  # (n_features,), positive
     dense: int = 0  # dense features per row
     dense_scale: float = 1.0
+    normalize_dense: bool | None = None  # None: as `normalize`
 
     def __post_init__(self) -> None:
         if self.n_features < 0:
@@ -97,6 +101,11 @@ class Transform:
         return cls(n_features, normalize, bias, idf, width, dense_scale if width else 1.0)
 
     @property
+    def first_dense(self) -> int:
+        """Number of the first dense feature, if there are any."""
+        return self.n_features
+
+    @property
     def n_columns(self) -> int:
         """Number of features of a row, sparse and dense, without the bias."""
         return self.n_features + self.dense
@@ -120,10 +129,14 @@ class Transform:
             return np.ones(rows.n_rows, dtype=np.float32)
         return kernels.row_scale(*rows, self.idf, self.n_features)
 
+    @property
+    def _normalizes_dense(self) -> bool:
+        return self.normalize if self.normalize_dense is None else self.normalize_dense
+
     def dense_scales(self, dense: Floats) -> Floats:
         """Return the factor for the dense features of each row, computed in float64."""
         scales = np.full(len(dense), self.dense_scale)
-        if self.normalize:
+        if self._normalizes_dense:
             for begin in range(0, len(dense), _CHUNK_ROWS):
                 part = dense[begin : begin + _CHUNK_ROWS].astype(np.float64)
                 norms = np.sqrt(np.einsum("ij,ij->i", part, part))
@@ -190,6 +203,8 @@ class Transform:
         }
         if self.dense:
             facts["dense"] = {"width": int(self.dense), "scale": float(self.dense_scale)}
+            if self._normalizes_dense != self.normalize:
+                facts["dense"]["normalize"] = self._normalizes_dense
         return facts
 
     @classmethod
@@ -215,17 +230,20 @@ class Transform:
             )
         factors = None if idf is None else np.asarray(idf, dtype=np.float32)
         try:
-            beside = _parse_dense(d["dense"]) if "dense" in d else (0, 1.0)
+            beside = _parse_dense(d["dense"]) if "dense" in d else (0, 1.0, None)
             return cls(d["n_features"], d["normalize"], float(d["bias"]), factors, *beside)
         except (DataError, OverflowError) as error:
             raise ModelError(f"transform: {error}") from None
 
 
-def _parse_dense(entry: Any) -> tuple[int, float]:
-    """Return the width and scale of the dense features from a manifest entry."""
-    if not isinstance(entry, Mapping) or entry.keys() != {"width", "scale"}:
+def _parse_dense(entry: Any) -> tuple[int, float, bool | None]:
+    """Return the dense features' width, scale and normalization from a manifest entry."""
+    if not isinstance(entry, Mapping) or entry.keys() - {"normalize"} != {"width", "scale"}:
         raise ModelError("transform: 'dense' does not have the entries 'width' and 'scale'")
+    normalize = entry.get("normalize")
+    if not isinstance(normalize, bool | None):
+        raise ModelError(f"transform: 'normalize' of dense features is {normalize!r}")
     width, scale = entry["width"], entry["scale"]
     if type(width) is not int or width < 1 or type(scale) not in (int, float):
         raise ModelError(f"transform: {width!r} dense features of scale {scale!r}")
-    return width, float(scale)
+    return width, float(scale), normalize

@@ -35,7 +35,7 @@ def explain(
     bias, found = contributions(row, weights, transform.n_columns, terms)
     embedding = None
     if transform.dense:
-        of_dense = (part.contribution for part in found if part.feature >= transform.n_features)
+        of_dense = (part.contribution for part in found if part.feature >= transform.first_dense)
         embedding = float(sum(of_dense))
     reasons = []
     if isinstance(transform, Informed):

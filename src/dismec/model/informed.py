@@ -73,8 +73,9 @@ class Refinement:
 class Informed:
     """The transform of rows before the second stage; plain models have a `Transform` instead.
 
-    A row consists of its own features, transformed; then a feature for each label that informs
-    others, nonzero for those with the best scores in the first stage; then the bias.
+    A row consists of its own sparse features, transformed; then a feature for each label that
+    informs others, nonzero for those with the best scores in the first stage; then its dense
+    features, if any, and the bias.
     """
 
     own: Transform  # transform of a row's own features, with the bias of the first stage
@@ -84,13 +85,13 @@ class Informed:
 
     @property
     def n_features(self) -> int:
-        """Number of features of an input row."""
+        """Number of sparse features of an input row."""
         return self.own.n_features
 
     @property
     def dense(self) -> int:
-        """Number of dense features of an input row: none."""
-        return 0
+        """Number of dense features of an input row."""
+        return self.own.dense
 
     def take(self, X: Any) -> Any:
         """Check input rows and return them."""
@@ -101,9 +102,14 @@ class Informed:
         return self.own.arrays(X)
 
     @property
+    def first_dense(self) -> int:
+        """Number of the first dense feature; dense features come after labels."""
+        return self.own.n_features + len(self.informing)
+
+    @property
     def n_columns(self) -> int:
         """Number of features that the second stage scores, without the bias."""
-        return self.own.n_features + len(self.informing)
+        return self.first_dense + self.own.dense
 
     def pruned_more(self, delta: float) -> tuple[int, float]:
         """Return the first feature that is a label, and the delta to use from there on."""
@@ -138,13 +144,15 @@ class Informed:
         first = Predictor(self.first, int(self.informing.max(initial=-1)) + 1, self.own)
         found: list[Reason] = []
         for part in parts:
-            if part.feature < self.n_features:
+            if not self.n_features <= part.feature < self.first_dense:
                 continue
             label = int(self.informing[part.feature - self.n_features])
             why: list[Contribution] = []
             if len(found) < _TRACED:
                 row, weights, _ = first.explain(X, label)
-                why = contributions(row, weights, self.n_features, terms)[1][:_TRACED_TERMS]
+                all_parts = contributions(row, weights, self.own.n_columns, terms)[1]
+                own_terms = [term for term in all_parts if term.feature < self.n_features]
+                why = own_terms[:_TRACED_TERMS]
             name = None if names is None else names[label]
             found.append(Reason(label, name, part.value, part.weight, part.contribution, why))
         return found
@@ -181,7 +189,8 @@ def widened(
     """Append the best labels of each row, (n_rows, k), as features to rows transformed by `own`.
 
     Empty places hold label −1. `columns` is the result of `label_columns`. The bias of `own` is
-    replaced by `bias`, which becomes the last feature; with 0 there is none.
+    replaced by `bias`, which becomes the last feature; with 0 there is none. Dense features stay
+    after the others.
     """
     n_columns = own.n_features + refinement.informing
     return Rows(
@@ -196,6 +205,7 @@ def widened(
             bias,
             own.n_features,
             n_columns,
+            own.dense,
         )
     )
 

@@ -42,9 +42,9 @@ def repacked(
     precision: str,
 ) -> list[Shard]:
     """Return the shards without weights below `delta`, stored with this precision."""
-    more = transform.pruned_more(delta) if isinstance(transform, Informed) else None
+    more = [transform.pruned_more(delta)] if isinstance(transform, Informed) else []
     if transform.dense:  # dense features keep all of their weights
-        more = transform.n_features, 0.0
+        more.append((transform.first_dense, 0.0))
     if not manifest.history:
         return [s.repacked(prune(s.unpack(), delta, more), precision) for s in shards]
     # Edits leave small shards behind, so all labels are packed into as few shards as possible.

@@ -53,6 +53,10 @@ class RowTransform(Protocol):
         """Dense features that it comes with."""
 
     @property
+    def first_dense(self) -> int:
+        """The number of the first dense feature among those that it is scored by."""
+
+    @property
     def n_columns(self) -> int:
         """Features that it is scored by, without the bias."""
 

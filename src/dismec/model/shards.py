@@ -223,17 +223,17 @@ class Packing:
 
 
 def prune(
-    weights: sp.csr_array, delta: float, more: tuple[int, float] | None = None
+    weights: sp.csr_array, delta: float, more: Sequence[tuple[int, float]] = ()
 ) -> sp.csr_array:
     """Return the matrix without entries below `delta` in magnitude, as training would keep it.
 
-    `more` is a column and the delta from there on, except for the last column, the bias. Magnitudes
-    are compared in float32, as in the solver.
+    `more` lists columns, ascending, and the delta from there on, except for the last column, the
+    bias. Magnitudes are compared in float32, as in the solver.
     """
     keep = np.abs(weights.data) >= np.float32(delta)
-    if more is not None:
-        later = (weights.indices >= more[0]) & (weights.indices < weights.shape[1] - 1)
-        keep = np.where(later, np.abs(weights.data) >= np.float32(more[1]), keep)
+    for first, limit in more:
+        later = (weights.indices >= first) & (weights.indices < weights.shape[1] - 1)
+        keep = np.where(later, np.abs(weights.data) >= np.float32(limit), keep)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
     indptr = before[weights.indptr]
     return csr_on(weights.data[keep], weights.indices[keep], indptr, weights.shape)

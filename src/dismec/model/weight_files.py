@@ -216,11 +216,11 @@ def read_shards(
 
 def read_first(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
     """Return the first stage of a refined model; `check` as in `read_shards`."""
-    receipts = manifest.first or ()
+    receipts, n_columns = manifest.first or (), manifest.n_features + manifest.dense
     if check is None:
         check = sum(receipt.bytes for receipt in receipts) <= QUICK_BYTES
     return [
-        read_shard(directory / r.file, r, manifest.n_labels, manifest.n_features, check=check)
+        read_shard(directory / r.file, r, manifest.n_labels, n_columns, check=check)
         for r in receipts
     ]
 

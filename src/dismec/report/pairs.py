@@ -25,7 +25,7 @@ def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str,
     n_features, found = model.n_features, []
     for shard in model.shards:
         weights: Any = shard.unpack()
-        part: Any = sp.coo_array(weights[:, n_features : transform.n_columns])
+        part: Any = sp.coo_array(weights[:, n_features : transform.first_dense])
         of = shard.labels[shard.label_starts[:-1]][part.row]  # the first label that shares it
         informing = transform.informing[part.col]
         others = of != informing

@@ -74,7 +74,8 @@ class SolverParams:
     tol: float = 0.01  # > 0: LIBLINEAR's ε with L2, a hundred times the relative gap with L1
     penalty: str = "l2"  # "l2" for ½‖w‖², or "l1" for ‖w‖₁, which gives sparse weights
     weighting: Weighting = field(default_factory=Weighting)  # with L1 all costs are 1
-    pruned_more: tuple[int, float] | None = None  # a feature, and the delta from that feature on
+    # A feature, and the delta of sparse features from there on; dense ones keep all their weights.
+    pruned_more: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:

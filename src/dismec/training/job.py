@@ -77,8 +77,6 @@ class Job:
         if isinstance(request.X, PlacedData):
             return cls._of_placed(request, request.X)
         X = transform.take(request.X) if transform else check_features(_as_parts(request))
-        if isinstance(X, MixedRows):
-            _check_dense_allowed(request)
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
         params = request.params
@@ -113,8 +111,6 @@ class Job:
         names = check_names(
             facts.names if request.names is None else request.names, problem.n_labels
         )
-        if facts.transform.dense:
-            _check_dense_allowed(request)
         if problem.n_rows == 0:
             raise DataError("there are no rows to train on")
         _check_memory(problem.n_columns, problem.n_labels)
@@ -129,8 +125,6 @@ class Job:
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
-        if self.transform.dense:  # dense features keep all of their weights
-            return replace(params, pruned_more=(self.transform.n_features, 0.0))
         if self.informed is None:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
@@ -242,8 +236,7 @@ def _weights_stated(weights: RowWeights | None, pairs: PairWeights | None) -> di
 def _as_parts(request: Request) -> Any:
     """X, as dense features if it is an array that is worth it and nothing else is requested."""
     params = request.params
-    sparse_only = params.tfidf or params.refine or params.penalty == "l1"
-    if sparse_only or request.vocabulary is not None:
+    if params.tfidf or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
@@ -262,14 +255,6 @@ def _check_pairs_allowed(params: TrainingParams) -> None:
         raise DataError("pair weights are not supported with penalty='l1'")
     if params.refine:
         raise DataError("pair weights are not supported with refine=True")
-
-
-def _check_dense_allowed(request: Request) -> None:
-    """Refuse what is not possible with dense features."""
-    if request.params.penalty == "l1":
-        raise DataError("penalty is 'l1'; X has dense features, which need 'l2'")
-    if request.params.refine:
-        raise DataError("refine is not supported with dense features")
 
 
 def _check_columns(what: str, n_columns: int, n_entries: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from dismec.cpu import kernels
 from dismec.data.dataset import fingerprint
 from dismec.data.files import sync_directory, whole_file
 from dismec.data.matrices import check_rows, csr_on
+from dismec.data.mixed import MixedRows
 from dismec.data.row_weights import weights_at
 from dismec.errors import DataError
 from dismec.features.transform import Transform
@@ -53,6 +54,7 @@ _TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more
 _EVERY = 3  # label that is tried: with fewer, probabilities depend on which these are
 _CHUNK_ROWS = 8192  # that are widened at a time
 _DEPTHS = (1, 3, 5)
+_Select: TypeAlias = Callable[[npt.NDArray[np.int64]], Any]  # some of the rows
 # Shares of the work, between those of Eurlex-4K and citeulike-t: folds, trial and first stage; the
 # rest is the second stage.
 _UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.2, 0.4, 0.55
@@ -125,11 +127,17 @@ class Refining:
         )
 
     def _stage_job(
-        self, X: Any, Y: Any, params: TrainingParams, rows: npt.NDArray[np.int64]
+        self,
+        X: Any,
+        Y: Any,
+        params: TrainingParams,
+        rows: npt.NDArray[np.int64],
+        transform: Transform | None = None,
     ) -> Job:
         """The job of a stage on some rows, which have the weights and costs of this one."""
         weights = weights_at(self.job.weights, rows)
-        return Job.prepare(Request(X, Y, params, weights=weights, costs=self.job.costs))
+        request = Request(X, Y, params, weights=weights, costs=self.job.costs)
+        return Job.prepare(request, transform)
 
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
         """The best labels of each row and their scores, by a model that has not seen it."""
@@ -156,23 +164,29 @@ class Refining:
         others: npt.NDArray[np.int64],
         progress: Progress | None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """The best labels of some rows by a model of the others."""
+        """The best labels of some rows by a model of the others.
+
+        Both kinds of rows are copied, with their dense features, for as long as they are needed.
+        """
         X: Any = self.job.X
         job = self._stage_job(X[others], Y[others], self._stage_params(_TOLERANCE), others)
         model = self.stages.trained(name, job, progress)
+        known = _sparse(job.X) if self.job.parts.vocabulary else None
+        del job
         new = X[rows]
-        if self.job.parts.vocabulary:
+        if known is not None:
             # Of later texts, words that no training text has are not counted.
-            new = only_known(new, job.X)
+            new = only_known(new, known)
         found = model.predict_topk(new, self.refinement.labels, threads=self.stages.place.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 
     def _wide(self, likely: _Likely, rows: npt.NDArray[np.int64] | None = None) -> Any:
         """The rows of the second stage, or some of them."""
-        own = replace(self.job.transform, bias=0.0)
+        own = replace(self.job.transform, bias=0.0, dense=0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
         columns = label_columns(informing)
-        X: Any = self.job.X
+        X = _sparse(self.job.X)
+        everything = rows is None
         rows = np.arange(X.shape[0]) if rows is None else rows
         # Filled chunk by chunk: besides X there is never more than the result and one chunk.
         lengths = np.diff(X.indptr)[rows].astype(np.int64)
@@ -190,7 +204,25 @@ class Refining:
             data[first : first + len(part.data)] = part.data
             indices[first : first + len(part.data)] = part.indices
         shape = len(rows), own.n_features + len(informing)
-        return csr_on(data[: indptr[-1]], indices[: indptr[-1]], indptr, shape)
+        wide = csr_on(data[: indptr[-1]], indices[: indptr[-1]], indptr, shape)
+        if not isinstance(self.job.X, MixedRows):
+            return wide
+        # All rows together have the dense features of X itself, and some a copy.
+        dense = self.job.X.dense
+        return MixedRows(wide, dense if everything else np.ascontiguousarray(dense[rows]))
+
+    @property
+    def _wide_transform(self) -> Transform:
+        """What is done to the rows of the second stage: only dense features are still as in X."""
+        own = self.job.transform
+        return Transform(
+            own.n_features + self.refinement.informing,
+            normalize=False,
+            bias=own.bias,
+            dense=own.dense,
+            dense_scale=own.dense_scale,
+            normalize_dense=own.normalize,
+        )
 
     def _trial(self, likely: _Likely, progress: Progress | None) -> _Lessons:
         """Whether labels that inform others help, and what probabilities scores stand for."""
@@ -212,20 +244,18 @@ class Refining:
         Y, share = sampled(job.Y, counts, _EVERY)
         plain = self._stage_params(_TOLERANCE)
         X: Any = job.X
-        stages: dict[str, tuple[Callable[[npt.NDArray[np.int64]], Any], TrainingParams]] = {
-            "plain": (lambda rows: X[rows], plain),
-            "wide": (
-                partial(self._wide, likely),
-                replace(plain, normalize=False, tfidf=False),
-            ),
+        wide = replace(plain, normalize=False, tfidf=False)
+        stages: dict[str, tuple[_Select, TrainingParams, Transform | None]] = {
+            "plain": (lambda rows: X[rows], plain, None),
+            "wide": (partial(self._wide, likely), wide, self._wide_transform),
         }
         weights = weights_at(job.weights, held)
         results = {"rows": np.array([float(len(held))])}
         curves: dict[str, Calibration] = {}
-        for number, (name, (only, params)) in enumerate(stages.items()):
+        for number, (name, (only, params, transform)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
             # One model and one copy of the rows at a time.
-            trial = self._stage_job(only(others), Y[others], params, others)
+            trial = self._stage_job(only(others), Y[others], params, others, transform)
             model = self.stages.trained(name, trial, part)
             del trial
             new = only(held)
@@ -255,7 +285,7 @@ class Refining:
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
         """The job of the second stage."""
-        transform = Transform(wide.shape[1], normalize=False, bias=job.params.bias)
+        transform = self._wide_transform
         informed = Informed(job.transform, first.shards, self.refinement, job.params.bias)
         receipts: tuple[ShardReceipt, ...] = ()
         if self.stages.directory:
@@ -290,6 +320,11 @@ def stated(job: Job) -> Job:
     if not job.params.calibrate:
         return job
     return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
+
+
+def _sparse(X: Any) -> Any:
+    """The sparse features of rows."""
+    return X.sparse if isinstance(X, MixedRows) else X
 
 
 class _Likely(NamedTuple):

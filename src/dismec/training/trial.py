@@ -225,7 +225,9 @@ def only_labels(Y: Any, some: Any) -> Any:
 def only_known(X: Any, others: Any) -> Any:
     """Return the rows without sparse features that no row of `others` has."""
     if isinstance(X, MixedRows):
-        return X.with_sparse(only_known(X.sparse, others.sparse))
+        return X.with_sparse(only_known(X.sparse, others))
+    if isinstance(others, MixedRows):
+        others = others.sparse
     return only_columns(X, np.bincount(others.indices, minlength=others.shape[1]) > 0)
 
 
