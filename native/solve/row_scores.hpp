@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "solve/dense.hpp"
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 #include "solve/violators.hpp"

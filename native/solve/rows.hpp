@@ -11,7 +11,7 @@
 
 #include "csr.hpp"
 #include "solve/dense.hpp"
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/lanes.hpp"
 
 namespace dismec::solve {

@@ -110,13 +110,13 @@ def physical_memory(root: Path = Path("/")) -> int | None:
     """
     if sys.platform == "win32":
         return _windows_memory()[0]
-    limits = list(_group_limits(root))
+    limits = [limit for _, limit in _group_limits(root)]
     limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(limits)
 
 
-def _group_limits(root: Path) -> Iterator[int]:
-    """The memory limits of this process's control groups and of those above them."""
+def _group_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """The control groups of this process and those above them, each with its memory limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -139,21 +139,39 @@ def _group_limits(root: Path) -> Iterator[int]:
             except (OSError, ValueError):
                 limit = ""
             if limit.isdecimal():  # else "max", or no such file
-                yield int(limit)
+                yield folder, int(limit)
             if folder == top:
                 break
 
 
-def available_memory() -> int | None:
-    """Bytes of memory that can be taken without swapping, or all there is, if the system says."""
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that can be taken without swapping, or all there is, if the system says.
+
+    In a control group with a limit it is what the group has left; `root` as for `physical_memory`.
+    """
     if sys.platform == "win32":
         return _windows_memory()[1]
+    free = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    found = [limit - _group_use(folder) for folder, limit in _group_limits(root)]
+    found += [] if free is None else [free << 10]
+    return max(0, min(found)) if found else physical_memory(root)
+
+
+def _group_use(folder: Path) -> int:
+    """Bytes that a control group uses, without pages of files, which the system can drop."""
+    stat = _numbers(folder / "memory.stat")
+    if "anon" in stat:  # version 2
+        return stat["anon"] + stat.get("shmem", 0) + stat.get("kernel", 0)
+    return stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first number of each line of a file by the word before it; none if it is not there."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else physical_memory()
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
 
 
 if sys.platform == "win32":

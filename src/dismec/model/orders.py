@@ -14,6 +14,7 @@ import numpy as np
 from dismec.cpu import available_memory
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
+from dismec.model.by_label import WeightsByLabel
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.cutting import cut_down
 from dismec.model.reranking import Gains
@@ -32,6 +33,9 @@ _FEW = 1 / 8  # of the labels
 _MANY_ROWS = 256
 _COPIES = 4
 _WAITING = 16  # sets whose rows are counted, and that have no copy yet
+# A row of which so many labels are allowed, and this part of what all rows are, takes no longer by
+# label than from such a copy.
+_SMALL, _SMALL_PART = 100, 1 / 200
 
 
 class Orders(ABC):
@@ -139,19 +143,25 @@ class ShardOrders(Orders):
         self._shards = shards
         self._few: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
         self._few_lock = Lock()
+        self._by_label = WeightsByLabel(shards)
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
         """As `Orders.among`, with few labels from a copy of their weights once it is worth it.
 
         The copy holds the labels that are allowed, for all rows or for some. It is made when these
-        labels were requested with many rows by now.
+        labels were requested with many rows by now. Rows without one count for a copy of all
+        weights by label, and so do rows with small sets of their own.
         """
         if allowed is None:
             return self, None
-        labels = np.flatnonzero(allowed.anywhere)
-        if len(labels) > _FEW * self._n_labels:
-            return self, allowed
-        key = labels.astype(np.int32).tobytes()
+        n_some = len(allowed.labels)
+        many = n_some > _FEW * self._n_labels
+        small = allowed.by_row and allowed.mean_size < _SMALL + _SMALL_PART * n_some
+        if many or small:
+            self._by_label.count(allowed, n_rows)
+            if many or self._by_label.copy_for(allowed) is not None:
+                return self, allowed
+        key = allowed.labels.tobytes()
         with self._few_lock:
             rows, orders = self._few.pop(key, (0, None))
             rows += n_rows
@@ -164,16 +174,19 @@ class ShardOrders(Orders):
             for old in (*copies[:-_COPIES], *waiting[:-_WAITING]):
                 del self._few[old]
         if orders is None:
+            if not small:
+                self._by_label.count(allowed, n_rows)
             return self, allowed
         return orders, None if allowed.mask is not None else allowed
 
     def _by_score(self) -> Predictor:
-        return Predictor(self._shards, self._n_labels, self.transform)
+        return Predictor(self._shards, self._n_labels, self.transform, self._by_label)
 
     def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
         bias = self.transform.bias
         shards = [s.rescaled(slopes[s.leaders], offsets[s.leaders], bias) for s in self._shards]
-        return Predictor(shards, self._n_labels, self.transform.with_bias(1.0))
+        transform = self.transform.with_bias(1.0)
+        return Predictor(shards, self._n_labels, transform, self._by_label)
 
 
 def check_dense(what: str, n_rows: int, n_labels: int, itemsize: int, instead: str) -> None:

@@ -13,7 +13,7 @@
 #include <memory>
 #include <new>
 
-namespace dismec::solve {
+namespace dismec {
 
 /// Numbers, at first 0, in huge pages where the system has them and there are enough to fill some:
 /// else most of what a look-up costs is to find its page.
@@ -55,4 +55,4 @@ class HugeArray {
   std::unique_ptr<T, Free> data_;
 };
 
-}  // namespace dismec::solve
+}  // namespace dismec
