@@ -32,7 +32,6 @@ std::vector<std::string> cpu_isas() {
 NB_MODULE(DISMEC_MODULE, m) {
   m.attr("isa") = DISMEC_ISA;
   m.def("cpu_isas", &cpu_isas);
-  dismec::bind::label_weights(m);
   dismec::bind::mapped_memory(m);
   dismec::bind::packing(m);
   dismec::bind::rows(m);

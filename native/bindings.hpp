@@ -67,7 +67,6 @@ inline nb::tuple owned(OwnedCsr&& rows) {
   throw nb::python_error();
 }
 
-void label_weights(nb::module_& m);
 void mapped_memory(nb::module_& m);
 void packing(nb::module_& m);
 void rows(nb::module_& m);

@@ -1,22 +1,16 @@
-#include "score/bind_shard.hpp"
-
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <span>
 #include <stdexcept>
-#include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bindings.hpp"
+#include "score/by_label.hpp"
 #include "score/cut.hpp"
 #include "score/explain.hpp"
 #include "score/packing.hpp"
@@ -25,6 +19,101 @@
 namespace dismec::bind {
 
 namespace {
+
+/// A writable, contiguous 2-d array from Python.
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Codes = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <typename T>
+std::span<T> span_of(const Matrix<T>& matrix) {
+  return {matrix.data(), matrix.size()};
+}
+
+// -- shards --------------------------------------------------------------------------------------
+
+/// A shard and the labels that its classifiers stand for, on the memory of Python's arrays.
+class Handle {
+ public:
+  /// Calls `use` with the shard as the type of its weights.
+  template <typename Use>
+  auto visit(Use&& use) const {
+    if (weights_.dtype() == nb::dtype<float>()) return use(shard<float>());
+    if (weights_.dtype() == nb::dtype<std::uint8_t>()) return use(shard<score::Mini>());
+    if (weights_.dtype() == nb::dlpack::dtype{2, 16, 1}) return use(shard<score::Half>());
+    throw std::invalid_argument("weights must be float32, float16 or uint8");
+  }
+
+  Handle(Vector<std::int32_t> labels, Vector<std::int32_t> label_starts, Vector<float> scales,
+         Vector<float> bias, Starts starts, Vector<std::uint16_t> places, Codes weights)
+      : labels_(std::move(labels)),
+        label_starts_(std::move(label_starts)),
+        scales_(std::move(scales)),
+        bias_(std::move(bias)),
+        starts_(std::move(starts)),
+        places_(std::move(places)),
+        weights_(std::move(weights)) {
+    if (scales_.size() != bias_.size() || std::ssize(view(scales_)) > score::kShardRows)
+      throw std::invalid_argument("scales and bias must have an entry for each classifier");
+    if (starts_.shape(0) < 1 || (starts_.shape(1) != 2 && starts_.shape(1) != 4))
+      throw std::invalid_argument("starts must be two or four for each feature, and the ends");
+    score::check_labels(this->labels(), static_cast<std::int64_t>(scales_.size()));
+    for (const std::int32_t label : view(labels_)) highest_label_ = std::max(highest_label_, label);
+    visit([](const auto&) {});  // refuses weights of another type
+  }
+
+  score::Labels labels() const { return {view(label_starts_), view(labels_)}; }
+  std::int32_t highest_label() const { return highest_label_; }
+  std::int64_t n_features() const { return static_cast<std::int64_t>(starts_.shape(0)) - 1; }
+
+ private:
+  template <typename Code>
+  score::Shard<Code> shard() const {
+    const auto* starts = reinterpret_cast<const score::Start*>(starts_.data());
+    return {view(scales_),
+            view(bias_),
+            {starts, starts_.size() / 2},
+            view(places_),
+            {static_cast<const Code*>(weights_.data()), weights_.size()},
+            starts_.shape(1) == 4};
+  }
+
+  Vector<std::int32_t> labels_, label_starts_;
+  Vector<float> scales_, bias_;
+  Starts starts_;
+  Vector<std::uint16_t> places_;
+  Codes weights_;
+  std::int32_t highest_label_ = -1;
+};
+
+/// Where the best labels of rows are to be kept.
+score::Ranking ranking(const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+                       const Vector<std::int64_t>& indptr) {
+  const std::size_t k = labels.shape(1);
+  if (k < 1) throw std::invalid_argument("k must be at least 1");
+  if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
+      scores.shape(0) != labels.shape(0))
+    throw std::invalid_argument("labels and scores must be rows x k");
+  return {k, span_of(labels), span_of(scores)};
+}
+
+/// Shards of the same features, if this is the type of their weights.
+template <typename Code>
+std::vector<score::Shard<Code>> of_one_kind(const std::vector<const Handle*>& shards) {
+  std::vector<score::Shard<Code>> found;
+  for (const Handle* one : shards)
+    one->visit([&](const auto& shard) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(shard)>, score::Shard<Code>>) {
+        if (shard.n_features() != shards.front()->n_features())
+          throw std::invalid_argument("shards must be of the same features");
+        found.push_back(shard);
+      } else {
+        throw std::invalid_argument("shards must be of one precision");
+      }
+    });
+  return found;
+}
 
 // -- unpacking -----------------------------------------------------------------------------------
 
@@ -64,6 +153,49 @@ nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector
                           owned<std::uint8_t>(std::move(made.weights)));
   });
 }
+
+// -- by label ------------------------------------------------------------------------------------
+
+/// A copy of the weights of some shards by classifier, in memory of its own.
+class LabelWeights {
+ public:
+  explicit LabelWeights(const std::vector<const Handle*>& shards) {
+    if (shards.empty()) throw std::invalid_argument("there must be a shard");
+    nb::gil_scoped_release release;
+    shards.front()->visit([&]<typename Code>(const score::Shard<Code>& shard) {
+      const auto all = of_one_kind<Code>(shards);
+      copy_ = score::by_label(std::span<const score::Shard<Code>>(all), shard.n_features());
+    });
+  }
+
+  /// Ranks rows among few labels, and sets `ranked` to 0 for those that by feature take less time.
+  void rank(const Vector<float>& scales, const Vector<float>& bias,
+            const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+            const Vector<float>& data, const Vector<std::int64_t>& label_starts,
+            const Vector<std::int32_t>& allowed, const Vector<std::int32_t>& classifiers,
+            const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+            const Writable<std::uint8_t>& ranked, bool always) const {
+    const score::Ranking best = ranking(labels, scores, indptr);
+    if (ranked.size() != labels.shape(0))
+      throw std::invalid_argument("ranked must have an entry for each row");
+    nb::gil_scoped_release release;
+    std::visit(
+        [&](const auto& copy) {
+          if (std::ssize(view(scales)) != copy.n_rows() || bias.size() != scales.size())
+            throw std::invalid_argument("scales and bias must have an entry for each classifier");
+          const Csr rows = view(indptr, indices, data, copy.n_features + 1);
+          check_rows(rows);
+          const score::FewLabels few{view(label_starts), view(allowed), view(classifiers)};
+          score::check_few(few, rows.n_rows(), copy.n_rows());
+          score::rank_few(copy, view(scales), view(bias), rows, few, always, best, view(ranked));
+        },
+        copy_);
+  }
+
+ private:
+  std::variant<score::ByLabel<float>, score::ByLabel<score::Half>, score::ByLabel<score::Mini>>
+      copy_;
+};
 
 // -- scoring -------------------------------------------------------------------------------------
 
@@ -168,6 +300,11 @@ void shards(nb::module_& m) {
                     Vector<std::uint16_t>>(),
            "label_starts"_a.noconvert(), "labels"_a.noconvert(), "starts"_a.noconvert(),
            "classifiers"_a.noconvert());
+  nb::class_<LabelWeights>(m, "LabelWeights")
+      .def(nb::init<const std::vector<const Handle*>&>(), "shards"_a)
+      .def("rank", &LabelWeights::rank, "scales"_a, "bias"_a, "indptr"_a, "indices"_a, "data"_a,
+           "label_starts"_a, "allowed"_a, "classifiers"_a, "labels"_a.noconvert(),
+           "scores"_a.noconvert(), "ranked"_a.noconvert(), "always"_a = false);
   m.attr("shard_rows") = score::kShardRows;
   m.attr("split_rows") = score::kSplitRows;
   m.def("unpack", &unpack, "shard"_a);

@@ -64,7 +64,7 @@ template <typename Code>
 inline ByLabel<Code> by_label(std::span<const Shard<Code>> shards, std::int64_t n_features) {
   ByLabel<Code> copy;
   copy.n_features = n_features;
-  copy.reading.resize(n_features);
+  copy.reading.resize(n_features + 1);
   std::int64_t n_rows = 0;
   for (const auto& shard : shards) n_rows += shard.n_rows();
   copy.starts.resize(2 * n_rows + 1);
@@ -220,27 +220,77 @@ inline void check_few(const FewLabels& few, std::int64_t n_rows, std::int64_t n_
       throw std::invalid_argument("an allowed label or its classifier is not there");
 }
 
+/// A label, its classifier, and what its score is at most.
+struct Candidate {
+  Place bound;
+  std::int32_t row;
+};
+
+/// The weights that candidates have: those above 0, and all.
+struct Sizes {
+  std::int64_t above = 0, all = 0;
+};
+
 // Nanoseconds, measured with a generated model of 100,000 labels that have 480 weights each.
 
 /// To look at a label, and at one of its weights.
 inline constexpr float kLabel = 40, kWeight = 2.2f;
-/// Labels per place whose bound is not enough to leave them out.
-inline constexpr float kTold = 1.5f;
+/// Labels for each place that are read in full, as their bounds are high enough.
+inline constexpr float kReadInFull = 1.5f;
+
+/// How long it takes to rank candidates for k places.
+inline float ranking_time(std::size_t n_candidates, Sizes sizes, bool bounded, std::size_t k) {
+  const auto count = static_cast<float>(std::max<std::size_t>(n_candidates, 1));
+  const float in_full = std::min(1.0f, kReadInFull * static_cast<float>(k) / count);
+  const auto all = static_cast<float>(sizes.all);
+  const float read = bounded ? static_cast<float>(sizes.above) + in_full * all : all;
+  return kLabel * count + kWeight * read;
+}
+
+/// Lets candidates compete for the places of a row: score(sum, classifier) is the score of a sum of
+/// products. If they are `bounded`, no value of the row is below 0.
+template <typename Code, typename Score>
+inline void enter_candidates(Products<Code>& products, Score&& score, bool bounded,
+                             std::span<Candidate> candidates, std::span<Place> heap) {
+  const auto later = [](const Candidate& a, const Candidate& b) {
+    return before(b.bound, a.bound);
+  };
+  constexpr std::size_t ahead = 8;
+  if (bounded) {
+    for (std::size_t j = 0; j < candidates.size(); ++j) {
+      if (j + ahead < candidates.size()) products.fetch(candidates[j + ahead].row, false);
+      auto& [bound, row] = candidates[j];
+      bound.score = at_most(score(products.above(row), row));
+    }
+    std::ranges::make_heap(candidates, later);
+  }
+  // The one with the highest bound is on its way from memory while another is scored.
+  const auto take = [&]() -> const Candidate* {
+    if (candidates.empty()) return nullptr;
+    if (bounded) std::ranges::pop_heap(candidates, later);
+    const Candidate& taken = candidates.back();
+    candidates = candidates.first(candidates.size() - 1);
+    products.fetch(taken.row, true);
+    return &taken;
+  };
+  for (const Candidate* next = take(); next != nullptr;) {
+    const auto [bound, row] = *next;
+    if (bounded && !before(bound, heap.front())) break;
+    next = take();
+    const Place own{score(products.all(row), row), bound.label};
+    if (!before(own, heap.front())) continue;
+    std::pop_heap(heap.begin(), heap.end(), before);
+    heap.back() = own;
+    std::push_heap(heap.begin(), heap.end(), before);
+  }
+}
 
 /// Ranks those rows for which it takes less time than by feature, and tells which. The scores of
 /// classifiers are scaled and have a bias as in their shards. With `always`, ranks all.
 template <typename Code>
 inline void rank_few(const ByLabel<Code>& copy, std::span<const float> scales,
-                     std::span<const float> bias, const Csr& rows, const FewLabels& few,
+                     std::span<const float> biases, const Csr& rows, const FewLabels& few,
                      bool always, const Ranking& best, std::span<std::uint8_t> ranked) {
-  struct Candidate {
-    Place place;
-    std::int32_t row;
-  };
-  const auto later = [](const Candidate& a, const Candidate& b) {
-    return before(b.place, a.place);
-  };
-  constexpr std::size_t ahead = 8;
   RowValues& values = row_values(copy.n_features);
   Products<Code> products(copy, values);
   std::vector<Candidate> candidates;
@@ -248,9 +298,9 @@ inline void rank_few(const ByLabel<Code>& copy, std::span<const float> scales,
   for (std::int64_t i = 0; i < rows.n_rows(); ++i) {
     auto features = rows.columns(i);
     const float* const numbers = rows.values.data() + rows.indptr[i];
-    float own_bias = 0;
+    float bias = 0;
     if (!features.empty() && features.back() == copy.n_features) {
-      own_bias = numbers[features.size() - 1];
+      bias = numbers[features.size() - 1];
       features = features.first(features.size() - 1);
     }
     const auto allowed = few.of(i);
@@ -261,52 +311,23 @@ inline void rank_few(const ByLabel<Code>& copy, std::span<const float> scales,
       by_feature += copy.reading[features[e]];
     }
     candidates.clear();
-    std::int64_t above = 0, all = 0;  // weights
+    Sizes sizes;
     for (const std::int32_t label : allowed) {
       const std::int32_t row = few.classifiers[label];
       if (row < 0) continue;
       const std::int64_t* const at = &copy.starts[2 * row];
-      above += at[1] - at[0], all += at[2] - at[0];
+      sizes.above += at[1] - at[0], sizes.all += at[2] - at[0];
       candidates.push_back({{HUGE_VALF, label}, row});
     }
-    const auto count = static_cast<float>(candidates.size());
-    const float told = std::min(1.0f, kTold * static_cast<float>(best.k) / std::max(count, 1.0f));
-    const float read = bounded ? static_cast<float>(above) + told * static_cast<float>(all)
-                               : static_cast<float>(all);
-    ranked[i] = always || kLabel * count + kWeight * read < by_feature;
-    if (!ranked[i]) continue;
-
+    ranked[i] =
+        always || ranking_time(candidates.size(), sizes, bounded, best.k) < by_feature ? 1 : 0;
+    if (ranked[i] == 0) continue;
     const auto score = [&](float sum, std::int32_t row) {
-      return sum * scales[row] + own_bias * bias[row];
+      return sum * scales[row] + bias * biases[row];
     };
     best.read(i, heap);
     values.set(features, numbers);
-    if (bounded) {
-      for (std::size_t j = 0; j < candidates.size(); ++j) {
-        if (j + ahead < candidates.size()) products.fetch(candidates[j + ahead].row, false);
-        const std::int32_t row = candidates[j].row;
-        candidates[j].place.score = at_most(score(products.above(row), row));
-      }
-      std::ranges::make_heap(candidates, later);
-    }
-    std::size_t left = candidates.size();
-    // The one with the highest bound is on its way from memory while another is scored.
-    const auto take = [&]() -> const Candidate* {
-      if (left == 0) return nullptr;
-      if (bounded) std::pop_heap(candidates.begin(), candidates.begin() + left, later);
-      products.fetch(candidates[--left].row, true);
-      return &candidates[left];
-    };
-    for (const Candidate* next = take(); next != nullptr;) {
-      const auto [bound, row] = *next;
-      if (bounded && !before(bound, heap.front())) break;
-      next = take();
-      const Place own{score(products.all(row), row), bound.label};
-      if (!before(own, heap.front())) continue;
-      std::pop_heap(heap.begin(), heap.end(), before);
-      heap.back() = own;
-      std::push_heap(heap.begin(), heap.end(), before);
-    }
+    enter_candidates(products, score, bounded, std::span(candidates), std::span(heap));
     values.clear();
     best.write(i, heap);
   }

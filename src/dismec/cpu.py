@@ -151,7 +151,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """
     if sys.platform == "win32":
         return _windows_memory()[1]
-    free = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    free = _first_numbers(root / "proc/meminfo").get("MemAvailable:")
     found = [limit - _group_use(folder) for folder, limit in _group_limits(root)]
     found += [] if free is None else [free << 10]
     return max(0, min(found)) if found else physical_memory(root)
@@ -159,13 +159,13 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 def _group_use(folder: Path) -> int:
     """Bytes that a control group uses, without pages of files, which the system can drop."""
-    stat = _numbers(folder / "memory.stat")
+    stat = _first_numbers(folder / "memory.stat")
     if "anon" in stat:  # version 2
         return stat["anon"] + stat.get("shmem", 0) + stat.get("kernel", 0)
     return stat.get("total_rss", 0) + stat.get("total_shmem", 0)
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _first_numbers(path: Path) -> dict[str, int]:
     """The first number of each line of a file by the word before it; none if it is not there."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
