@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dismec.cpu import physical_memory
+from dismec.cpu import available_memory, physical_memory
 
 GB = 1 << 30
 
@@ -57,3 +57,24 @@ def test_other_groups_do_not_count(tmp_path):
     machine = physical_memory(tmp_path / "nothing")
     root = groups(tmp_path, ["0::/job"], **{"other/memory.max": 1, "jobs/memory.max": 1})
     assert physical_memory(root) == machine
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "stat"),
+    [
+        ("0::/job", "job", "memory.max", "anon 3000\nfile 9000\nkernel 96\nshmem 1000"),
+        (
+            "4:memory:/job",
+            "memory/job",
+            "memory.limit_in_bytes",
+            "cache 9000\ntotal_rss 3096\ntotal_shmem 1000",
+        ),
+    ],
+)
+def test_what_a_control_group_has_left_is_available(tmp_path, line, folder, limit, stat):
+    root = groups(tmp_path, [line], **{f"{folder}/{limit}": 8192, f"{folder}/memory.stat": stat})
+    assert available_memory(root) == 4096
+    (root / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 3 kB\n")
+    assert available_memory(root) == 3072
+    (root / "sys/fs/cgroup" / folder / "memory.stat").write_text("anon 9000\ntotal_rss 9000\n")
+    assert available_memory(root) == 0

@@ -1,19 +1,16 @@
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <bit>
-#include <limits>
+#include <span>
 #include <stdexcept>
-#include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bindings.hpp"
+#include "score/by_label.hpp"
 #include "score/cut.hpp"
 #include "score/explain.hpp"
 #include "score/packing.hpp"
@@ -90,6 +87,34 @@ class Handle {
   std::int32_t highest_label_ = -1;
 };
 
+/// Where the best labels of rows are to be kept.
+score::Ranking ranking(const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+                       const Vector<std::int64_t>& indptr) {
+  const std::size_t k = labels.shape(1);
+  if (k < 1) throw std::invalid_argument("k must be at least 1");
+  if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
+      scores.shape(0) != labels.shape(0))
+    throw std::invalid_argument("labels and scores must be rows x k");
+  return {k, span_of(labels), span_of(scores)};
+}
+
+/// Shards of the same features, if this is the type of their weights.
+template <typename Code>
+std::vector<score::Shard<Code>> of_one_kind(const std::vector<const Handle*>& shards) {
+  std::vector<score::Shard<Code>> found;
+  for (const Handle* one : shards)
+    one->visit([&](const auto& shard) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(shard)>, score::Shard<Code>>) {
+        if (shard.n_features() != shards.front()->n_features())
+          throw std::invalid_argument("shards must be of the same features");
+        found.push_back(shard);
+      } else {
+        throw std::invalid_argument("shards must be of one precision");
+      }
+    });
+  return found;
+}
+
 // -- unpacking -----------------------------------------------------------------------------------
 
 nb::tuple unpack(const Handle& handle) {
@@ -116,17 +141,9 @@ nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector
     score::Cut<Code> made;
     {
       nb::gil_scoped_release release;
+      const auto from = of_one_kind<Code>(shards);
       std::vector<score::Source<Code>> sources;
-      for (std::size_t i = 0; i < shards.size(); ++i)
-        shards[i]->visit([&](const auto& shard) {
-          if constexpr (std::is_same_v<std::decay_t<decltype(shard)>, score::Shard<Code>>) {
-            if (shard.n_features() != n_features)
-              throw std::invalid_argument("shards must be of the same features");
-            sources.emplace_back(shard, view(to[i]));
-          } else {
-            throw std::invalid_argument("shards must be of one precision");
-          }
-        });
+      for (std::size_t i = 0; i < from.size(); ++i) sources.emplace_back(from[i], view(to[i]));
       const std::span<const score::Source<Code>> all(sources);
       made = score::cut_shards(all, n_features, n_rows, split);
     }
@@ -136,6 +153,49 @@ nb::tuple cut(const std::vector<const Handle*>& shards, const std::vector<Vector
                           owned<std::uint8_t>(std::move(made.weights)));
   });
 }
+
+// -- by label ------------------------------------------------------------------------------------
+
+/// A copy of the weights of some shards by classifier, in memory of its own.
+class LabelWeights {
+ public:
+  explicit LabelWeights(const std::vector<const Handle*>& shards) {
+    if (shards.empty()) throw std::invalid_argument("there must be a shard");
+    nb::gil_scoped_release release;
+    shards.front()->visit([&]<typename Code>(const score::Shard<Code>& shard) {
+      const auto all = of_one_kind<Code>(shards);
+      copy_ = score::by_label(std::span<const score::Shard<Code>>(all), shard.n_features());
+    });
+  }
+
+  /// Ranks rows among few labels, and sets `ranked` to 0 for those that by feature take less time.
+  void rank(const Vector<float>& scales, const Vector<float>& bias,
+            const Vector<std::int64_t>& indptr, const Vector<std::int32_t>& indices,
+            const Vector<float>& data, const Vector<std::int64_t>& label_starts,
+            const Vector<std::int32_t>& allowed, const Vector<std::int32_t>& classifiers,
+            const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
+            const Writable<std::uint8_t>& ranked, bool always) const {
+    const score::Ranking best = ranking(labels, scores, indptr);
+    if (ranked.size() != labels.shape(0))
+      throw std::invalid_argument("ranked must have an entry for each row");
+    nb::gil_scoped_release release;
+    std::visit(
+        [&](const auto& copy) {
+          if (std::ssize(view(scales)) != copy.n_rows() || bias.size() != scales.size())
+            throw std::invalid_argument("scales and bias must have an entry for each classifier");
+          const Csr rows = view(indptr, indices, data, copy.n_features + 1);
+          check_rows(rows);
+          const score::FewLabels few{view(label_starts), view(allowed), view(classifiers)};
+          score::check_few(few, rows.n_rows(), copy.n_rows());
+          score::rank_few(copy, view(scales), view(bias), rows, few, always, best, view(ranked));
+        },
+        copy_);
+  }
+
+ private:
+  std::variant<score::ByLabel<float>, score::ByLabel<score::Half>, score::ByLabel<score::Mini>>
+      copy_;
+};
 
 // -- scoring -------------------------------------------------------------------------------------
 
@@ -180,19 +240,14 @@ void merge_topk(const Handle& handle, const Vector<std::int64_t>& indptr,
                 const Matrix<std::int32_t>& labels, const Matrix<float>& scores,
                 std::int64_t lookup, const AllowedLabels* allowed) {
   const Csr rows = view(indptr, indices, data, handle.n_features() + 1);
-  const std::size_t k = labels.shape(1);
-  if (k < 1) throw std::invalid_argument("k must be at least 1");
-  if (scores.shape(1) != k || labels.shape(0) + 1 != indptr.size() ||
-      scores.shape(0) != labels.shape(0))
-    throw std::invalid_argument("labels and scores must be rows x k");
+  const score::Ranking best = ranking(labels, scores, indptr);
   if (lookup < 0 || lookup > score::kShardRows) throw std::invalid_argument("lookup out of range");
   const score::Allowed among = allowed ? allowed->view_of() : score::Allowed{};
   nb::gil_scoped_release release;
   check_rows(rows);
   handle.visit([&](const auto& shard) {
     score::check_allowed(among, handle.highest_label(), rows.n_rows(), shard.n_rows());
-    score::merge_topk(shard, handle.labels(), rows, lookup, among,
-                      score::Ranking{k, span_of(labels), span_of(scores)});
+    score::merge_topk(shard, handle.labels(), rows, lookup, among, best);
   });
 }
 
@@ -246,6 +301,11 @@ void shards(nb::module_& m) {
                     Vector<std::uint16_t>>(),
            "label_starts"_a.noconvert(), "labels"_a.noconvert(), "starts"_a.noconvert(),
            "classifiers"_a.noconvert());
+  nb::class_<LabelWeights>(m, "LabelWeights")
+      .def(nb::init<const std::vector<const Handle*>&>(), "shards"_a)
+      .def("rank", &LabelWeights::rank, "scales"_a, "bias"_a, "indptr"_a, "indices"_a, "data"_a,
+           "label_starts"_a, "allowed"_a, "classifiers"_a, "labels"_a.noconvert(),
+           "scores"_a.noconvert(), "ranked"_a.noconvert(), "always"_a = false);
   m.attr("shard_rows") = score::kShardRows;
   m.attr("split_rows") = score::kSplitRows;
   m.def("unpack", &unpack, "shard"_a);

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/rows.hpp"
 
 namespace dismec::solve {

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/row_scores.hpp"
 #include "solve/rows.hpp"
 #include "solve/team.hpp"

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "huge_array.hpp"
 #include "solve/dense.hpp"
-#include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 #include "solve/violators.hpp"

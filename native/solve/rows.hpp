@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "csr.hpp"
+#include "huge_array.hpp"
 #include "solve/dense.hpp"
-#include "solve/huge_array.hpp"
 #include "solve/lanes.hpp"
 
 namespace dismec::solve {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/integer_sums.hpp"
 #include "solve/tiers.hpp"
 #include "solve/violators.hpp"

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "solve/huge_array.hpp"
+#include "huge_array.hpp"
 #include "solve/integer_sums.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"

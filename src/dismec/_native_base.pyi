@@ -58,6 +58,24 @@ class AllowedLabels:
         classifiers: NDArray[np.uint16],
     ) -> None: ...
 
+class LabelWeights:
+    def __init__(self, shards: list[Shard]) -> None: ...
+    def rank(
+        self,
+        scales: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32],
+        data: NDArray[np.float32],
+        label_starts: NDArray[np.int64],
+        allowed: NDArray[np.int32],
+        classifiers: NDArray[np.int32],
+        labels: NDArray[np.int32],
+        scores: NDArray[np.float32],
+        ranked: NDArray[np.uint8],
+        always: bool = False,
+    ) -> None: ...
+
 def cut(
     shards: list[Shard], to: list[NDArray[np.int32]], n_rows: int, split: bool
 ) -> tuple[NDArray[Any], ...]: ...

@@ -113,13 +113,13 @@ def physical_memory(root: Path = Path("/")) -> int | None:
     """
     if sys.platform == "win32":
         return _windows_memory()[0]
-    limits = list(_group_limits(root))
+    limits = [limit for _, limit in _group_limits(root)]
     limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(limits)
 
 
-def _group_limits(root: Path) -> Iterator[int]:
-    """Yield the memory limits of this process's control groups and of their parents."""
+def _group_limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the control groups of this process and their parents, each with its memory limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -142,21 +142,39 @@ def _group_limits(root: Path) -> Iterator[int]:
             except (OSError, ValueError):
                 limit = ""
             if limit.isdecimal():  # otherwise "max", or there is no such file
-                yield int(limit)
+                yield folder, int(limit)
             if folder == top:
                 break
 
 
-def available_memory() -> int | None:
-    """Return how many bytes can be allocated without swapping, or else all memory, if known."""
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return how many bytes can be allocated without swapping, or else all memory, if known.
+
+    In a control group with a limit, it is what the group has left; `root` as in `physical_memory`.
+    """
     if sys.platform == "win32":
         return _windows_memory()[1]
+    free = _first_numbers(root / "proc/meminfo").get("MemAvailable:")
+    found = [limit - _group_use(folder) for folder, limit in _group_limits(root)]
+    found += [] if free is None else [free << 10]
+    return max(0, min(found)) if found else physical_memory(root)
+
+
+def _group_use(folder: Path) -> int:
+    """Return the bytes used by a control group, without file pages, which can be dropped."""
+    stat = _first_numbers(folder / "memory.stat")
+    if "anon" in stat:  # version 2
+        return stat["anon"] + stat.get("shmem", 0) + stat.get("kernel", 0)
+    return stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+
+
+def _first_numbers(path: Path) -> dict[str, int]:
+    """Return the number in each line of a file by the word before it; empty without the file."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else physical_memory()
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
 
 
 if sys.platform == "win32":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 Ids = npt.NDArray[np.int32]
 
+_SORTED = 16  # times as many labels as are given: sorting these takes less time than a pass
+
 
 class Allowed:
     """Labels that rows may be given: one set for all rows, or one for each row.
@@ -34,12 +36,10 @@ class Allowed:
         self, n_labels: int, labels: npt.NDArray[Any] | None, rows: sp.csr_array | None = None
     ) -> None:
         self.n_labels = n_labels
-        self.mask: npt.NDArray[np.bool_] | None = None  # (n_labels,); None if rows have their own
-        if labels is not None:
-            self.mask = np.zeros(n_labels, np.bool_)
-            self.mask[labels] = True
+        self._given = labels
         self._rows = rows
         self._prepared: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._known: WeakSet[Any] = WeakSet()
 
     @classmethod
     def of_rows(cls, matrix: Any, n_labels: int) -> Allowed:
@@ -51,6 +51,35 @@ class Allowed:
                 "each label"
             )
         return cls(n_labels, None, rows)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a set of its own."""
+        return self._rows is not None
+
+    @cached_property
+    def mask(self) -> npt.NDArray[np.bool_] | None:
+        """(n_labels,): the labels of the set for all rows; None if rows have their own."""
+        if self._given is None:
+            return None
+        found = np.zeros(self.n_labels, np.bool_)
+        found[self._given] = True
+        return found
+
+    @cached_property
+    def labels(self) -> Ids:
+        """The labels that some row may be given, ascending."""
+        given = self._given
+        if given is not None and len(given) * _SORTED < self.n_labels:  # no pass over all labels
+            return np.unique(given).astype(np.int32)
+        return np.flatnonzero(self.anywhere).astype(np.int32)
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Labels that a row may be given, on average."""
+        if self._rows is None:
+            return len(self.labels)
+        return self._rows.nnz / max(1, self._rows.shape[0])
 
     @cached_property
     def anywhere(self) -> npt.NDArray[np.bool_]:
@@ -80,8 +109,12 @@ class Allowed:
         return Allowed(self.n_labels, None, some[rows])
 
     def between(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Ids]:
-        """Where the labels of rows start … stop − 1 begin, and these, ascending in each row."""
-        assert self._rows is not None
+        """Where the labels of rows start … stop − 1 begin, and these, ascending in each row.
+
+        One set for all rows is there once.
+        """
+        if self._rows is None:
+            return np.array([0, len(self.labels)], np.int64), self.labels
         starts = self._rows.indptr[start : stop + 1].astype(np.int64)
         labels = self._rows.indices[starts[0] : starts[-1]].astype(np.int32)
         return starts - starts[0], labels
@@ -106,6 +139,13 @@ class Allowed:
         kept.eliminate_zeros()
         return kept, int(np.count_nonzero(Y.data)) - kept.nnz
 
+    def is_new(self, owner: Any) -> bool:
+        """Whether this owner asks for the first time."""
+        if owner in self._known:
+            return False
+        self._known.add(owner)
+        return True
+
     def prepared(self, owner: Any, make: Callable[[], T]) -> T:
         """What `make` made of it for this owner, the first time that it was asked for."""
         found = self._prepared.get(owner)
@@ -114,10 +154,10 @@ class Allowed:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"n_labels": self.n_labels, "mask": self.mask, "_rows": self._rows}
+        return {"n_labels": self.n_labels, "_given": self._given, "_rows": self._rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _prepared=WeakKeyDictionary())
+        self.__dict__.update(state, _prepared=WeakKeyDictionary(), _known=WeakSet())
 
 
 LabelsAllowed: TypeAlias = Allowed | Iterable[str | int] | MatrixLike

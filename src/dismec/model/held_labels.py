@@ -15,6 +15,8 @@ from dismec.model.shards import Shard
 
 __all__ = ["HeldLabels"]
 
+_FEW = 1 / 16  # of the labels
+
 
 class HeldLabels:
     """The labels of some shards, with the shard and the classifier of each."""
@@ -35,18 +37,23 @@ class HeldLabels:
 
     def among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
         """Return, for each shard, the labels allowed for rows start … stop − 1."""
-        mask = allowed.mask
-        if mask is not None:
+        # Preparing a set for a single row does not pay off, unless the set is used again.
+        fleeting = stop - start == 1 and allowed.mean_size < _FEW * self.n_labels
+        if not (fleeting and allowed.is_new(self)) and allowed.mask is not None:
+            mask = allowed.mask
             return allowed.prepared(self, lambda: self._allowed_for_all(mask))
         label_starts, labels = allowed.between(start, stop)
-        row = np.repeat(np.arange(stop - start), np.diff(label_starts))
-        shard, classifier = self._classifiers[labels].T
+        numbers, first = self.numbers[labels], 0
         found = []
-        for number in range(len(self._labels)):
-            own = shard == number
-            starts = np.searchsorted(row[own], np.arange(stop - start + 1))
-            classifiers = classifier[own].astype(np.uint16)
-            found.append(kernels.AllowedLabels(label_starts, labels, starts, classifiers))
+        for _, starts in self._labels:
+            last = first + len(starts) - 1
+            own = (numbers >= first) & (numbers < last)
+            before = np.concatenate([np.zeros(1, np.int64), np.cumsum(own)])
+            allowed_here = (numbers[own] - first).astype(np.uint16)
+            found.append(
+                kernels.AllowedLabels(label_starts, labels, before[label_starts], allowed_here)
+            )
+            first = last
         return found
 
     def _allowed_for_all(self, mask: npt.NDArray[np.bool_]) -> list[Any]:
@@ -62,6 +69,14 @@ class HeldLabels:
             words.view(np.uint8)[: len(packed)] = packed
             found.append(kernels.AllowedLabels(bits, words.astype("<u2", copy=False)))
         return found
+
+    @cached_property
+    def numbers(self) -> npt.NDArray[np.int32]:
+        """(n_labels,): the classifier of each label, counted through all shards; −1 if unseen."""
+        sizes = [len(starts) - 1 for _, starts in self._labels]
+        first = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+        shard, classifier = self._classifiers.T
+        return np.where(shard < 0, np.int32(-1), first[shard] + classifier)
 
     @cached_property
     def _classifiers(self) -> npt.NDArray[np.int32]:

@@ -15,6 +15,7 @@ from dismec.cpu import available_memory
 from dismec.data.counts import counted
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
+from dismec.model.by_label import WeightsByLabel
 from dismec.model.calibration import Calibration, Float32s, Floats
 from dismec.model.cutting import cut_down
 from dismec.model.reranking import Gains
@@ -33,6 +34,9 @@ _FEW = 1 / 8  # largest share of the labels that is copied
 _MANY_ROWS = 256
 _COPIES = 4  # copies that are kept
 _WAITING = 16  # sets without a copy whose rows are counted
+# By label, a row takes no longer than from such a copy if it is allowed fewer than _SMALL labels
+# plus this share of the labels allowed for any row.
+_SMALL, _SMALL_PART = 100, 1 / 200
 
 
 class Orders(ABC):
@@ -138,22 +142,27 @@ class ShardOrders(Orders):
     ) -> None:
         super().__init__(n_labels, transform, calibration)
         self._shards = shards
-        # Number of rows and copied orders of recent small sets of labels, the latest last.
-        self._recent: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()
+        self._recent: OrderedDict[bytes, tuple[int, Orders | None]] = OrderedDict()  # latest last
         self._recent_lock = Lock()
+        self._by_label = WeightsByLabel(shards)
 
     def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Orders, Allowed | None]:
         """Like `Orders.among`; for few labels, use a copy of their weights once that pays off.
 
         The copy holds the labels that are allowed for any row. It is made once many rows have been
-        requested with these labels.
+        requested with these labels. Rows without such a copy count toward a copy of all weights by
+        label, and so do rows with small sets of their own.
         """
         if allowed is None:
             return self, None
-        labels = np.flatnonzero(allowed.anywhere)
-        if len(labels) > _FEW * self._n_labels:
-            return self, allowed
-        key = labels.astype(np.int32).tobytes()
+        n_some = len(allowed.labels)
+        many = n_some > _FEW * self._n_labels
+        small = allowed.by_row and allowed.mean_size < _SMALL + _SMALL_PART * n_some
+        if many or small:
+            self._by_label.count(allowed, n_rows)
+            if many or self._by_label.copy_for(allowed) is not None:
+                return self, allowed
+        key = allowed.labels.tobytes()
         with self._recent_lock:
             rows, orders = self._recent.pop(key, (0, None))
             rows += n_rows
@@ -166,16 +175,19 @@ class ShardOrders(Orders):
             for old in (*copies[:-_COPIES], *waiting[:-_WAITING]):
                 del self._recent[old]
         if orders is None:
+            if not small:
+                self._by_label.count(allowed, n_rows)
             return self, allowed
         return orders, None if allowed.mask is not None else allowed
 
     def _by_score(self) -> Predictor:
-        return Predictor(self._shards, self._n_labels, self.transform)
+        return Predictor(self._shards, self._n_labels, self.transform, self._by_label)
 
     def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
         bias = self.transform.bias
         shards = [s.rescaled(slopes[s.leaders], offsets[s.leaders], bias) for s in self._shards]
-        return Predictor(shards, self._n_labels, self.transform.with_bias(1.0))
+        transform = self.transform.with_bias(1.0)
+        return Predictor(shards, self._n_labels, transform, self._by_label)
 
 
 def check_dense(what: str, n_rows: int, n_labels: int, itemsize: int, instead: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
 from dismec.data.counts import check_k, counted
-from dismec.data.matrices import Rows
+from dismec.data.matrices import Rows, csr_on
 from dismec.data.mixed import MixedArrays
 from dismec.errors import DataError, ModelError
 from dismec.model.allowed import Allowed
+from dismec.model.by_label import WeightsByLabel
 from dismec.model.held_labels import HeldLabels
 from dismec.model.shards import Shard
 
@@ -118,10 +120,17 @@ class Predictor:
     number of threads.
 
     Shards may come in any order. Raises `ModelError` if they do not fit the transform, or hold a
-    label twice or one beyond `n_labels`.
+    label twice or one beyond `n_labels`. `by_label` has the weights of the same classifiers, for
+    rows that may be given few labels; their scales and biases are those of the shards.
     """
 
-    def __init__(self, shards: Sequence[Shard], n_labels: int, transform: RowTransform) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        n_labels: int,
+        transform: RowTransform,
+        by_label: WeightsByLabel | None = None,
+    ) -> None:
         self.n_labels = n_labels
         self.transform = transform
         held = np.zeros(n_labels, np.int64)
@@ -138,6 +147,9 @@ class Predictor:
         self._unseen = held == 0
         self._shards = [shard.native for shard in shards]
         self._held = HeldLabels(shards, n_labels)
+        self._by_label = by_label
+        self._scales = [shard.scales for shard in shards]
+        self._biases = [shard.bias for shard in shards]
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
@@ -157,12 +169,43 @@ class Predictor:
 
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            among = None if allowed is None else self._held.among(allowed, start, stop)
-            best = best_labels(self._shards, chunk, places, among)
+            if allowed is None:
+                best = best_labels(self._shards, chunk, places)
+            else:
+                best = self._best_among(chunk, places, allowed, start, stop)
             labels[start:stop, :places], scores[start:stop, :places] = best
 
         _for_chunks(rank, rows.n_rows, threads)
         return labels, scores
+
+    def _best_among(
+        self, chunk: Rows, places: int, allowed: Allowed, start: int, stop: int
+    ) -> tuple[Labels, Scores]:
+        """`best_labels` of rows start … stop − 1 among those that they may be given."""
+        copy = None if self._by_label is None else self._by_label.copy_for(allowed)
+        if copy is None:
+            return best_labels(self._shards, chunk, places, self._held.among(allowed, start, stop))
+        labels, scores = empty_topk(stop - start, places)
+        ranked = np.empty(stop - start, np.uint8)
+        few = (*allowed.between(start, stop), self._held.numbers)
+        copy.rank(*self._scales_and_biases, *chunk, *few, labels, scores, ranked)
+        left = np.flatnonzero(ranked == 0)
+        if len(left):  # for these it would take longer
+            rest: Any = csr_on(
+                chunk.data,
+                chunk.indices,
+                chunk.indptr,
+                (chunk.n_rows, self.transform.n_columns + 1),
+            )[left]
+            rest = Rows(rest.indptr.astype(np.int64), rest.indices, rest.data)
+            among = self._held.among(allowed.take(start + left), 0, len(left))
+            labels[left], scores[left] = best_labels(self._shards, rest, places, among)
+        return labels, scores
+
+    @cached_property
+    def _scales_and_biases(self) -> tuple[Scores, Scores]:
+        """Those of the classifiers of all shards."""
+        return np.concatenate(self._scales), np.concatenate(self._biases)
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
         """The scores of all labels, as a dense float32 (n_rows, n_labels).

@@ -13,7 +13,7 @@
 #include <memory>
 #include <new>
 
-namespace dismec::solve {
+namespace dismec {
 
 /// Numbers, initially 0, in huge pages where the system offers them and the array fills at least
 /// one: with small pages, most of the cost of a look-up is the TLB miss.
@@ -55,4 +55,4 @@ class HugeArray {
   std::unique_ptr<T, Free> data_;
 };
 
-}  // namespace dismec::solve
+}  // namespace dismec
