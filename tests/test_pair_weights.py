@@ -89,12 +89,6 @@ def weights_of(model):
     return model.weights.data.tobytes(), model.weights.indices.tobytes()
 
 
-def assert_same_minimum(X, s, pairs_w, other_w, C, u):
-    rows = sp.csr_array(X)
-    ours, theirs = (objective(rows, s, w.astype(np.float64), C, u) for w in (pairs_w, other_w))
-    assert ours == pytest.approx(theirs, rel=1e-3)
-
-
 # The solver
 
 
@@ -282,21 +276,16 @@ def test_dense_features_are_solved_with_pairs():
     rng = np.random.default_rng(0)
     X, Y = random_problem(rows=400, labels=8)
     E, pairs = rng.standard_normal((400, 12)).astype(np.float32), some_pairs(Y)
-    for rows in ([E], [X, E]):
-        model = fit(rows, Y, EXACT, pair_weights=pairs)
-        transform = model.transform
-        whole = model.transform.take(rows)
-        given = transform.arrays(whole)
-        Xt = transform.apply_between(given, 0, 400)
-        scores = model.decision_function(rows)
-        assert Xt is not None
+    plain = TrainingParams(precision="float32", delta=0, normalize=False, dense_scale=0.5)
+    for parts, sparse in (([E], np.empty((400, 0))), ([X, E], X.toarray())):
+        model = fit(parts, Y, plain, pair_weights=pairs)
+        dense = E * model.transform.dense_scales(E)[:, None]
+        rows = np.hstack([sparse, dense, np.ones((400, 1))]).astype(np.float64)
         for label in (5, 6, 7):
             s = np.where(Y[:, [label]].toarray().ravel(), 1.0, -1.0)
             u, w = dense_pairs(pairs)[:, label], model.weights[[label]].toarray().ravel()
-            slack = np.maximum(0, 1 - s * scores[:, label].astype(np.float64))
-            # At the minimum ‖w‖² = 2·Σ u·slack·(1 − slack): the gradient along w is 0.
-            along = 2 * (u * slack * (1 - slack)).sum()
-            assert w.astype(np.float64) @ w == pytest.approx(along, rel=0.05)
+            best = objective(rows, s, weighted_minimum(rows, s, 1.0, u), 1.0, u)
+            assert objective(rows, s, w.astype(np.float64), 1.0, u) == pytest.approx(best, rel=1e-3)
 
 
 # Training
