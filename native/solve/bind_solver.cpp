@@ -140,7 +140,7 @@ class Problem {
 
 void check_costs(std::span<const double> costs, std::int64_t n_labels) {
   if (std::ssize(costs) != n_labels)
-    throw std::invalid_argument("costs: one number a label expected");
+    throw std::invalid_argument("costs: one number per label expected");
   // Their roots, and their products with C, must be finite in single precision.
   for (const double cost : costs) {
     if (!(cost >= 1e-30 && cost <= 1e30)) throw std::invalid_argument("costs: out of range");

@@ -364,8 +364,8 @@ inline std::vector<std::int32_t> fixed_rows(std::span<const std::int32_t> positi
   return rows;
 }
 
-/// The set of a label's positives and the rows that are listed for it, at the solution that holds
-/// where there is no positive at all.
+/// The set of a label's positives and the rows listed for it, starting from the solution for a label
+/// without positives.
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
                   const ListedRows& listed, const Cost& cost, SetMemory& memory) {
   set.rows.clear();
