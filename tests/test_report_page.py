@@ -196,7 +196,7 @@ def test_a_page_can_be_read_on_any_screen(pages, visit, name, scheme, size):
 
 def test_the_headline_comes_first_and_internals_are_folded(pages, visit):
     page = visit(pages / "model.html")
-    assert page.locator("h1 + p").inner_text().startswith("Of 300 test rows")
+    assert page.locator("h1 + p").inner_text().startswith("For 100.0\xa0% of 300 test rows")
     assert not page.get_by_role("heading", name="Files").is_visible()
     heads = page.locator("h2:visible").all_inner_texts()
     order = ["Reliability", "By training frequency", "All labels"]
