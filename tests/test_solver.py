@@ -127,7 +127,7 @@ def test_impossible_costs_are_refused(problem_data):
         for costs in (equal_costs(Y, bad, 1), equal_costs(Y, 1, bad)):
             with pytest.raises(ValueError, match="costs: out of range"):
                 solve(X, Y, costs=costs)
-    with pytest.raises(ValueError, match="one number a label"):
+    with pytest.raises(ValueError, match="one number per label"):
         solve(X, Y, costs=Costs(np.ones(3), np.ones(3)))
 
 

@@ -187,7 +187,7 @@ def test_a_finished_or_different_model_is_kept_by_default(tmp_path, problem_data
 def test_two_trainings_do_not_share_a_directory(tmp_path, problem_data):
     path = tmp_path / "model"
     path.mkdir()
-    with locked(path), pytest.raises(ModelError, match="another run"):
+    with locked(path), pytest.raises(ModelError, match="another process"):
         train(*problem_data, path, PARAMS)
 
 

@@ -426,7 +426,7 @@ def test_unusable_figure_paths_and_data_are_reported_before_training(tmp_path):
     train(X, Y, model)
     result = run(main, ["sweep", model, "--test", data, "--C", "3"])
     assert result.exit_code == 2
-    assert "--C is for a training" in result.stderr
+    assert "--C applies to training" in result.stderr
 
 
 def test_tune_and_sweep_take_the_options_of_train(tmp_path):
