@@ -85,7 +85,7 @@ class Refining:
         effect = earlier and earlier.params.get("refine_effect")
         if directory and earlier and effect and earlier.refined is None:
             # It was found that they do not.
-            job = self.job.stating(refine_effect=effect)
+            job = self.job.with_facts(refine_effect=effect)
             known = resume.known_calibration(directory, job, earlier)
             if known:
                 return known, earlier, progress
@@ -97,7 +97,7 @@ class Refining:
             earlier = self.stages.begin(replace(self.job, manifest=begun), before)
         likely = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
         lessons = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
-        job = self.job.stating(refine_effect=lessons.effect)
+        job = self.job.with_facts(refine_effect=lessons.effect)
         if lessons.calibration is not None:
             groups = job.problem.equal_labels.groups
             job = job.with_calibration(lessons.calibration.taken_from(groups))
@@ -319,7 +319,7 @@ def stated(job: Job) -> Job:
         )
     if not job.params.calibrate:
         return job
-    return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
+    return job.with_facts(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
 
 
 def _sparse(X: Any) -> Any:
