@@ -84,7 +84,7 @@ class Job:
             raise DataError("there are no rows to train on")
         params = request.params
         if params.penalty == "l1" and not (request.weights is None and request.costs is None):
-            raise DataError("weights of rows and classes are not supported with penalty='l1'")
+            raise DataError("row weights and class weights are not supported with penalty='l1'")
         if request.pair_weights is not None:
             _check_pairs_supported(params)
         X, Y, named, weights, pairs = _weighted_data(X, request)
