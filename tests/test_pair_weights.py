@@ -527,7 +527,7 @@ def load(path):
         ("3 egg many", "pairs.txt:2: 'many' is not a number"),
         ("3 egg -1", "pairs.txt:2: the weight is -1; expected a number from 0 to 1e+30"),
         ("3 egg nan", "pairs.txt:2: the weight is nan; expected a number from 0 to 1e+30"),
-        ("7 egg 1", "pairs.txt:2: there is no row 7 in 6 rows"),
+        ("7 egg 1", "pairs.txt:2: there is no row 7: the data have 6 rows"),
         ("3 milk 1", "pairs.txt:2: the data have no label 'milk'"),
         ("3 0 1", "pairs.txt:2: the data have no label '0'"),
         ("1 egg 2", "pairs.txt:2: row 1 has label egg twice"),
