@@ -137,7 +137,7 @@ class Predictor:
         for shard in shards:
             if shard.n_features != transform.n_columns:
                 raise ModelError(
-                    f"a shard is of {shard.n_features} features, not {transform.n_columns}"
+                    f"a shard has {shard.n_features} features; expected {transform.n_columns}"
                 )
             if len(shard.labels) and shard.labels.max() >= n_labels:
                 raise ModelError(f"a shard holds label {shard.labels.max()} of {n_labels} labels")
