@@ -453,7 +453,7 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
         train(X, Y, tmp_path / "there", weights=v, **how)
         how = {"cluster": str(cluster.file), "pair_weights": listed}
         train_text(texts, tmp_path / "texts there", fmt=fmt, **how)
-        with pytest.raises(DataError, match="pair_weights is not supported with data that are wi"):
+        with pytest.raises(DataError, match="pair_weights is not supported with data on the wo"):
             train(data, None, tmp_path / "placed", pair_weights=pairs, cluster=str(cluster.file))
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
     assert weight_files(tmp_path / "texts here") == weight_files(tmp_path / "texts there")
