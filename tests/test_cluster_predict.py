@@ -519,7 +519,7 @@ def test_dense_features_are_scored_on_a_cluster_as_on_one_machine(shared, tmp_pa
     ):
         there = ClusterModel(predictor)
         found = there.predict_topk([X, E], 5)
-        with pytest.raises(DataError, match="X has no dense features, and the model takes 24"):
+        with pytest.raises(DataError, match="X has no dense features, but the model takes 24"):
             there.predict_topk(X, 5)
     for one, other in zip(found, here.predict_topk([X, E], 5), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -214,11 +214,20 @@ def test_a_row_of_zeros_stays_zero():
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (lambda X, E: X, "X has no dense features, and the model takes 20 beside 50 sparse"),
-        (lambda X, E: [E], "X has no sparse features, and the model takes 50 beside 20 dense"),
+        (
+            lambda X, E: X,
+            "X has no dense features, but the model takes 20 in addition to 50 sparse",
+        ),
+        (
+            lambda X, E: [E],
+            "X has no sparse features, but the model takes 50 in addition to 20 dense",
+        ),
         (lambda X, E: [X, E[:, :7]], "X has 7 dense features; the model takes 20"),
         (lambda X, E: [X[:9], E], "X has 9 rows, but the dense features have 400"),
-        (lambda X, E: ["a text"], "X has no dense features, and the model takes 20 beside 50"),
+        (
+            lambda X, E: ["a text"],
+            "X has no dense features, but the model takes 20 in addition to 50",
+        ),
         (lambda X, E: [sp.hstack([X, X]), E], "X has 100 features, the model has 50"),
     ],
 )
@@ -507,7 +516,7 @@ def test_texts_are_classified_with_dense_features_beside_them(tmp_path):
     assert {term.term for term in told.terms} <= {"boil", "the", "egg"}
     assert told.embedding is not None
     for wrong, reason in (
-        (TEXTS, "X has no dense features, and the model takes 6 beside"),
+        (TEXTS, "X has no dense features, but the model takes 6 in addition to"),
         ([E], "X has no sparse features"),
         ([sp.csr_array(rows.toarray()), E[:2]], r"pass \[dismec.TextRows\(X\), E\]"),
         ([TEXTS[:3], E], "X has 3 rows, but the dense features have 20"),

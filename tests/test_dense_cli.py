@@ -142,7 +142,7 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
     ok("train", data, *given, *judge, "-o", tmp_path / "model")
     assert open_model(tmp_path / "model").calibration is not None
     reason = refused("train", data, *given, "-o", tmp_path / "other")
-    assert "--validation requires --validation-dense with --dense" in reason
+    assert "with --dense, --validation requires --validation-dense" in reason
     texts, T = files / "texts.jsonl", files / "T.npy"
     tuned = ("--validation", texts, "--dense", T, "--validation-dense", T, "--dense-only")
     ok("tune", texts, *tuned, "-o", tmp_path / "tuned")
@@ -183,7 +183,7 @@ def test_validation_data_has_its_own_dense_features(files, tmp_path):
                 "-o",
                 "x",
             ],
-            "--min-df is for texts, which --dense-only leaves out",
+            "--min-df is for texts, which --dense-only ignores",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_a_text_model_refuses_other_matrices(texts):
 def test_a_numeric_model_refuses_texts():
     model = fit(*random_problem(rows=60, labels=4))
     for texts in ("a", ["a", "b"], np.array(["a"]), pd.Series(["a"]), pl.Series(["a"])):
-        with pytest.raises(DataError, match="trained on numeric features, and X is texts"):
+        with pytest.raises(DataError, match="trained on numeric features, but X is texts"):
             model.predict_topk(texts)
 
 

@@ -453,7 +453,7 @@ def test_cluster_gives_the_same_bytes(tmp_path, problem_data):
         train(X, Y, tmp_path / "there", weights=v, **how)
         how = {"cluster": str(cluster.file), "pair_weights": listed}
         train_text(texts, tmp_path / "texts there", fmt=fmt, **how)
-        with pytest.raises(DataError, match="pair_weights is not supported with data on the workers"):
+        with pytest.raises(DataError, match="pair_weights is not supported with data on the wo"):
             train(data, None, tmp_path / "placed", pair_weights=pairs, cluster=str(cluster.file))
     assert weight_files(tmp_path / "here") == weight_files(tmp_path / "there")
     assert weight_files(tmp_path / "texts here") == weight_files(tmp_path / "texts there")
@@ -527,7 +527,7 @@ def load(path):
         ("3 egg many", "pairs.txt:2: 'many' is not a number"),
         ("3 egg -1", "pairs.txt:2: the weight is -1; expected a number from 0 to 1e+30"),
         ("3 egg nan", "pairs.txt:2: the weight is nan; expected a number from 0 to 1e+30"),
-        ("7 egg 1", "pairs.txt:2: there is no row 7 in 6 rows"),
+        ("7 egg 1", "pairs.txt:2: there is no row 7: the data have 6 rows"),
         ("3 milk 1", "pairs.txt:2: the data have no label 'milk'"),
         ("3 0 1", "pairs.txt:2: the data have no label '0'"),
         ("1 egg 2", "pairs.txt:2: row 1 has label egg twice"),

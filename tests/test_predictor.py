@@ -221,7 +221,7 @@ def test_shards_that_do_not_match_the_model_are_refused():
     for shards, n_labels, n_features, reason in [
         ([one, one], 3, 2, "label 0 is in the shards 2 times"),
         ([one], 2, 2, "label 2 of 2 labels"),
-        ([one], 3, 4, "a shard is of 2 features, not 4"),
+        ([one], 3, 4, "a shard has 2 features; expected 4"),
     ]:
         with pytest.raises(ModelError, match=reason):
             Predictor(shards, n_labels, Transform(n_features))

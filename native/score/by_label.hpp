@@ -1,10 +1,10 @@
-// Shards → the same weights by classifier, and rows ranked among few labels.
+// Shards → a copy of their weights by classifier; rows with few allowed labels → top k.
 //
-// By feature, the weights of all classifiers for the row's features are read. Where a row may be
-// given few labels, it takes less time to read all weights of just these, most of which are for
-// features that the row does not have. Those above 0 come first: where no value of the row is below
-// 0, they bound the score from above, for the reasons in bounded.hpp, and few classifiers have a
-// bound that is high enough to read the rest.
+// Ranking by feature reads the weights of all classifiers for the features of the row. If few
+// labels are allowed, it is faster to read all weights of these labels, though most are for
+// features that the row does not have. Positive weights are stored first: if no value of the row is
+// negative, they give an upper bound of the score (see bounded.hpp), and only the few classifiers
+// whose bound is high enough are read in full.
 #pragma once
 
 #include <algorithm>
@@ -26,23 +26,23 @@
 
 namespace dismec::score {
 
-/// The weights of the classifiers of some shards, one shard's after another's, in ascending order
-/// of features: those above 0 first, then the others.
+/// The weights of the classifiers of some shards, shard after shard. Each classifier has two parts,
+/// its positive weights and then its negative ones, both in ascending order of features.
 template <typename Code>
 struct ByLabel {
-  std::vector<std::int64_t> starts;  // of both parts of each classifier, and the end
+  std::vector<std::int64_t> starts;  // of the two parts of each classifier, and the end
   HugeArray<std::int32_t> features{0};
   HugeArray<Code> codes{0};
   std::int64_t n_features = 0;
-  std::int64_t longest = 0;    // weights of a classifier, at most
-  std::vector<float> reading;  // nanoseconds that it takes to add each feature's lists
-  float bounding = 0;          // and to look at the sums
+  std::int64_t longest = 0;    // most weights of any classifier
+  std::vector<float> reading;  // nanoseconds to add the lists of each feature, by feature
+  float bounding = 0;          // nanoseconds to compare the sums of a row, by feature
 
   std::int64_t n_rows() const { return std::ssize(starts) / 2; }
 };
 
-/// Calls visit(part of a classifier, feature, code) for the weights of a shard, by feature. The
-/// shard's classifiers are numbered from `first` on.
+/// Calls visit(part, feature, code) for each weight of a shard, feature by feature. The classifiers
+/// of the shard are numbered from `first`; classifier i has the parts 2i and 2i + 1.
 template <typename Code, typename Visit>
 inline void each_by_feature(const Shard<Code>& shard, std::int64_t first, Visit&& visit) {
   for (std::int64_t feature = 0; feature < shard.n_features(); ++feature)
@@ -53,13 +53,14 @@ inline void each_by_feature(const Shard<Code>& shard, std::int64_t first, Visit&
       });
 }
 
-/// How long it takes to add a list by feature, in nanoseconds.
+/// Estimates the nanoseconds needed to add a list when ranking by feature.
 template <typename Code>
 inline float adding(const Shard<Code>& shard, const typename Shard<Code>::List& list) {
   return static_cast<float>(list.dense ? shard.n_words() : std::ssize(list.weights));
 }
 
-/// Reads all weights twice, and takes no memory but for the result.
+/// Copies the weights of shards by classifier. Reads them twice, first to count, so that no
+/// memory is needed besides the result.
 template <typename Code>
 inline ByLabel<Code> by_label(std::span<const Shard<Code>> shards, std::int64_t n_features) {
   ByLabel<Code> copy;
@@ -89,7 +90,7 @@ inline ByLabel<Code> by_label(std::span<const Shard<Code>> shards, std::int64_t 
   for (const auto& shard : shards) {
     each_by_feature(shard, first, [&](std::int64_t part, std::int64_t feature, Code code) {
       const std::int64_t at = next[part]++;
-      // A file may change while it is read.
+      // The mapped file may change between the two readings.
       if (at >= copy.starts[part + 1]) throw std::invalid_argument("weights came and went");
       copy.features[at] = static_cast<std::int32_t>(feature);
       copy.codes[at] = code;
@@ -99,14 +100,14 @@ inline ByLabel<Code> by_label(std::span<const Shard<Code>> shards, std::int64_t 
   return copy;
 }
 
-/// The values of one row after another by feature: a bit for each feature that it has, and where
-/// the values of each word of them begin.
+/// A row for lookups by feature: one bit per feature, and the position of the first value of each
+/// word of 64 features. Reused for one row after another.
 class RowValues {
  public:
   explicit RowValues(std::int64_t n_features)
       : bits_(n_features / 64 + 1), first_(n_features / 64 + 1) {}
 
-  /// Until `clear`. Features ascend.
+  /// Sets the row until `clear`. Features ascend.
   void set(std::span<const std::int32_t> features, const float* values) {
     features_ = features, values_ = values;
     for (std::size_t e = 0; e < features.size(); ++e) {
@@ -121,7 +122,7 @@ class RowValues {
   }
 
   std::uint64_t has(std::uint32_t feature) const { return bits_[feature / 64] >> feature % 64 & 1; }
-  /// Of a feature that it has.
+  /// The value of a feature that the row has.
   float operator[](std::uint32_t feature) const {
     const std::uint64_t before = bits_[feature / 64] & ((std::uint64_t{1} << feature % 64) - 1);
     return values_[first_[feature / 64] + std::popcount(before)];
@@ -134,7 +135,7 @@ class RowValues {
   const float* values_ = nullptr;
 };
 
-/// This thread's: all its bits are 0 whenever a row is begun.
+/// Returns the calling thread's lookup table, which is empty between rows.
 inline RowValues& row_values(std::int64_t n_features) {
   thread_local std::int64_t size = -1;
   thread_local RowValues memory(0);
@@ -142,25 +143,25 @@ inline RowValues& row_values(std::int64_t n_features) {
   return memory;
 }
 
-/// Sums of products of one row after another.
+/// The sums of products of a row's values and the weights of classifiers.
 template <typename Code>
 class Products {
  public:
   Products(const ByLabel<Code>& copy, const RowValues& values)
       : copy_(copy), values_(values), found_(new std::int64_t[copy.longest + 1]) {}
 
-  /// Asks for what `above` reads, or for what `all` does.
+  /// Prefetches what `above` reads or, with `all`, what `all` reads.
   void fetch(std::int64_t row, bool all) const {
     const std::int64_t* const at = &copy_.starts[2 * row];
     for (std::int64_t i = at[0]; i < at[all ? 2 : 1]; i += 64 / sizeof(std::int32_t))
       __builtin_prefetch(&copy_.features[i]);
   }
-  /// What weights above 0 add.
+  /// The sum over positive weights.
   float above(std::int64_t row) {
     const std::int64_t* const at = &copy_.starts[2 * row];
     return add(found_.get(), find(at[0], at[1], found_.get()), 0.0f);
   }
-  /// All of it, added in the order of features.
+  /// The sum over all weights, added in the order of features.
   float all(std::int64_t row) {
     const std::int64_t* const at = &copy_.starts[2 * row];
     const std::int64_t* one = found_.get();
@@ -174,7 +175,8 @@ class Products {
   }
 
  private:
-  /// Where the features of the row are among some: whether one is there cannot be guessed.
+  /// Writes the positions of weights whose features the row has. Without branches, which would be
+  /// mispredicted.
   std::int64_t* find(std::int64_t begin, std::int64_t end, std::int64_t* found) const {
     const std::int32_t* const features = copy_.features.data();
     for (std::int64_t at = begin; at < end; ++at) {
@@ -196,8 +198,8 @@ class Products {
   std::unique_ptr<std::int64_t[]> found_;
 };
 
-/// Labels that rows may be given, ascending in each row: of row i those from starts[i] on, or the
-/// same for all rows if there are two starts. The classifier of a label is −1 if it has none.
+/// The allowed labels of rows, ascending in each row: those of row i start at starts[i]. If there
+/// are only two starts, all rows share one set. The classifier of an untrained label is −1.
 struct FewLabels {
   std::span<const std::int64_t> starts;
   std::span<const std::int32_t> labels;
@@ -220,25 +222,25 @@ inline void check_few(const FewLabels& few, std::int64_t n_rows, std::int64_t n_
       throw std::invalid_argument("an allowed label or its classifier is not there");
 }
 
-/// A label, its classifier, and what its score is at most.
+/// A label with an upper bound of its score, and its classifier.
 struct Candidate {
   Place bound;
   std::int32_t row;
 };
 
-/// The weights that candidates have: those above 0, and all.
+/// Number of positive weights of the candidates, and of all their weights.
 struct Sizes {
   std::int64_t above = 0, all = 0;
 };
 
-// Nanoseconds, measured with a generated model of 100,000 labels that have 480 weights each.
+// Nanoseconds, measured on a generated model of 100,000 labels with 480 weights each.
 
-/// To look at a label, and at one of its weights.
+/// Per label, and per weight read.
 inline constexpr float kLabel = 40, kWeight = 2.2f;
-/// Labels for each place that are read in full, as their bounds are high enough.
+/// Labels per place whose bounds are high enough to be read in full.
 inline constexpr float kReadInFull = 1.5f;
 
-/// How long it takes to rank candidates for k places.
+/// Estimates the nanoseconds needed to rank candidates for k places.
 inline float ranking_time(std::size_t n_candidates, Sizes sizes, bool bounded, std::size_t k) {
   const auto count = static_cast<float>(std::max<std::size_t>(n_candidates, 1));
   const float in_full = std::min(1.0f, kReadInFull * static_cast<float>(k) / count);
@@ -247,8 +249,8 @@ inline float ranking_time(std::size_t n_candidates, Sizes sizes, bool bounded, s
   return kLabel * count + kWeight * read;
 }
 
-/// Lets candidates compete for the places of a row: score(sum, classifier) is the score of a sum of
-/// products. If they are `bounded`, no value of the row is below 0.
+/// Enters candidates into the places of a row, where score(sum, classifier) turns a sum of products
+/// into a score. Bounds are used if `bounded`, which requires that no value of the row is negative.
 template <typename Code, typename Score>
 inline void enter_candidates(Products<Code>& products, Score&& score, bool bounded,
                              std::span<Candidate> candidates, std::span<Place> heap) {
@@ -264,7 +266,7 @@ inline void enter_candidates(Products<Code>& products, Score&& score, bool bound
     }
     std::ranges::make_heap(candidates, later);
   }
-  // The one with the highest bound is on its way from memory while another is scored.
+  // The candidate with the next highest bound is prefetched while the current one is scored.
   const auto take = [&]() -> const Candidate* {
     if (candidates.empty()) return nullptr;
     if (bounded) std::ranges::pop_heap(candidates, later);
@@ -285,8 +287,8 @@ inline void enter_candidates(Products<Code>& products, Score&& score, bool bound
   }
 }
 
-/// Ranks those rows for which it takes less time than by feature, and tells which. The scores of
-/// classifiers are scaled and have a bias as in their shards. With `always`, ranks all.
+/// Ranks the rows for which this is estimated to be faster than by feature, or all with `always`,
+/// and marks them in `ranked`. Scales and biases are those of the classifiers in their shards.
 template <typename Code>
 inline void rank_few(const ByLabel<Code>& copy, std::span<const float> scales,
                      std::span<const float> biases, const Csr& rows, const FewLabels& few,

@@ -38,7 +38,7 @@ inline constexpr double kStalled = 1e-3;
 struct CoordinateScratch {
   std::vector<double> slack;  // 1 − s_i·w·x_i
   std::vector<float> gradient, scaled, sums;
-  std::vector<float> factors;          // of rows in the gradient
+  std::vector<float> factors;          // factor of each row in the gradient
   std::vector<std::int32_t> active;    // rows whose factor is not 0
   std::vector<std::int32_t> chosen;    // features
   std::vector<std::int32_t> place_of;  // position in `chosen`; −1 for the others
@@ -259,8 +259,8 @@ class CoordinateSolver {
     Columns& columns = s_.columns;
     columns.has_bias = X_.bias != 0;
     for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
-    // Dense features are the first of the chosen. Entries of the others are taken row by row first,
-    // then put in order of the features; the bias is the last of them.
+    // Dense features come first among the chosen ones. The entries of the others are collected row
+    // by row, then sorted by feature; the bias is the last.
     const auto n_dense = static_cast<std::int32_t>(
         std::lower_bound(s_.chosen.begin(), s_.chosen.end(), set_.n_dense) - s_.chosen.begin());
     columns.n_dense = n_dense;
@@ -301,8 +301,8 @@ class CoordinateSolver {
     }
   }
 
-  /// Notes the weight and the squares of a chosen feature, given its numbers in the rows of the
-  /// set, and returns those of the stand-ins.
+  /// Sets the weight and the sum of squares of a chosen feature, given its values in the rows of
+  /// the set, and returns its values in the two stand-ins.
   template <typename Numbers>
   std::array<float, 2> end_column(std::int32_t c, Numbers numbers) {
     double sum = 0;
@@ -319,7 +319,7 @@ class CoordinateSolver {
     return {static_cast<float>(-of_rest), static_cast<float>(-of_group)};
   }
 
-  /// Copies the columns of the first chosen features, which are dense.
+  /// Copies the columns of the chosen dense features.
   void gather_dense() {
     Columns& columns = s_.columns;
     const auto n_dense = static_cast<std::int32_t>(columns.n_dense);

@@ -109,7 +109,8 @@ void add_dense_rows(const DenseRows& dense, std::int64_t begin, std::int64_t end
   }
 }
 
-/// The same for any number of rows and all columns; single precision only within short stretches.
+/// The same for any number of rows and all columns. Only short stretches are summed in single
+/// precision, so that rounding errors do not add up.
 template <typename RowAt, typename FactorAt>
 void add_many_dense_rows(const DenseRows& dense, std::int64_t n, const RowAt& row_at,
                          const FactorAt& factor_at, float* w) {
@@ -125,7 +126,7 @@ void add_many_dense_rows(const DenseRows& dense, std::int64_t n, const RowAt& ro
   for (std::int64_t k = 0; k < dense.width; ++k) w[k] = static_cast<float>(sums[k]);
 }
 
-// Rows that are multiplied with a panel at once: as many as there are registers for their sums.
+// Rows multiplied with a panel at once: as many as there are registers for their sums.
 #if defined(__AVX512F__)
 inline constexpr int kPanelRows = 8;
 #else

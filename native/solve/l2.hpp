@@ -155,9 +155,9 @@ class L2 {
   }
 
   /// LIBLINEAR's rule, ‖∇f(w)‖ ≤ ε · max(min(pos, neg), 1)/N · ‖∇f(0)‖, where
-  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. With weights
-  /// u of pairs, (a + b)·Σ_pos v·x becomes Σ_pos (a·u + b)·v·x + b·Σ_neg (1 − u)·v·x, and rows of
-  /// weight 0 are not counted. `set` holds the positives, and the rows with weights of pairs.
+  /// ∇f(0) = 2C·(b·Σ_all v·x − (a + b)·Σ_pos v·x), and a gap of at most a tenth of ε. With pair
+  /// weights u, (a + b)·Σ_pos v·x becomes Σ_pos (a·u + b)·v·x + b·Σ_neg (1 − u)·v·x, and rows with
+  /// u = 0 are not counted. `set` holds the positives and the rows with a pair weight.
   Goal goal_of(const WorkingSet& set, float C) {
     const auto factor = set.factor(X_);
     const auto n_left_out = std::ranges::count(set.pair_weights, 0.0F);
@@ -165,7 +165,7 @@ class L2 {
     const auto neg = static_cast<double>(X_.size() - set.n_positive - n_left_out);
     const double b = set.cost.negative;
     const double both = set.cost.positive + b;
-    // What a row is part of the second sum with, in (a + b).
+    // The factor of a row in the second sum, divided by (a + b).
     const auto weight_at = [&](std::int64_t i) {
       const float v = X_.weight(set.rows[i]);
       if (!set.has_pair_weights()) return v;

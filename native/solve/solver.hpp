@@ -1,7 +1,7 @@
 // Labels, their positives and costs → pruned weights: for each label
 //     min ½‖w‖² + C·Σ_i cost_i·max(0, 1 − s_i·w·x_i)²
-// where a positive row costs a and a negative one b, times the weights of the row and of the pair
-// of row and label; or with ‖w‖₁ in place of ½‖w‖².
+// where the cost is a for positive rows and b for negative ones, times the row weight and the
+// weight of the (row, label) pair; or with ‖w‖₁ in place of ½‖w‖².
 //
 // A label is solved in rounds on a working set. The steps of a round are numbered as in
 // docs/explanation/solver.md. What depends on the penalty is in l2.hpp and l1.hpp.
@@ -46,13 +46,13 @@ inline constexpr std::int64_t kBytes = std::int64_t{40} << 20;
 inline constexpr std::int64_t kBytesPerRowOrFeature = 40;
 }  // namespace solver_limits
 
-/// Solves labels one slot each; an idle slot takes the next label. What a label's weights become
-/// depends on nothing but X, its positives, its costs, the weights of its pairs and the options.
+/// Solves labels, one per slot; an idle slot takes the next label. The weights of a label depend
+/// only on X, its positives, its costs, its pair weights and the options.
 template <Penalty P>
 class Solver {
  public:
-  /// Row l of `positives` are the rows of X that have label l, and row l of `pairs` those that have
-  /// a weight of their own for it; `pairs` may be empty. The team is that of all solvers of a run.
+  /// Row l of `positives` holds the rows of X that have label l, and row l of `pairs` those with a
+  /// pair weight for it; `pairs` may be empty. All solvers of a run share one team.
   Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
          const Csr& pairs, const Costs& costs, const SolverOptions& options, Team& team)
       : X_(X),
@@ -241,13 +241,13 @@ class Solver {
     return task.set.bytes() + pass_.bytes(slot);
   }
 
-  /// What a label's working set will take, judging by those before: the negatives that come in may
-  /// be longer or fewer than others.
+  /// Memory that a label's working set is expected to take, corrected by the sets of earlier
+  /// labels: the negatives that are added may be fewer or longer than assumed.
   std::int64_t expected_bytes(std::int64_t label) const {
     const double bytes = usual_ * static_cast<double>(plain_bytes(label));
     return std::min(static_cast<std::int64_t>(bytes), 2 * kCompactBytes);
   }
-  /// Sets have some six rows per positive where these are many, and far more where they are few.
+  /// The uncorrected estimate: about six rows per positive if there are many, far more if few.
   std::int64_t plain_bytes(std::int64_t label) const {
     const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
     const auto n = static_cast<double>(positives_.nnz(label));
@@ -255,7 +255,7 @@ class Solver {
     return (rows + kGrowth + std::ssize(listed(label).rows)) * nnz * copy_bytes(true);
   }
 
-  /// The rows that have a weight of their own for a label.
+  /// The rows with a pair weight for a label.
   ListedRows listed(std::int64_t label) const {
     if (pairs_.indices.empty()) return {};
     return {pairs_.columns(label), pairs_.values.subspan(pairs_.indptr[label], pairs_.nnz(label))};

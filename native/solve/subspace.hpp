@@ -55,9 +55,8 @@ struct SubspaceScratch {
 
 /// Minimizes f_W(w) = ½‖w‖² + C·Σ_{i in W} cost_i·v_i·max(0, 1 − s_i·w·x_i)²
 ///                   + C·b·V·max(0, 1 + w·mean)²
-/// from set.w, where v_i is the weight of a row for this label, b the cost of negatives, V the
-/// weight of all rows outside, which have the same weight for all labels, and `mean` their weighted
-/// mean.
+/// from set.w, where v_i is the weight of row i for this label, b the cost of negatives, V the sum
+/// of the weights of all rows outside, which have no pair weights, and `mean` their weighted mean.
 ///
 /// Scaled by √(cost_i·v_i), a row has cost 1. The mean is never formed, because mean = (Σ_all v·x −
 /// Σ_W v·x)/V. Scaled by √(b·V) it is a row like the others, with slack √(b·V)·(1 + w·mean).

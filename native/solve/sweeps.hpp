@@ -30,14 +30,14 @@ struct Entry {
   float value;
 };
 
-/// The chosen features, the bias last if there is one: column c has entries starts[c] … starts[c +
-/// 1]. The first, which are dense, have a value for every row instead.
+/// The columns of the chosen features, the bias last if there is one. The first `n_dense` columns
+/// have a value per row; another column c has the entries starts[c] … starts[c + 1] − 1.
 struct Columns {
   std::vector<std::int64_t> starts;
   std::vector<Entry> entries;
   std::vector<float> dense;        // column after column
   std::size_t n_dense = 0;         // columns
-  std::vector<double> w, squares;  // a weight each, and Σ_i x_ij²
+  std::vector<double> w, squares;  // per column: its weight, and Σ_i x_ij²
   bool has_bias = false;
 
   std::size_t size() const { return w.size(); }
@@ -48,7 +48,7 @@ struct Columns {
     const std::size_t n_rows = dense.size() / n_dense;
     return std::span(dense).subspan(c * n_rows, n_rows);
   }
-  /// Calls use(column), with entries or with the values of all rows.
+  /// Calls use(column) with the entries of a column or, if it is dense, with its values.
   template <typename Use>
   auto visit(std::size_t c, const Use& use) {
     if (c < n_dense) return use(std::span<const float>(dense_column(c)));
@@ -56,7 +56,7 @@ struct Columns {
   }
 };
 
-/// Calls take(row, value) for each number of a column.
+/// Calls take(row, value) for each value of a column.
 template <typename Take>
 void each_number(std::span<const Entry> column, const Take& take) {
   for (const Entry& e : column) take(e.row, e.value);
@@ -66,7 +66,7 @@ void each_number(std::span<const float> column, const Take& take) {
   for (std::int64_t i = 0; i < std::ssize(column); ++i) take(i, column[i]);
 }
 
-/// Σ of two numbers that term(row, value) gives, over a column.
+/// Sums the two numbers that term(row, value) returns over a column.
 template <typename Term>
 std::array<double, 2> sum_over(std::span<const Entry> column, const Term& term) {
   std::array<double, 2> sums = {};
@@ -77,7 +77,7 @@ std::array<double, 2> sum_over(std::span<const Entry> column, const Term& term) 
   }
   return sums;
 }
-/// The same in chains that a CPU can do side by side.
+/// The same for a dense column, in independent chains that the compiler can vectorize.
 template <typename Term>
 std::array<double, 2> sum_over(std::span<const float> column, const Term& term) {
   constexpr std::int64_t kChains = 8;
@@ -105,7 +105,7 @@ std::array<double, 2> sum_over(std::span<const float> column, const Term& term) 
   return sums;
 }
 
-/// Vectors that live as long as a thread, to be allocated once.
+/// Vectors that are allocated once per thread and reused.
 struct SweepScratch {
   std::vector<double> old_w, old_slack, step, moved;
   std::array<Direction, kDirections> directions;  // over the chosen features

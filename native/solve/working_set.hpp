@@ -20,16 +20,15 @@ struct Cost {
   double negative = 1;
 };
 
-/// Rows that have a weight of their own for one label, ascending. A row of weight 0 does not count
-/// for the label at all, and is not one of its positives.
+/// Rows with a pair weight for one label, ascending. A row of weight 0 is ignored for the label,
+/// and is not one of its positives.
 struct ListedRows {
   std::span<const std::int32_t> rows;
   std::span<const float> weights;
 };
 
-/// A label's working set: its positives, the negatives with a weight of their own for this label,
-/// then the negatives taken in so far. Vectors over features hold those of dense features first and
-/// that of the bias last.
+/// A label's working set: its positives, the negatives with a pair weight for this label, then the
+/// negatives added so far. Vectors over features hold dense features first and the bias last.
 ///
 /// Dense features are read from X in place. Sparse ones are copied, renumbered in order of first
 /// use, so that vectors are only as long as the set needs and stay in cache. A set of more than
@@ -37,14 +36,14 @@ struct ListedRows {
 struct WorkingSet {
   std::vector<std::int32_t> rows;
   std::int64_t n_positive = 0;
-  std::vector<float> pair_weights;  // of the rows that never leave; empty: all ones
-  std::int64_t n_outside = 0;       // the other rows, all of them negatives
-  double weight_inside = 0;         // Σ of the weights that its rows have for all labels
+  std::vector<float> pair_weights;  // of the fixed rows; empty: all 1
+  std::int64_t n_outside = 0;       // rows outside the set, all negative
+  double weight_inside = 0;         // Σ of the row weights in the set
   Cost cost;
   float positive_root = 1;  // √cost
   float negative_root = 1;
-  std::vector<float> weight_roots;  // √weight of each row for this label; empty: all ones
-  std::vector<float> row_roots;     // √weight of each row for all labels; empty: the same
+  std::vector<float> weight_roots;  // √(row weight · pair weight); empty: all 1
+  std::vector<float> row_roots;     // √(row weight); empty: as weight_roots
   std::vector<float> w;
   std::vector<float> sums;           // Σ of all rows of X, per entry of w; `find_sums` updates it
   std::vector<std::uint16_t> codes;  // `Tiers::code` of each feature; passes update it
@@ -55,12 +54,12 @@ struct WorkingSet {
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows.size()); }
   bool has_pair_weights() const { return !pair_weights.empty(); }
-  /// The first rows never leave: the stand-in counts those outside as if they had no weight of
-  /// their own.
+  /// Number of first rows that never leave the set. Those with a pair weight must stay, as the
+  /// stand-in for the rows outside only knows row weights.
   std::int64_t n_fixed() const {
     return has_pair_weights() ? std::ssize(pair_weights) : n_positive;
   }
-  /// What it takes of memory: vectors have room for a quarter more than they hold.
+  /// Memory that the set takes: vectors have room for a quarter more than they hold.
   std::int64_t bytes() const {
     constexpr std::int64_t kPerRow =
         5 * (sizeof(Row) + 2 * sizeof(std::int32_t) + sizeof(float)) / 4;
@@ -71,9 +70,9 @@ struct WorkingSet {
   std::int64_t n_features() const { return std::ssize(w) - 1; }
   bool weighted() const { return !weight_roots.empty(); }
   float weight_root(std::int64_t i) const { return weighted() ? weight_roots[i] : 1.0F; }
-  /// √weight of a row for all labels, by which it is part of sums over all rows.
+  /// √(row weight), without the pair weight, as used in sums over all rows.
   float row_root(std::int64_t i) const { return row_roots.empty() ? weight_root(i) : row_roots[i]; }
-  /// √(cost·weight) of a row: times this, its slack counts with cost 1.
+  /// √(cost·weight) of a row: a slack multiplied by this has cost 1.
   float root(std::int64_t i) const {
     return (i < n_positive ? positive_root : negative_root) * weight_root(i);
   }
@@ -143,7 +142,7 @@ const float* along_rows(const Set& set, const Transformed& X, const std::vector<
   return scaled.data();
 }
 
-/// A number times the weight that a row has for all labels, if the set knows weights.
+/// A number times the row weight, if the set has weights.
 template <typename Set>
 double weighed(const Set& set, std::int64_t i, float x) {
   if constexpr (requires { set.weight_roots; }) {
@@ -208,7 +207,7 @@ inline void spread(WorkingSet& set, const Transformed& X, SetMemory& memory) {
   set.compact = false;
 }
 
-/// Notes the weights of rows that come after those whose weights are known.
+/// Appends the weights of rows that are being added to the set.
 inline void append_weights(WorkingSet& set, const Transformed& X,
                            std::span<const std::int32_t> added) {
   for (const auto r : added) {
@@ -221,7 +220,7 @@ inline void append_weights(WorkingSet& set, const Transformed& X,
   }
 }
 
-/// Adds rows.
+/// Adds rows to the set.
 inline void append(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> added,
                    SetMemory& memory) {
   set.rows.insert(set.rows.end(), added.begin(), added.end());
@@ -310,8 +309,8 @@ inline void assign_weights(WorkingSet& set, std::span<const Weight> weights, Set
   each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
 }
 
-/// Drops all rows but these, given by their places in the set, ascending, and adds others. The rows
-/// that never leave are among them. Features that no row has any more lose their weights.
+/// Keeps only some rows, given by their places in the set, ascending, and adds others. The fixed
+/// rows must be among those kept. Features that no row has anymore lose their weights.
 inline void replace_rows(WorkingSet& set, const Transformed& X,
                          std::span<const std::int32_t> places, std::span<const std::int32_t> added,
                          SetMemory& memory) {
@@ -341,8 +340,8 @@ inline void end(WorkingSet& set, SetMemory& memory) {
   if (set.rows.capacity() > kUsual || !set.compact) set = WorkingSet{};
 }
 
-/// Finds the rows that never leave a set and their weights for its label: the positives, whose
-/// weights are 1 unless they are listed, and the other rows that are listed.
+/// Returns the fixed rows of a label's set, and sets their pair weights: the positives, whose
+/// weight is 1 unless listed, then the other listed rows.
 inline std::vector<std::int32_t> fixed_rows(std::span<const std::int32_t> positives,
                                             const ListedRows& listed,
                                             std::vector<float>& pair_weights) {
@@ -364,8 +363,8 @@ inline std::vector<std::int32_t> fixed_rows(std::span<const std::int32_t> positi
   return rows;
 }
 
-/// The set of a label's positives and the rows listed for it, starting from the solution for a label
-/// without positives.
+/// Begins the set of a label with its positives and listed rows. The weights start from the
+/// solution for a label without positives.
 inline void begin(WorkingSet& set, const Transformed& X, std::span<const std::int32_t> positives,
                   const ListedRows& listed, const Cost& cost, SetMemory& memory) {
   set.rows.clear();

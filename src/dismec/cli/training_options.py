@@ -37,13 +37,13 @@ class Order:
     """A training request, as given by the options of a command."""
 
     reading: Reading
-    params: dict[str, Any]  # options of `TrainingParams`, by their names on the command line
+    params: dict[str, Any]  # options of `TrainingParams`, by name on the command line
     text: dict[str, Any]  # options of `TextParams`
     validation: Path | None
     validation_labels: Path | None
     dense_only: bool
     validation_dense: Path | None
-    pair_weights: Path | None  # a file
+    pair_weights: Path | None
     overwrite: bool
     no_examples: bool
     threads: int | None
@@ -118,7 +118,7 @@ class Order:
 
     @contextmanager
     def request_there(self, data: Path, path: Path) -> Iterator[Request]:
-        """Like `request`, for a file of rows that workers can read."""
+        """Yield the request for a file of rows that cluster workers read themselves."""
         from dismec.data.names import load_names
         from dismec.training.request import Request
 
@@ -158,7 +158,7 @@ class Order:
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
         if dense is not None and bool(self.validation) != bool(self.validation_dense):
-            raise click.UsageError("--validation requires --validation-dense with --dense")
+            raise click.UsageError("with --dense, --validation requires --validation-dense")
 
     def _training_params(self, is_text: bool, fixed: dict[str, Any]) -> TrainingParams:
         given: dict[str, Any] = {
@@ -173,17 +173,17 @@ class Order:
             raise click.UsageError(in_flags(str(error))) from None
 
     def _text_params(self, data: DataFile) -> TextParams | None:
-        """Return how texts become features; None if DATA contains no texts."""
+        """Return the parameters of text features; None if texts are not used."""
         given = {key: value for key, value in self.text.items() if value is not None}
         if not data.is_texts:
             if given:
                 option = min(given).replace("_", "-")
-                raise click.UsageError(f"--{option} is for texts, and {data} holds none")
+                raise click.UsageError(f"--{option} is for texts, but {data} holds numeric data")
             return None
         if self.dense_only:
             if given:
                 option = min(given).replace("_", "-")
-                raise click.UsageError(f"--{option} is for texts, which --dense-only leaves out")
+                raise click.UsageError(f"--{option} is for texts, which --dense-only ignores")
             return None
         from dismec.features.vocabulary import TextParams
 
@@ -198,8 +198,8 @@ def training_options(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add all training options, passed to the command as one `Order`.
 
-    There is an option for every field of `TrainingParams` except `without`; with `validation`,
-    which is its help text, also for validation rows and for overwriting a model.
+    There is an option for every field of `TrainingParams` except `without`. With `validation`, the
+    help text of that option, there are also options for validation rows and for overwriting.
     """
     options = [_option(f) for f in fields(TrainingParams) if f.name not in without]
     if validation is not None:
@@ -216,13 +216,13 @@ def training_options(
         ]
     only = "Use only the labels of DATA, and --dense."
     options += [dense_option, click.option("--dense-only", is_flag=True, help=only)]
-    pairs = "Weights of single pairs: lines 'row label weight', rows from 1, or a sparse .npz."
+    pairs = "Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file."
     options.append(click.option("--pair-weights", type=PATH, metavar="FILE", help=pairs))
     options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def gathered(*args: Any, **given: Any) -> Any:
+        def with_order(*args: Any, **given: Any) -> Any:
             order: dict[str, Any] = {
                 "params": {name: given.pop(name) for name in [*given] if _is_param(name)},
                 "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
@@ -236,8 +236,8 @@ def training_options(
             return command(*args, order=Order(**order), **given)
 
         for option in reversed([data_options(weights=True), *options]):
-            gathered = option(gathered)
-        return gathered
+            with_order = option(with_order)
+        return with_order
 
     return add
 
@@ -269,7 +269,7 @@ def _option(field: Field[Any]) -> Callable[[F], F]:
 def _parse_lengths(
     _: click.Context, __: click.Parameter, value: str | None
 ) -> tuple[int, int] | None:
-    """Parse one length, or a minimum and a maximum."""
+    """Parse one length, the maximum, or a minimum and a maximum."""
     if value is None:
         return None
     from dismec.cpu import kernels
@@ -281,8 +281,8 @@ def _parse_lengths(
     least, most = (min(1, *lengths), *lengths)[-2:] if len(lengths) in (1, 2) else (-1, -1)
     if (least, most) != (0, 0) and not 1 <= least <= most <= kernels.longest_gram:
         raise click.BadParameter(
-            f"{value!r} is not a range of lengths: give the greatest, or the least and the "
-            f"greatest, such as 1,2, from 1 to {kernels.longest_gram}; 0 for none"
+            f"{value!r} is not a range of lengths: give a maximum, or a minimum and a maximum, "
+            f"such as 1,2, from 1 to {kernels.longest_gram}; 0 for none"
         )
     return least, most
 
@@ -312,11 +312,10 @@ _TEXT_OPTIONS: dict[str, Any] = {
 
 @contextmanager
 def resumable(model: Path | None) -> Iterator[None]:
-    """After Ctrl-C, print that nothing is lost, if there is a model directory."""
+    """After Ctrl-C, print how to resume, if there is a model directory."""
     try:
         yield
     except KeyboardInterrupt:
         if model:
-            again = "run the same command again to go on where this stopped"
-            click.echo(f"{model}: {again}", err=True)
+            click.echo(f"{model}: run the same command again to resume", err=True)
         raise

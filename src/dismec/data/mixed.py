@@ -140,7 +140,7 @@ def check_features(
         if not is_parts(X):
             if width:
                 raise DataError(
-                    f"X has no dense features, and the model takes {width} beside "
+                    f"X has no dense features, but the model takes {width} in addition to "
                     f"{n_features} sparse ones: pass [X, E]"
                 )
             return check_X(X, n_features)
@@ -150,8 +150,8 @@ def check_features(
         raise DataError(f"X has {counted(X.width, 'dense feature')}; {takes}")
     if width and n_features and not X.n_features:
         raise DataError(
-            f"X has no sparse features, and the model takes {n_features} beside {width} dense "
-            "ones: pass [X, E]"
+            f"X has no sparse features, but the model takes {n_features} in addition to {width} "
+            "dense ones: pass [X, E]"
         )
     rows: MixedRows = X
     return rows if n_features is None else rows.with_sparse(check_X(rows.sparse, n_features))

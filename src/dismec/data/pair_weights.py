@@ -1,4 +1,4 @@
-"""Weights of single pairs of a row and a label: a matrix or a file → the pairs other than 1."""
+"""A matrix or a file of weights of (row, label) pairs → a matrix of the weights other than 1."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ __all__ = [
     "pairs_at",
 ]
 
-# float32 (n_rows, n_labels), canonical: an entry for every pair whose weight is not 1, zeros too.
+# float32 (n_rows, n_labels), canonical, with an entry per pair whose weight is not 1. Zeros are
+# stored, too.
 PairWeights: TypeAlias = sp.csr_array
 
-LARGEST_PAIR_WEIGHT = 1e30  # squares of its root times C have to fit in single precision
-_NOTHING = 1e-30  # what a smaller weight above 0 becomes; it would make no difference
-_ZIP = b"PK"  # how a .npz file starts
+LARGEST_PAIR_WEIGHT = 1e30  # the square of its root, times C, must not overflow float32
+_SMALLEST = 1e-30  # smaller weights above 0 are raised to this, which makes no difference
+_ZIP = b"PK"  # the first bytes of a .npz file
 
 
 @dataclass(frozen=True, eq=False)
 class PairFile:
-    """The pairs of a file; which rows and labels these are is known once the data are."""
+    """The pairs of a file, whose rows and labels are checked once the data are known."""
 
     path: Path
     matrix: Any = None  # of a .npz file
-    # Otherwise an entry for each line that is not blank.
+    # Otherwise one entry per line that is not blank.
     lines: Sequence[int] = ()
     rows: Sequence[int] = ()  # from 0
     labels: Sequence[str] = ()  # names, or numbers if labels have no names
@@ -60,8 +61,9 @@ class PairFile:
         columns = self._columns(n_labels, names)
         rows = np.array(self.rows, np.int64)
         if len(beyond := np.flatnonzero(rows >= n_rows)):
-            row = f"there is no row {rows[beyond[0]] + 1}"
-            raise self._error(beyond[0], f"{row} in {counted(n_rows, 'row')}")
+            row = rows[beyond[0]] + 1
+            present = counted(n_rows, "row")
+            raise self._error(beyond[0], f"there is no row {row}: the data have {present}")
         keys = rows * n_labels + columns
         order = np.argsort(keys, kind="stable")
         if len(again := np.flatnonzero(np.diff(keys[order]) == 0)):
@@ -73,6 +75,7 @@ class PairFile:
         return _other_than_1(matrix)
 
     def _columns(self, n_labels: int, names: Sequence[str] | None) -> npt.NDArray[np.int64]:
+        """Return the label number of each pair."""
         if names is None:
             known = {label: _label_number(label, n_labels) for label in set(self.labels)}
         else:
@@ -93,13 +96,13 @@ class PairFile:
 def load_pair_weights(path: StrPath) -> PairFile:
     """Read a file of pairs: a scipy sparse matrix (``.npz``), or lines ``row label weight``.
 
-    In lines, rows are counted from 1, as lines of data are, and labels are names, or numbers from 0
+    In lines, rows are counted from 1, like lines of data files. Labels are names, or numbers from 0
     if they have no names.
 
     Raises
     ------
     DataError
-        ``path:line: reason`` for a line that is not a pair with a weight of at least 0.
+        If a line is not a row, a label and a weight of at least 0; the message names the line.
     """
     path = Path(path)
     try:
@@ -126,7 +129,7 @@ def load_pair_weights(path: StrPath) -> PairFile:
 
 
 def _parsed(where: str, line: str) -> tuple[int, str, float]:
-    """Parse a line; white space within a label is part of it."""
+    """Parse a line as row index, label and weight; a label may contain white space."""
     row, *rest = line.split(None, 1)
     parts = rest[0].rsplit(None, 1) if rest else []
     if len(parts) < 2:
@@ -145,21 +148,20 @@ def _parsed(where: str, line: str) -> tuple[int, str, float]:
 def check_pair_weights(
     pairs: Any, shape: tuple[int, int], name: str = "pair_weights", *, of_file: bool = False
 ) -> PairWeights | None:
-    """Check a sparse matrix of pair weights, and return its entries other than 1; None without any.
+    """Check a sparse matrix of pair weights; return its entries other than 1, or None.
 
-    An entry of 0 that is stored leaves the row out for the label. Errors name the index of a row,
-    or its number from 1 if the matrix comes from a file.
+    With a stored 0, the row is ignored for the label. Errors name a row by its index, or by its
+    number from 1 if the matrix comes from a file.
 
     Raises
     ------
     DataError
-        If it is not a sparse matrix of this shape, or a weight is negative, too large or not a
-        number.
+        If it is not a sparse matrix of this shape, or if a weight is negative, too large or NaN.
     """
     if not sp.issparse(pairs):
         raise DataError(
             f"{name} is a {type(pairs).__name__}; expected a scipy sparse matrix with an entry for "
-            "every pair of a row and a label that has a weight"
+            "every (row, label) pair that has a weight"
         )
     matrix: Any = check_csr(pairs, name, "labels")
     if matrix.shape != shape:
@@ -168,7 +170,7 @@ def check_pair_weights(
             f"{counted(shape[1], 'label')}"
         )
     given: Any = pairs
-    # Conversion from COO adds up what is given twice.
+    # Conversion from COO has already summed duplicates.
     n_entries = given.nnz if given.format == "coo" else matrix.nnz
     matrix = canonical(matrix)
     if matrix.nnz < n_entries:
@@ -187,9 +189,9 @@ def check_pair_weights(
 def find_pairs(
     given: Any, shape: tuple[int, int], names: Sequence[str] | None = None
 ) -> PairWeights | None:
-    """Return the weights other than 1 of pairs in data of this shape with these labels, if any.
+    """Return the pair weights other than 1 for data of this shape and these labels, or None.
 
-    `given` is a matrix, a `PairFile`, or the path of a file for `load_pair_weights`.
+    `given` is a matrix, a `PairFile`, the path of a file for `load_pair_weights`, or None.
     """
     if isinstance(given, str | os.PathLike):
         given = load_pair_weights(given)
@@ -199,7 +201,7 @@ def find_pairs(
 
 
 def pairs_at(pairs: PairWeights | None, rows: npt.NDArray[Any] | None) -> PairWeights | None:
-    """Return the pairs of some rows, None for all of them; None if there are no pairs."""
+    """Return the pairs of some rows, or of all if `rows` is None; None if there are no pairs."""
     if pairs is None or rows is None:
         return pairs
     some: Any = pairs[rows]
@@ -209,7 +211,7 @@ def pairs_at(pairs: PairWeights | None, rows: npt.NDArray[Any] | None) -> PairWe
 def known_labels(Y: Any, pairs: PairWeights | None) -> Any:
     """Return Y without the entries whose pairs have weight 0.
 
-    Such a pair is unknown: the row is neither positive nor negative for the label.
+    The row of such a pair is neither positive nor negative for the label.
     """
     if pairs is None or pairs.data.all():
         return Y
@@ -220,8 +222,9 @@ def known_labels(Y: Any, pairs: PairWeights | None) -> Any:
 
 
 def _other_than_1(matrix: Any) -> PairWeights | None:
+    """Return the entries that are not 1 as float32, or None if there are none."""
     values = matrix.data.astype(np.float64)
-    values = np.where(values > 0, np.maximum(values, _NOTHING), 0.0).astype(np.float32)
+    values = np.where(values > 0, np.maximum(values, _SMALLEST), 0.0).astype(np.float32)
     keep = values != 1
     if not keep.any():
         return None
@@ -231,7 +234,7 @@ def _other_than_1(matrix: Any) -> PairWeights | None:
 
 
 def _label_number(label: str, n_labels: int) -> int:
-    """Return a label number, −1 for a text that is none."""
+    """Return a label number, or −1 if the text is not one."""
     if not re.fullmatch("[0-9]{1,20}", label):
         return -1
     return number if (number := int(label)) < n_labels else -1

@@ -1,4 +1,4 @@
-"""Labels that a caller allows → what a ranking keeps to."""
+"""Names, numbers or a matrix of allowed labels → the labels that each row may be given."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 Ids = npt.NDArray[np.int32]
 
-_SORTED = 16  # times as many labels as are given: sorting these takes less time than a pass
+_PASS_FACTOR = 16  # sorting n labels is faster than a pass over more than 16·n labels
 
 
 class Allowed:
-    """Labels that rows may be given: one set for all rows, or one for each row.
+    """The labels that may be predicted: one set for all rows, or one set per row.
 
-    Made by `Model.select_labels`, or by whatever takes `allowed`. One that is used for several
-    calls is prepared once.
+    `Model.select_labels` returns one, and methods with a parameter `allowed` make one of their
+    argument. An object passed to several calls is prepared for ranking only once.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class Allowed:
 
     @classmethod
     def of_rows(cls, matrix: Any, n_labels: int) -> Allowed:
-        """One set for each row, from an indicator (n_rows, n_labels)."""
+        """Return one set per row, from an indicator matrix (n_rows, n_labels)."""
         rows: Any = indicator(check_csr(matrix, "allowed", "labels"))
         if rows.shape[1] != n_labels:
             raise DataError(
-                f"allowed has {counted(rows.shape[1], 'column')}; expected {n_labels}: one for "
-                "each label"
+                f"allowed has {counted(rows.shape[1], 'column')}; expected {n_labels}, "
+                "one per label"
             )
         return cls(n_labels, None, rows)
 
     @property
     def by_row(self) -> bool:
-        """Whether each row has a set of its own."""
+        """Whether each row has its own set."""
         return self._rows is not None
 
     @cached_property
     def mask(self) -> npt.NDArray[np.bool_] | None:
-        """(n_labels,): the labels of the set for all rows; None if rows have their own."""
+        """Mask (n_labels,) of the set for all rows; None if each row has its own."""
         if self._given is None:
             return None
         found = np.zeros(self.n_labels, np.bool_)
@@ -68,22 +68,22 @@ class Allowed:
 
     @cached_property
     def labels(self) -> Ids:
-        """The labels that some row may be given, ascending."""
+        """Labels allowed for at least one row, ascending."""
         given = self._given
-        if given is not None and len(given) * _SORTED < self.n_labels:  # no pass over all labels
+        if given is not None and len(given) * _PASS_FACTOR < self.n_labels:
             return np.unique(given).astype(np.int32)
         return np.flatnonzero(self.anywhere).astype(np.int32)
 
     @cached_property
     def mean_size(self) -> float:
-        """Labels that a row may be given, on average."""
+        """Mean number of allowed labels per row."""
         if self._rows is None:
             return len(self.labels)
         return self._rows.nnz / max(1, self._rows.shape[0])
 
     @cached_property
     def anywhere(self) -> npt.NDArray[np.bool_]:
-        """(n_labels,): the labels that some row may be given."""
+        """Mask (n_labels,) of the labels allowed for at least one row."""
         if self.mask is not None:
             return self.mask
         assert self._rows is not None
@@ -93,25 +93,25 @@ class Allowed:
 
     @property
     def starts(self) -> npt.NDArray[np.int64] | None:
-        """Where the labels of each row begin among those of all rows; None for one set for all."""
+        """Offsets (n_rows + 1,) of each row's labels; None if all rows share one set."""
         return None if self._rows is None else self._rows.indptr.astype(np.int64)
 
     def check(self, n_rows: int) -> None:
-        """Refuse sets that are not those of so many rows."""
+        """Raise `DataError` if there are sets per row, but not of this number of rows."""
         if self._rows is not None and self._rows.shape[0] != n_rows:
             raise DataError(f"allowed has {counted(self._rows.shape[0], 'row')}, X has {n_rows}")
 
     def take(self, rows: Any) -> Allowed:
-        """The same for some of the rows, given by their numbers or as a slice."""
+        """Return the allowed labels of some rows, given by their numbers or as a slice."""
         if self._rows is None:
             return self
         some: Any = self._rows
         return Allowed(self.n_labels, None, some[rows])
 
     def between(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Ids]:
-        """Where the labels of rows start … stop − 1 begin, and these, ascending in each row.
+        """Return the offsets and the labels of rows start … stop − 1, ascending in each row.
 
-        One set for all rows is there once.
+        If all rows share one set, return that once, as if for one row.
         """
         if self._rows is None:
             return np.array([0, len(self.labels)], np.int64), self.labels
@@ -120,9 +120,9 @@ class Allowed:
         return starts - starts[0], labels
 
     def filter(self, Y: Any) -> tuple[sp.csr_array, int]:
-        """The entries of a matrix (n_rows, …) that are allowed, and how many are not.
+        """Return the entries of Y (n_rows, …) that are allowed, and the number of the others.
 
-        Columns beyond the labels of the model are not.
+        Columns beyond the labels of the model are not allowed.
         """
         Y = check_csr(Y, "Y", "labels")
         self.check(Y.shape[0])
@@ -140,14 +140,14 @@ class Allowed:
         return kept, int(np.count_nonzero(Y.data)) - kept.nnz
 
     def is_new(self, owner: Any) -> bool:
-        """Whether this owner asks for the first time."""
+        """Return whether this is the first call for this owner."""
         if owner in self._known:
             return False
         self._known.add(owner)
         return True
 
     def prepared(self, owner: Any, make: Callable[[], T]) -> T:
-        """What `make` made of it for this owner, the first time that it was asked for."""
+        """Return the result of `make` for this owner, calling it only the first time."""
         found = self._prepared.get(owner)
         if found is None:
             found = self._prepared[owner] = make()
@@ -161,6 +161,6 @@ class Allowed:
 
 
 LabelsAllowed: TypeAlias = Allowed | Iterable[str | int] | MatrixLike
-"""Labels that may be predicted: names or numbers; one set for each row, as an indicator matrix; or
-the result of `Model.select_labels`.
+"""Labels that may be predicted: names or numbers; one set per row, as an indicator matrix; or the
+result of `Model.select_labels`.
 """

@@ -1,4 +1,4 @@
-"""Shards, and rows that may be given few labels → a copy of the weights by label."""
+"""Shards → a copy of their weights by label, for rows with few allowed labels."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from dismec.model.shards import Shard
 
 __all__ = ["WeightsByLabel"]
 
-# Rows that may be given few labels are ranked in less time if weights are by label. To copy them
-# takes about as long as to rank so many rows among all labels.
-FEW = 1 / 128  # of the labels
+# Rows with few allowed labels are ranked faster from weights by label. Copying the weights takes
+# about as long as ranking MANY_ROWS rows among all labels.
+FEW = 1 / 128  # largest share of the labels
 MANY_ROWS = 4096
-MANY_LABELS = kernels.split_rows  # of a shard
-_MOST_MEMORY = 1 / 8  # of what is available, so that processes of one machine do not use it up
+MANY_LABELS = kernels.split_rows  # per shard
+_MOST_MEMORY = 1 / 8  # of the available memory: several processes may make a copy each
 
 
 class WeightsByLabel:
-    """A copy of the weights of shards by label, made when many rows were allowed few labels.
+    """A copy of the weights of shards by label, made after many rows with few allowed labels.
 
-    There is none if it would take more than an eighth of the memory that is available, nor of a
-    model that has no large shard: there the labels of a row are found by feature in less time.
+    No copy is made if it would take more than an eighth of the available memory, or if the model
+    has no large shard: ranking by feature is faster then.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         worth_it = any(len(shard.scales) > MANY_LABELS for shard in shards)
-        self._rows = 0 if worth_it else -1  # that were allowed few labels; −1 once it was decided
+        self._rows = 0 if worth_it else -1  # rows with few allowed labels so far; −1 once decided
         self._copy: Any | None = None
         self._lock = Lock()
 
     def copy_for(self, allowed: Allowed) -> Any | None:
-        """The copy as `kernels.LabelWeights`, if it was made and few labels are allowed."""
+        """Return the copy, a `kernels.LabelWeights`, if there is one and few labels are allowed."""
         return self._copy if allowed.mean_size <= FEW * allowed.n_labels else None
 
     def count(self, allowed: Allowed, n_rows: int) -> None:
-        """Note that so many rows are to be ranked, and make the copy if there were many by now.
+        """Count rows about to be ranked, and make the copy once there have been many.
 
-        Other threads go on without it meanwhile.
+        Meanwhile, other threads rank without the copy.
         """
         if self._rows < 0 or allowed.mean_size > FEW * allowed.n_labels:
             return
@@ -68,7 +68,8 @@ class WeightsByLabel:
 
     @property
     def n_bytes(self) -> int:
-        """What the copy takes: a feature and a code per weight, and where each label's begin."""
+        """Memory of the copy: a feature and a code per weight, and the offsets of the labels."""
         weights = sum(shard.nnz * (4 + shard.weights.itemsize) for shard in self._shards)
-        starts = 2 * 16 * sum(len(shard.scales) for shard in self._shards)  # twice for a moment
+        # The kernel needs the offsets twice while it makes the copy.
+        starts = 2 * 16 * sum(len(shard.scales) for shard in self._shards)
         return weights + starts + 4 * max((s.n_features for s in self._shards), default=0)

@@ -1,4 +1,4 @@
-"""Shards and some of their labels → shards of just these."""
+"""Shards and some of their labels → shards of only these labels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["cut_down", "selected"]
 
 
 def selected(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Shard]:
-    """What shards have of the labels that are inside, to be stored.
+    """Return shards of the labels selected by the mask `inside` (n_labels,), for storage.
 
-    A shard all of whose labels are inside is returned as it is. What is left of others goes into
-    few new ones, none of which is larger than shards may be.
+    A shard whose labels are all selected is returned unchanged. The others are merged into few new
+    shards, none of which exceeds the maximum size.
     """
     whole: list[Shard] = []
     groups: list[list[Shard]] = [[]]
@@ -34,17 +34,17 @@ def selected(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Sha
 
 
 def cut_down(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Shard]:
-    """The shards of the labels that are inside, (n_labels,): as few as hold their classifiers.
+    """Return as few shards as can hold the labels selected by the mask `inside` (n_labels,).
 
-    Codes, scales and biases stay as they are, and so does every bit of a score. All weights are
-    read once for each new shard.
+    Codes, scales and biases are copied, so scores stay the same bit for bit. All weights are read
+    once per new shard.
     """
     kept = [_kept_labels(number, shard, inside) for number, shard in enumerate(shards)]
     none = np.empty((0, 3), np.int64)
-    # A row per label: its shard, its classifier there, itself.
+    # One row per label: its shard, its classifier there, its number.
     table = np.concatenate([none, *kept])
     _, first, group = np.unique(table[:, :2], axis=0, return_index=True, return_inverse=True)
-    # Classifiers are numbered by the first of their labels that is left.
+    # A shard's classifiers are in the order of their first labels.
     order = np.argsort(table[first, 2])
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
@@ -58,6 +58,7 @@ def cut_down(shards: Sequence[Shard], inside: npt.NDArray[np.bool_]) -> list[Sha
 
 
 def _kept_labels(number: int, shard: Shard, inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return the selected labels of a shard as rows (shard, classifier, label)."""
     at = np.flatnonzero(inside[shard.labels])
     classifier = np.searchsorted(shard.label_starts, at, side="right") - 1
     return np.column_stack([np.full(len(at), number), classifier, shard.labels[at]])
@@ -69,7 +70,7 @@ def _cut_shard(
     new: npt.NDArray[np.int64],
     n_rows: int,
 ) -> Shard:
-    """The shard of some classifiers, given their labels with their old and new numbers."""
+    """Return the shard of some classifiers, given their labels in `table` and new numbers."""
     used = np.unique(table[:, 0]).tolist()
     to = []
     for number in used:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
-# that their transformed copy stays in the cache.
+# for their transformed copy to stay in the cache.
 _CHUNK_ROWS = 1024
 _MIN_CHUNK_ROWS = 8
 
@@ -44,69 +44,69 @@ Scores = npt.NDArray[np.float32]
 
 
 class RowTransform(Protocol):
-    """What rows go through before they are scored: a `Transform`, or an `Informed` one."""
+    """The steps between input rows and scored rows: a `Transform`, or an `Informed` one."""
 
     @property
     def n_features(self) -> int:
-        """Sparse features that a row comes with."""
+        """Number of sparse features of an input row."""
 
     @property
     def dense(self) -> int:
-        """Dense features that it comes with."""
+        """Number of dense features of an input row."""
 
     @property
     def first_dense(self) -> int:
-        """The number of the first dense feature among those that it is scored by."""
+        """Column of the first dense feature in a transformed row."""
 
     @property
     def n_columns(self) -> int:
-        """Features that it is scored by, without the bias."""
+        """Number of features of a transformed row, without the bias."""
 
     @property
     def bias(self) -> float:
-        """The value of the last feature."""
+        """Value of the bias feature, which is the last column."""
 
     @property
     def idf(self) -> npt.NDArray[np.float32] | None:
-        """What its own features are multiplied by, if they are."""
+        """Inverse document frequencies of the input features, or None."""
 
     def with_bias(self, bias: float) -> RowTransform:
-        """The same with another bias."""
+        """Return the same transform with another bias."""
 
     def take(self, X: Any) -> Any:
-        """Rows of a caller, checked, of which some can be selected."""
+        """Check input rows; return them in a form that can be indexed by rows."""
 
     def arrays(self, X: Any) -> Rows | MixedArrays:
-        """The arrays of `take`."""
+        """Check input rows; return their arrays."""
 
     def apply_between(self, rows: Rows | MixedArrays, begin: int, end: int) -> Rows:
-        """Rows begin … end of those that have been through `arrays`, transformed."""
+        """Return rows begin … end − 1 of the result of `arrays`, transformed."""
 
 
 class Ranking(Protocol):
-    """An order of all labels of a model: a `Predictor`, or what asks the workers of a cluster."""
+    """A ranking of all labels of a model, by a `Predictor` or by the workers of a cluster."""
 
     @property
     def n_labels(self) -> int:
-        """Labels of the model."""
+        """Number of labels of the model."""
 
     @property
     def transform(self) -> RowTransform:
-        """What is done to a row before it is scored."""
+        """Transform applied to rows before scoring."""
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """As `Predictor.topk`, and so are the others."""
+        """Return the k best labels of each row and their scores, as `Predictor.topk`."""
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """The scores of all labels."""
+        """Return the scores of all labels, as `Predictor.decision_function`."""
 
     def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """What the score of a label for one row consists of."""
+        """Return the terms of a label's score for one row, as `Predictor.explain`."""
 
     def place(self, X: Any, label: int) -> int:
-        """The place of a label for one row."""
+        """Return the rank of a label for one row, as `Predictor.place`."""
 
 
 class Predictor:
@@ -115,13 +115,13 @@ class Predictor:
     The score of a label is Σ value·weight over the features of the transformed row in ascending
     order, the bias last, in float32 and rounded after every product and every sum: bit for bit what
     ``transform.apply(X) @ W.T`` gives for the stored weights W. A label whose weights were all
-    dropped has score 0 and competes like any other; one that is in no shard, because training saw
-    no row of it, never does. Results do not depend on how labels are cut into shards, nor on the
+    dropped has score 0 and is ranked like any other. A label in no shard, because no training row
+    had it, is never ranked. Results depend neither on how labels are divided into shards nor on the
     number of threads.
 
-    Shards may come in any order. Raises `ModelError` if they do not fit the transform, or hold a
-    label twice or one beyond `n_labels`. `by_label` has the weights of the same classifiers, for
-    rows that may be given few labels; their scales and biases are those of the shards.
+    Shards may be in any order. `by_label` holds the weights of the same classifiers by label, for
+    rows with few allowed labels; scales and biases are taken from the shards. Raises `ModelError`
+    if shards do not fit the transform, hold a label twice, or hold one beyond `n_labels`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Predictor:
         for shard in shards:
             if shard.n_features != transform.n_columns:
                 raise ModelError(
-                    f"a shard is of {shard.n_features} features, not {transform.n_columns}"
+                    f"a shard has {shard.n_features} features; expected {transform.n_columns}"
                 )
             if len(shard.labels) and shard.labels.max() >= n_labels:
                 raise ModelError(f"a shard holds label {shard.labels.max()} of {n_labels} labels")
@@ -154,16 +154,16 @@ class Predictor:
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """The k labels with the highest scores for every row; all as `TopkModel.predict_topk`.
+        """Return the k labels with the highest scores for each row, as `TopkModel.predict_topk`.
 
-        X is raw, and transformed piece by piece.
+        X contains input rows, which are transformed chunk by chunk.
         """
         k = check_k(k)
         rows = self.transform.arrays(X)
         if allowed is not None:
             allowed.check(rows.n_rows)
         labels, scores = empty_topk(rows.n_rows, k)
-        places = min(k, self.n_labels)  # k may be far more than there is to fill
+        places = min(k, self.n_labels)  # k may exceed the number of labels by far
         if places == 0:
             return labels, scores
 
@@ -181,7 +181,7 @@ class Predictor:
     def _best_among(
         self, chunk: Rows, places: int, allowed: Allowed, start: int, stop: int
     ) -> tuple[Labels, Scores]:
-        """`best_labels` of rows start … stop − 1 among those that they may be given."""
+        """Return the best allowed labels of rows start … stop − 1, as `best_labels`."""
         copy = None if self._by_label is None else self._by_label.copy_for(allowed)
         if copy is None:
             return best_labels(self._shards, chunk, places, self._held.among(allowed, start, stop))
@@ -190,7 +190,7 @@ class Predictor:
         few = (*allowed.between(start, stop), self._held.numbers)
         copy.rank(*self._scales_and_biases, *chunk, *few, labels, scores, ranked)
         left = np.flatnonzero(ranked == 0)
-        if len(left):  # for these it would take longer
+        if len(left):  # the kernel expects these to be faster by feature
             rest: Any = csr_on(
                 chunk.data,
                 chunk.indices,
@@ -204,14 +204,14 @@ class Predictor:
 
     @cached_property
     def _scales_and_biases(self) -> tuple[Scores, Scores]:
-        """Those of the classifiers of all shards."""
+        """Scales and biases of the classifiers of all shards."""
         return np.concatenate(self._scales), np.concatenate(self._biases)
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
-        """The scores of all labels, as a dense float32 (n_rows, n_labels).
+        """Return the scores of all labels, float32 (n_rows, n_labels).
 
-        That is 4·n_rows·n_labels bytes: for many labels use `topk`. Arguments and errors as there.
-        An untrained label has score −1, the answer of a classifier that has seen only negatives.
+        They take 4·n_rows·n_labels bytes; for many labels, use `topk`. Arguments and errors are
+        as there. An untrained label has score −1, as if trained on negatives only.
         """
         rows = self.transform.arrays(X)
         scores = np.empty((rows.n_rows, self.n_labels), dtype=np.float32)
@@ -227,9 +227,9 @@ class Predictor:
         return scores
 
     def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
-        """A row transformed, the label's weight for each of its entries, and its score.
+        """Return a row transformed, the label's weight for each of its entries, and the score.
 
-        The score is bit for bit what `topk` gives. Nothing is read but the label's own weights.
+        The score equals that of `topk` bit for bit. Only the weights of the label are read.
         """
         rows = self.transform.arrays(X)
         check_explained(rows.n_rows, label, self.n_labels)
@@ -241,23 +241,26 @@ class Predictor:
         return row, weights, score
 
     def place(self, X: Any, label: int) -> int:
-        """The place of a label for one row, from 1, in the order of `topk`; errors as `explain`."""
+        """Return the rank of a label for one row, from 1, in the order of `topk`.
+
+        Errors are those of `explain`.
+        """
         row, _, score = self.explain(X, label)
         return 1 + count_before(self._shards, row, self.n_labels, label, score)
 
 
 def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:
-    """Places that nothing has been ranked into yet: labels −1, scores −inf."""
+    """Return a ranking with all places empty: labels −1, scores −inf."""
     return np.full((n_rows, k), -1, np.int32), np.full((n_rows, k), -np.inf, np.float32)
 
 
 def best_labels(
     shards: Sequence[Any], rows: Rows, places: int, allowed: Sequence[Any] | None = None
 ) -> tuple[Labels, Scores]:
-    """The best labels of transformed rows among those of some shards, given as `Shard.native`.
+    """Return the best labels of transformed rows in some shards, and their scores.
 
-    `allowed` says for each shard which of its labels rows may be given, by default all. Returns
-    labels and scores, (n_rows, places), as `Predictor.topk` does.
+    `shards` are `Shard.native` objects, and `allowed` has the allowed labels of each (by default
+    all). The results have shape (n_rows, places) and are ordered as by `Predictor.topk`.
     """
     labels, scores = empty_topk(rows.n_rows, places)
     with _damage_as_model_error():
@@ -271,7 +274,7 @@ def best_labels(
 
 
 def check_explained(n_rows: int, label: int, n_labels: int) -> None:
-    """Refuse what is not one row and a label of the model."""
+    """Raise `DataError` unless there is one row, and the label is one of the model."""
     if n_rows != 1:
         raise DataError(f"X has {counted(n_rows, 'row')}; one is explained at a time")
     if not 0 <= label < n_labels:
@@ -279,15 +282,15 @@ def check_explained(n_rows: int, label: int, n_labels: int) -> None:
 
 
 def explained(shard: Any, classifier: int, row: Rows) -> tuple[Scores, float]:
-    """The weights of a classifier for the entries of a transformed row, and its score."""
+    """Return the weights of a classifier for the entries of a transformed row, and its score."""
     with _damage_as_model_error():
         score, weights = kernels.explain(shard, classifier, *row)
     return weights, score
 
 
 def count_before(shards: Sequence[Any], row: Rows, n_labels: int, label: int, score: float) -> int:
-    """How many labels of some shards rank before a label that has this score for a row."""
-    scores = np.full((1, n_labels), np.nan, np.float32)  # what no shard holds ranks nowhere
+    """Return how many labels of some shards rank before a label with this score."""
+    scores = np.full((1, n_labels), np.nan, np.float32)  # labels in no shard are not ranked
     with _damage_as_model_error():
         for shard in shards:
             kernels.dense_scores(shard, *row, scores)
@@ -297,7 +300,7 @@ def count_before(shards: Sequence[Any], row: Rows, n_labels: int, label: int, sc
 
 @contextmanager
 def _damage_as_model_error() -> Iterator[None]:
-    """Raise `ModelError` for what a kernel finds in a file that was opened without a check."""
+    """Turn errors of the kernels into `ModelError`: the file may have been opened unchecked."""
     try:
         yield
     except ValueError as error:
@@ -305,9 +308,9 @@ def _damage_as_model_error() -> Iterator[None]:
 
 
 def _for_chunks(work: Callable[[int, int], None], n_rows: int, threads: int | None) -> None:
-    """Call ``work(start, stop)`` for chunks of rows, in as many threads as are worth it."""
+    """Call ``work(start, stop)`` for chunks of rows, in up to `threads` threads."""
     threads = thread_count(threads)
-    # As many chunks for each thread, but several: one may be held up.
+    # Several chunks per thread, so that a delayed thread does not hold up the others.
     size = min(max(-(-n_rows // (4 * threads)), _MIN_CHUNK_ROWS), _CHUNK_ROWS)
     chunks = [(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
     threads = min(threads, len(chunks))

@@ -1,4 +1,4 @@
-"""What every model knows and does, wherever its weights are."""
+"""Rows or texts → top-k labels and metrics, for models in memory and on clusters alike."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ __all__ = ["Capabilities", "TopkModel"]
 
 
 class Capabilities(NamedTuple):
-    """What a model can do that others cannot."""
+    """Optional abilities of a model."""
 
-    texts: bool  # turn texts into rows: it has a vocabulary
-    probabilities: bool  # make them of scores: it is calibrated
+    texts: bool  # accepts texts: it has a vocabulary
+    probabilities: bool  # computes probabilities: it is calibrated
 
 
 class TopkModel(LabelLookup, ABC):
-    """What is known of a model wherever its weights are, and what it predicts.
+    """A model that ranks labels, whether its weights are in memory or on a cluster.
 
     Attributes
     ----------
     manifest
-        What the model is: shape, parameters, files.
+        Shape, parameters and files of the model.
     transform
-        What is done to a row before it is scored.
+        Transform applied to rows before scoring.
     label_counts
-        int64 (n_labels,): rows of the training data that have each label.
+        int64 (n_labels,): number of training rows of each label.
     names
         One name per label, or None.
     vocabulary
-        What turns texts into rows (`dismec.features.vocabulary.Vocabulary`), or None.
+        The `dismec.features.vocabulary.Vocabulary` that turns texts into rows, or None.
     """
 
     def __init__(self, manifest: Manifest, transform: RowTransform, parts: Parts) -> None:
@@ -60,7 +60,7 @@ class TopkModel(LabelLookup, ABC):
         self.names = parts.labels.names
         self.vocabulary = parts.vocabulary
         self._parts = parts
-        self.files = WatchedFiles()  # none, but for a server's
+        self.files = WatchedFiles()  # empty, except in a server
 
     @property
     def n_labels(self) -> int:
@@ -74,19 +74,19 @@ class TopkModel(LabelLookup, ABC):
 
     @property
     def n_dense(self) -> int:
-        """Number of dense features that a row comes with; 0 for most models."""
+        """Number of dense features per row; 0 for most models."""
         return self.transform.dense
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the training, by name."""
+        """Training parameters by name."""
         return dict(self.manifest.params)
 
     @property
     def damage(self) -> str | None:
-        """What happened to a file of the model since it was opened, or None.
+        """How a file of the model has changed since it was opened, or None.
 
-        Only servers look for this (`dismec.data.mapped_files.watching`).
+        Only servers check this (`dismec.data.mapped_files.watching`).
         """
         return self.files.damage
 
@@ -96,7 +96,7 @@ class TopkModel(LabelLookup, ABC):
         return self.damage
 
     def ready(self) -> bool:
-        """Tell whether the model can predict at the moment.
+        """Return whether the model can predict at the moment.
 
         Returns
         -------
@@ -107,21 +107,21 @@ class TopkModel(LabelLookup, ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Whether the model takes texts, and whether it has probabilities."""
+        """Whether the model accepts texts, and whether it computes probabilities."""
         return Capabilities(self.vocabulary is not None, self.calibration is not None)
 
     @property
     def calibration(self) -> Calibration | None:
-        """How scores become probabilities, or None if the model is not calibrated."""
+        """Mapping of scores to probabilities, or None if the model is not calibrated."""
         return None
 
     def close(self) -> None:
-        """Release what the model holds on a cluster; otherwise do nothing."""
+        """Release the resources of the model on a cluster, if any."""
 
     @property
     @abstractmethod
     def nnz(self) -> int:
-        """Number of weights stored. Labels with the same weights share them."""
+        """Number of stored weights. Labels with equal weights share them."""
 
     def __repr__(self) -> str:
         facts = [
@@ -139,53 +139,53 @@ class TopkModel(LabelLookup, ABC):
         return f"{type(self).__name__}({', '.join(facts)}{kind})"
 
     def _facts(self) -> list[str]:
-        """What else `repr` says."""
+        """Return further facts for `repr`."""
         return []
 
     def rows_of(self, X: RowsLike, *, threads: int | None = None) -> Any:
-        """Turn texts into rows, and check that rows are of the kind that the model takes.
+        """Turn texts into rows, and check that other rows are of the kind that the model accepts.
 
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features), or texts
-            A model of texts takes texts or `TextRows`, but no other matrix, as its columns could
-            stand for anything. A model with dense features takes a list ``[X, E]``.
+            A model of texts accepts texts or `TextRows`, but no other matrix, as the meaning of
+            its columns is unknown. A model with dense features accepts a list ``[X, E]``.
         threads : int, default=None
             Number of threads. By default all available CPUs.
 
         Returns
         -------
         matrix or MixedRows
-            What the model scores: `TextRows` for texts, and otherwise X as it is.
+            The rows to score: `TextRows` for texts, X itself otherwise.
 
         Raises
         ------
         DataError
-            If X is texts and the model takes numbers, or the other way round, or if it lacks
-            features that the model takes or has some that it does not take.
+            If X is texts and the model needs numbers, or the other way round, or if X lacks dense
+            features that the model needs or has features that it does not have.
         """
         if isinstance(X, MixedRows) or is_parts(X):
             return self._mixed_rows_of(X, threads)
         if self.n_dense and (self.n_features or is_texts(X)):
             raise DataError(
-                f"X has no dense features, and the model takes {self.n_dense} beside "
+                f"X has no dense features, but the model takes {self.n_dense} in addition to "
                 f"{self.n_features} sparse ones: pass [X, E]"
             )
         if self.vocabulary is None:
             if is_texts(X):
-                raise DataError("the model was trained on numeric features, and X is texts")
+                raise DataError("the model was trained on numeric features, but X is texts")
             return X
         if isinstance(X, TextRows):
             return X
         if is_matrix(X):
             raise DataError(
-                "the model takes texts, and X is a matrix; if its columns are the terms of the "
+                "the model takes texts, but X is a matrix; if its columns are the terms of the "
                 "model's vocabulary, pass dismec.TextRows(X)"
             )
         return self.vocabulary.rows(text_column(X), threads=threads)
 
     def _mixed_rows_of(self, X: Any, threads: int | None) -> MixedRows:
-        """`rows_of`, where X has dense features."""
+        """Do the work of `rows_of` for X with dense features."""
         if not isinstance(X, MixedRows):
             sparse = X[0] if len(X) == 2 else None
             if (
@@ -195,13 +195,13 @@ class TopkModel(LabelLookup, ABC):
             ):
                 if is_matrix(sparse):
                     raise DataError(
-                        "the model takes texts beside dense features, and the first part of X is a "
+                        "the model takes texts and dense features, but the first part of X is a "
                         "matrix; if its columns are the terms of the model's vocabulary, pass "
                         "[dismec.TextRows(X), E]"
                     )
                 sparse = self.vocabulary.rows(text_column(sparse), threads=threads)
             elif sparse is not None and is_texts(sparse):
-                raise DataError("the model was trained on numeric features, and X has texts")
+                raise DataError("the model was trained on numeric features, but X has texts")
             X = mixed_rows(sparse, X[-1])
         return self.transform.take(X)  # type: ignore[no-any-return]
 
@@ -245,7 +245,7 @@ class TopkModel(LabelLookup, ABC):
     def _topk(
         self, rows: Any, k: int, threads: int | None, allowed: Allowed | None
     ) -> tuple[Labels, Scores]:
-        """`predict_topk` of rows that the model takes."""
+        """Do the work of `predict_topk` for rows returned by `rows_of`."""
 
     def evaluate(
         self,
@@ -275,8 +275,8 @@ class TopkModel(LabelLookup, ABC):
         weights : array-like of shape (n_rows,), default=None
             How much each row counts: numbers of at least 0. By default all rows count the same.
         allowed : labels or indicator matrix, default=None
-            The only labels that may be predicted. True labels that are not allowed do not count as
-            true; rows without any other label stay, and nothing is right for them.
+            The only labels that may be predicted. True labels that are not allowed are ignored;
+            rows that have no others still count, as rows without correct predictions.
         threads : int, default=None
             Number of threads. By default all available CPUs.
 
@@ -340,7 +340,7 @@ class TopkModel(LabelLookup, ABC):
 
 
 def _rounded(n: int) -> str:
-    """A number as a person says it: 950, 12.3 k, 5.3 M."""
+    """Format a number for people: 950, 12.3 k, 5.3 M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if n >= size:
             return f"{n / (1e3 if unit == 'k' else size):.1f} {unit}"

@@ -1,4 +1,4 @@
-"""A request → data that has been checked, and what is known of the model to come."""
+"""Training request → checked data, and the manifest of the model to be trained."""
 
 from __future__ import annotations
 
@@ -37,54 +37,57 @@ if TYPE_CHECKING:
 
 __all__ = ["Blocks", "Job", "Mask"]
 
-Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # the labels of each block by its number
-Mask: TypeAlias = npt.NDArray[np.bool_]  # of labels
+Blocks: TypeAlias = dict[int, npt.NDArray[np.int64]]  # labels of each block, by block number
+Mask: TypeAlias = npt.NDArray[np.bool_]  # (n_labels,)
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-# Features and labels that a training takes memory for, though none of the rows may have them.
+# Training allocates memory per feature and per label, even for those that no row has. Up to
+# _ALWAYS_COLUMNS of each are accepted; more need an entry per _COLUMNS_PER_ENTRY of them.
 _ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY = 1 << 24, 100
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Data that has been checked, and what is known of the model to come.
+    """Checked training data, with the parameters and the manifest of the model to be trained.
 
-    A value: what is learned on the way makes another job of it.
+    Immutable: choosing a parameter or calibrating the model returns another job.
     """
 
     X: sp.csr_array | MixedRows | PlacedData
     Y: sp.csr_array | PlacedData
     problem: Problem | ProblemFacts
     params: TrainingParams
-    transform: Transform  # of X
+    transform: Transform  # of rows of X
     parts: Parts
     manifest: Manifest
     data: str  # fingerprint of X, Y and all weights
-    informed: Informed | None = None  # what makes X of rows, if that is not `transform` alone
-    weights: RowWeights | None = None  # of rows, all above 0; None for ones
-    pairs: PairWeights | None = None  # of pairs of a row and a label; None for ones
-    costs: Costs | None = None  # factors of the losses of each label's rows
+    informed: Informed | None = None  # how rows are extended to X in a second stage
+    weights: RowWeights | None = None  # row weights, all above 0; None: all 1
+    pairs: PairWeights | None = None  # weights of (row, label) pairs; None: all 1
+    costs: Costs | None = None  # factors for the losses of each label's rows
 
     @classmethod
     def prepare(cls, request: Request, transform: Transform | None = None) -> Job:
-        """Check the data; `transform` is by default what the parameters say, fitted to X.
+        """Check the data of a request, and return the job of training on them.
+
+        Without `transform`, one is fitted to X according to the parameters.
 
         Raises
         ------
         DataError
-            If X, Y, the names or the weights cannot be used.
+            If X, Y, the names or the weights are invalid.
         """
         if isinstance(request.X, PlacedData):
             return cls._of_placed(request, request.X)
-        X = transform.take(request.X) if transform else check_features(_as_parts(request))
+        X = transform.take(request.X) if transform else check_features(_with_dense_part(request))
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
         params = request.params
         if params.penalty == "l1" and not (request.weights is None and request.costs is None):
-            raise DataError("weights of rows and classes are not supported with penalty='l1'")
+            raise DataError("row weights and class weights are not supported with penalty='l1'")
         if request.pair_weights is not None:
-            _check_pairs_allowed(params)
-        X, Y, named, weights, pairs = _counted_rows(X, request)
+            _check_pairs_supported(params)
+        X, Y, named, weights, pairs = _weighted_data(X, request)
         names = check_names(named, Y.shape[1])
         _check_memory(X.shape[1], Y.shape[1])
         _check_columns("labels", Y.shape[1], Y.nnz + len(names or ()))
@@ -100,13 +103,13 @@ class Job:
         problem = Problem(X, Y, transform, weights, request.costs, pairs)
         problem.check_C(params.C)
         data = fingerprint(X, Y, weights, pairs)
-        found = _Found(problem, transform, data, names, weights, pairs)
+        checked = _CheckedData(problem, transform, data, names, weights, pairs)
         rest: dict[str, Any] = {"weights": weights, "pairs": pairs, "costs": request.costs}
-        return cls(X, Y, problem, params, transform, *found.known(request), data, **rest)
+        return cls(X, Y, problem, params, transform, *checked.describe(request), data, **rest)
 
     @classmethod
     def _of_placed(cls, request: Request, placed: PlacedData) -> Job:
-        """The job of data that workers have, which they have checked."""
+        """Return the job for data on cluster workers, which have already checked them."""
         facts, problem = placed.facts, placed.problem
         names = check_names(
             facts.names if request.names is None else request.names, problem.n_labels
@@ -115,13 +118,13 @@ class Job:
             raise DataError("there are no rows to train on")
         _check_memory(problem.n_columns, problem.n_labels)
         problem.check_C(request.params.C)
-        found = _Found(problem, facts.transform, facts.fingerprint, names)
+        checked = _CheckedData(problem, facts.transform, facts.fingerprint, names)
         given = request.params, facts.transform
-        return cls(placed, placed, problem, *given, *found.known(request), facts.fingerprint)
+        return cls(placed, placed, problem, *given, *checked.describe(request), facts.fingerprint)
 
     @property
     def solver(self) -> SolverParams:
-        """What the solver needs to know."""
+        """The parameters of the solver, with the costs and pruning of this job."""
         params = self.params.solver
         if self.costs is not None:
             params = replace(params, weighting=replace(params.weighting, factors=self.costs))
@@ -129,40 +132,40 @@ class Job:
             return params
         return replace(params, pruned_more=self.informed.pruned_more(params.delta))
 
-    def stating(self, **facts: Any) -> Job:
-        """The same job, with more in the parameters of its manifest."""
+    def with_facts(self, **facts: Any) -> Job:
+        """Return the job with these entries added to the parameters in its manifest."""
         manifest = replace(self.manifest, params=self.manifest.params | facts)
         return replace(self, manifest=manifest)
 
     def with_C(self, C: float, table: Any) -> Job:
-        """The job at a C that was chosen, with what others were tried."""
-        return replace(self, params=replace(self.params, C=C)).stating(C=C, C_table=table)
+        """Return the job with a chosen C, recording the table of the values that were tried."""
+        return replace(self, params=replace(self.params, C=C)).with_facts(C=C, C_table=table)
 
     def with_delta(self, delta: float, effect: Any) -> Job:
-        """The job at a delta that was chosen, with what that does to P@k."""
+        """Return the job with a chosen delta, recording its effect on P@k."""
         job = replace(self, params=replace(self.params, delta=delta))
-        return job.stating(delta=delta, delta_effect=effect)
+        return job.with_facts(delta=delta, delta_effect=effect)
 
     def with_calibration(self, calibration: Calibration | None) -> Job:
-        """The job of a model that knows this of its scores."""
+        """Return the job with the calibration that its model will have."""
         return replace(self, parts=replace(self.parts, calibration=calibration))
 
     def blocks(self, held: Mask, first: int) -> Blocks:
-        """The labels that are not `held`, in blocks that are numbered from `first`.
+        """Return the labels that are not `held`, in blocks numbered from `first`.
 
-        Frequent labels come first, in blocks of fewer labels: labels that are solved side by side
-        then need the same kind of pass, and none that takes long is left for the end.
+        Frequent labels come first, in smaller blocks. Labels solved together then need similar
+        passes over the data, and no slow label is left for the end.
         """
         labels, order, work = self._ordered(held)
         cuts = cut(order, self.params.block_size, work)
         return {first + i: labels[places] for i, places in enumerate(cuts)}
 
     def cutter(self, held: Mask) -> BlockCutter:
-        """The labels that are not `held`, in the same order, to be cut bit by bit."""
+        """Return a cutter of the labels that are not `held`, in the order of `blocks`."""
         return BlockCutter(*self._ordered(held), self.params.block_size)
 
     def _ordered(self, held: Mask) -> tuple[Ints, Ints, Ints]:
-        """The labels that are not `held`; numbers to sort them by, frequent first; their work."""
+        """Return the labels that are not `held`, keys to sort them frequent first, and work."""
         labels = np.flatnonzero(~held)
         equal = self.problem.equal_labels.among(labels)
         counts = self.problem.label_counts[labels]
@@ -170,8 +173,8 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """What is known of a model once its data have been looked at."""
+class _CheckedData:
+    """The facts about checked data that determine the manifest of a model."""
 
     problem: Problem | ProblemFacts
     transform: Transform
@@ -180,15 +183,16 @@ class _Found:
     weights: RowWeights | None = None
     pairs: PairWeights | None = None
 
-    def known(self, request: Request) -> tuple[Parts, Manifest]:
-        """What the model will consist of besides weights, and its manifest."""
+    def describe(self, request: Request) -> tuple[Parts, Manifest]:
+        """Return the parts of the model other than its weights, and its manifest."""
         problem, transform, vocabulary = self.problem, self.transform, request.vocabulary
         labels = LabelTable(problem.label_counts, self.names, transform.idf)
         manifest = Manifest(
             n_rows=problem.n_rows,
             n_features=problem.n_features,
             n_labels=problem.n_labels,
-            params=_stated(request.params, transform) | _weights_stated(self.weights, self.pairs),
+            params=_params_in_manifest(request.params, transform)
+            | _weights_in_manifest(self.weights, self.pairs),
             transform=transform.to_dict(),
             data=self.data,
             dismec=version("dismec"),
@@ -199,17 +203,17 @@ class _Found:
         return Parts(labels, vocabulary), manifest
 
 
-def _counted_rows(
+def _weighted_data(
     X: Any, request: Request
 ) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None, PairWeights | None]:
-    """X and Y without what has weight 0, the names of labels, and the weights of rows and pairs."""
+    """Return X, Y, label names, row weights and pair weights, without what has weight 0."""
     keep = weights = None
     labels, n_rows = request.Y, X.shape[0]
     if request.weights is not None:
         keep, weights = kept_rows(check_row_weights(request.weights, n_rows))
     left = keep
     if keep is not None and is_label_lists(labels) and len(labels) == n_rows:
-        # Which labels there are is what the rows that count say.
+        # Rows of weight 0 are ignored, so labels that only they have do not exist.
         listed = list(labels)
         labels = [listed[row] for row in keep.tolist()]
         X, left = X[keep], None
@@ -221,36 +225,36 @@ def _counted_rows(
     return X, known_labels(Y, pairs), named, weights, pairs
 
 
-def _weights_stated(weights: RowWeights | None, pairs: PairWeights | None) -> dict[str, Any]:
-    """What the manifest says of weights (`dismec.model.provenance`)."""
-    stated: dict[str, Any] = {}
+def _weights_in_manifest(weights: RowWeights | None, pairs: PairWeights | None) -> dict[str, Any]:
+    """Return the manifest entries about weights, as `dismec.model.provenance` specifies them."""
+    entries: dict[str, Any] = {}
     if weights is not None:
         least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
-        stated["row_weights"] = {"least": least, "most": most, "sum": total}
+        entries["row_weights"] = {"least": least, "most": most, "sum": total}
     if pairs is not None:
         left_out = int(np.count_nonzero(pairs.data == 0))
-        stated["pair_weights"] = {"pairs": pairs.nnz, "left_out": left_out}
-    return stated
+        entries["pair_weights"] = {"pairs": pairs.nnz, "left_out": left_out}
+    return entries
 
 
-def _as_parts(request: Request) -> Any:
-    """X, as dense features if it is an array that is worth it and nothing else is requested."""
+def _with_dense_part(request: Request) -> Any:
+    """Return X, as dense features if most of it is nonzero and the parameters allow it."""
     params = request.params
     if params.tfidf or request.vocabulary is not None:
         return request.X
     return [request.X] if is_mostly_full(request.X) else request.X
 
 
-def _stated(params: TrainingParams, transform: Transform) -> dict[str, Any]:
-    """The parameters as a manifest has them: one about dense features only where there are any."""
-    stated = asdict(params)
+def _params_in_manifest(params: TrainingParams, transform: Transform) -> dict[str, Any]:
+    """Return the parameters for a manifest: `dense_scale` only with dense features."""
+    entries = asdict(params)
     if not transform.dense:
-        del stated["dense_scale"]
-    return stated
+        del entries["dense_scale"]
+    return entries
 
 
-def _check_pairs_allowed(params: TrainingParams) -> None:
-    """Refuse what is not possible with weights of pairs."""
+def _check_pairs_supported(params: TrainingParams) -> None:
+    """Raise `DataError` if the parameters do not support pair weights."""
     if params.penalty == "l1":
         raise DataError("pair weights are not supported with penalty='l1'")
     if params.refine:
@@ -258,7 +262,7 @@ def _check_pairs_allowed(params: TrainingParams) -> None:
 
 
 def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
-    """Refuse numbers of features or labels that nothing but a header speaks for."""
+    """Raise `DataError` if there are far more columns than entries: the header may be wrong."""
     if n_columns > max(_ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY * n_entries):
         raise DataError(
             f"{n_columns:,} {what}, but the data have only {counted(n_entries, 'entry')}: "
@@ -268,13 +272,13 @@ def _check_columns(what: str, n_columns: int, n_entries: int) -> None:
 
 
 def _check_memory(n_features: int, n_labels: int) -> None:
-    """Refuse shapes whose dense vectors alone do not fit this machine: a header may lie."""
-    # A thread's weights of 32 labels in 16 bits and some vectors; a label's counts and places.
+    """Raise `DataError` if vectors of these sizes do not fit in memory: the header may be wrong."""
+    # Per feature, one thread's 16-bit weights for 32 labels and some vectors; per label, counts and
+    # positions.
     needed = 100 * n_features + 64 * n_labels
     present = physical_memory()
     if present is not None and needed > present:
         raise DataError(
             f"{counted(n_features, 'feature')} and {counted(n_labels, 'label')} need at least "
-            f"{needed >> 30} GiB of "
-            f"memory; this machine has {present >> 30}"
+            f"{needed >> 30} GiB of memory; this machine has {present >> 30}"
         )

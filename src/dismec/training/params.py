@@ -1,7 +1,7 @@
-"""What decides what a model is, apart from the data: every hyper-parameter, stated once.
+"""The hyperparameters of training, each defined once.
 
-The command line's options, the estimators' parameters, the manifest and the comparison of a run
-with an earlier one are all derived from the fields of `TrainingParams`. It imports nothing heavy:
+Command-line options, estimator parameters, manifest entries and the comparison with an earlier run
+are all derived from the fields of `TrainingParams`. This module imports nothing heavy, as
 ``dismec train --help`` reads it.
 """
 
@@ -20,8 +20,8 @@ __all__ = ["AUTO", "LEAST_DELTA", "TrainingParams"]
 AUTO = "auto"
 LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose
 
-# The solver computes in float32.
 _MOST_SCALE = 1e6  # of dense features
+# The normal numbers of float32, in which the solver computes.
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -32,13 +32,13 @@ _NUMBERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _param(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as click calls it
-    """A hyper-parameter: its default, and what the command line says about it."""
+    """Define a hyperparameter by its default and its help text on the command line."""
     return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)
 class TrainingParams:
-    """Parameters of the training: everything that decides what a model is, except for the data.
+    """Training parameters: everything but the data that determines the model.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class TrainingParams:
         most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01 under the L2 penalty
         and 0 under L1.
     tol : float, default=0.01
-        Tolerance of the stopping rule, as in LIBLINEAR; under L1 a hundred times the relative gap.
+        Tolerance of the stopping rule, as in LIBLINEAR; under L1, 100 times the relative gap.
     tfidf : bool, default=False
         Whether to multiply each feature by its inverse document frequency in the training data.
     normalize : bool, default=True
@@ -57,31 +57,31 @@ class TrainingParams:
     bias : float, default=1.0
         Value of the bias feature; 0 for none.
     block_size : int, default=1000
-        The largest number of labels that are trained together. It does not change the model.
+        Maximum number of labels trained together. It does not affect the model.
     precision : {"float16", "float32", "int8"}, default="float16"
         How the model stores weights.
     calibrate : bool, default=False
-        Whether to learn probabilities, on rows that are held out for this.
+        Whether to calibrate scores to probabilities, on held-out rows.
     refine : bool, default=False
-        Whether to train a second stage, which also sees the labels that the first one finds likely
-        (``docs/howto/refining.md``). It is more accurate, and takes about three times as long.
+        Whether to train a second stage, whose features include the likely labels that a first
+        stage predicts (``docs/howto/refining.md``). More accurate; takes about three times as long.
     positive_weight : float, default=1.0
         Factor for the losses of positive rows.
     weighting : {None, "propensity"}, default=None
-        With "propensity", the losses of positive rows are also multiplied by 2/p − 1, which is the
-        larger, the rarer the label is (``docs/howto/rare-labels.md``).
+        With "propensity", the losses of positive rows are also multiplied by 2/p − 1, which is
+        larger for rarer labels (``docs/howto/rare-labels.md``).
     propensity_a, propensity_b : float, default=0.55 and 1.5
         The constants A and B of the propensities p (`dismec.propensities`).
     dense_scale : float, default=1.0
-        Factor for dense features beside sparse ones, after both have been scaled to norm 1
-        (``docs/tutorial/embeddings.md``): the larger, the more they count.
+        Factor for dense features used with sparse ones, after both have been scaled to norm 1
+        (``docs/tutorial/embeddings.md``). Larger values give dense features more influence.
     penalty : {"l2", "l1"}, default="l2"
-        The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which leaves few weights.
+        The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
 
     Raises
     ------
     ValueError
-        For a value that is not a number or out of range.
+        If a value is not a number or is out of range.
 
     Examples
     --------
@@ -129,12 +129,12 @@ class TrainingParams:
             try:
                 if isinstance(value, str):
                     raise TypeError
-                # A number of NumPy has no place in the manifest.
+                # The manifest is JSON, which has no NumPy numbers.
                 object.__setattr__(self, name, kind(value))
             except (TypeError, ValueError):
                 expected = 'a number or "auto"' if name == "delta" else "a number"
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
-        solver = self.solver  # which has checks of its own
+        solver = self.solver  # checks its own parameters
         if self.block_size < 1:
             raise ValueError(f"block_size is {self.block_size}; expected at least 1")
         precisions = self.__dataclass_fields__["precision"].metadata["choices"]
@@ -157,15 +157,15 @@ class TrainingParams:
 
     @property
     def holds_out(self) -> bool:
-        """Whether something is learned from rows that are held out.
+        """Whether choosing delta or calibrating needs rows held out of training.
 
-        Refining learns probabilities on its way.
+        With `refine`, the trial of the second stage calibrates as well.
         """
         return self.chooses_delta or (self.calibrate and not self.refine)
 
     @property
     def solver(self) -> SolverParams:
-        """The parameters of the solver. If `delta` is "auto", the least that can be chosen."""
+        """The parameters of the solver, with the smallest candidate if `delta` is "auto"."""
         from dismec.solve.costs import Weighting
         from dismec.solve.problem import SolverParams
 

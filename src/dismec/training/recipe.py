@@ -32,7 +32,7 @@ from dismec.training import resume
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
 from dismec.training.placing import placed
-from dismec.training.refining import Refining, stated
+from dismec.training.refining import Refining, record_held_out
 from dismec.training.request import Progress, Request
 from dismec.training.running import Workplace, run_in_memory, run_into, workplace
 from dismec.training.stages import Stages
@@ -80,7 +80,7 @@ def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
         given = given if request.params.holds_out else None
     trial = Trial.prepare(job, given)
     if request.params.refine:
-        trial = trial._replace(job=stated(trial.job))
+        trial = trial._replace(job=record_held_out(trial.job))
     with _locked(request.path), workplace(request, threads) as place:
         path, earlier, progress = request.path, None, request.progress
         new = replacement_folder(path) if path and request.overwrite else None

@@ -1,12 +1,12 @@
-"""Labels inform labels: a job → the job of a second stage, after all that comes before it.
+"""Training job → the job of its second stage, whose features include likely labels.
 
-1. Cut the rows into folds. For each, train on the others, and score its rows: every row then has
-   scores of a model that has not seen it. Only labels with enough rows take part.
-2. Give each row its best labels as further features. On some of the labels, with a tenth of the
-   rows held out, see whether these help, and learn probabilities if they are asked for.
-3. Train the first stage, on all rows: it is what scores a new row.
+1. Split the rows into folds. For each fold, train on the others and score its rows, so that every
+   row is scored by a model that has not seen it. Only labels with enough rows take part.
+2. Add the best labels of each row as features. On a sample of the labels, with a tenth of the rows
+   held out, measure whether these features help, and calibrate if requested.
+3. Train the first stage on all rows. It predicts the likely labels of new rows.
 
-What is done is left in folders beside the model, for a run that goes on after a kill.
+Intermediate results are kept in folders beside the model, so that a killed run can be resumed.
 """
 
 from __future__ import annotations
@@ -44,48 +44,48 @@ from dismec.training.request import Progress, Request, share_of
 from dismec.training.stages import Stages, digest
 from dismec.training.trial import only_columns, only_known, sampled
 
-__all__ = ["Refining", "stated"]
+__all__ = ["Refining", "record_held_out"]
 
 _log = logging.getLogger("dismec")
 
-_LEAST_ROWS = 20  # of a label that informs others: scores of rarer ones are not to be trusted
+_LEAST_ROWS = 20  # of labels used as features: the scores of rarer ones are unreliable
 _FOLDS = 3
-_TOLERANCE = 0.1  # of what is trained on the way: scores there need not be more exact
-_EVERY = 3  # label that is tried: with fewer, probabilities depend on which these are
-_CHUNK_ROWS = 8192  # that are widened at a time
+_TOLERANCE = 0.1  # of folds and trial, whose scores need not be more exact
+_EVERY = 3  # the trial trains every third label: with fewer, the calibration depends on which
+_CHUNK_ROWS = 8192  # rows extended at a time
 _DEPTHS = (1, 3, 5)
-_Select: TypeAlias = Callable[[npt.NDArray[np.int64]], Any]  # some of the rows
-# Shares of the work, between those of Eurlex-4K and citeulike-t: folds, trial and first stage; the
-# rest is the second stage.
+_Select: TypeAlias = Callable[[npt.NDArray[np.int64]], Any]  # row numbers → these rows
+# Shares of the work done before the trial, the first and the second stage: between those measured
+# on Eurlex-4K and citeulike-t.
 _UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.2, 0.4, 0.55
 
 
 @dataclass(frozen=True, eq=False)
 class Refining:
-    """What a job that asks for a second stage needs to get there."""
+    """The steps from the job of a plain model to that of its second stage."""
 
-    job: Job  # of the plain model; its manifest says what will be done
+    job: Job  # of the plain model; its parameters request refining
     refinement: Refinement
     stages: Stages
 
     @classmethod
     def prepare(cls, job: Job, stages: Stages) -> Refining:
-        """How the labels of a job will inform each other."""
+        """Return the steps for a job, with the number of labels used as features."""
         informing = int(np.count_nonzero(job.parts.labels.counts >= _LEAST_ROWS))
         return cls(job, Refinement(informing, _FOLDS), stages)
 
     def outcome(
         self, earlier: Manifest | None, progress: Progress | None
     ) -> tuple[Job, Manifest | None, Progress | None]:
-        """The job that is left to do, the run to go on from, and its progress.
+        """Return the job that remains, the run to resume, and the progress callback for it.
 
-        It is that of the second stage, or of the plain model if labels do not inform each other.
+        The job is that of the second stage, or of the plain model if refining does not help.
         """
         n_labels, directory = self.job.problem.n_labels, self.stages.directory
         effect = earlier and earlier.params.get("refine_effect")
         if directory and earlier and effect and earlier.refined is None:
-            # It was found that they do not.
-            job = self.job.stating(refine_effect=effect)
+            # An earlier run found that refining does not help.
+            job = self.job.with_facts(refine_effect=effect)
             known = resume.known_calibration(directory, job, earlier)
             if known:
                 return known, earlier, progress
@@ -96,24 +96,24 @@ class Refining:
             before = earlier and replace(earlier, blocks=())
             earlier = self.stages.begin(replace(self.job, manifest=begun), before)
         likely = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
-        lessons = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
-        job = self.job.stating(refine_effect=lessons.effect)
-        if lessons.calibration is not None:
+        trial = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
+        job = self.job.with_facts(refine_effect=trial.effect)
+        if trial.calibration is not None:
             groups = job.problem.equal_labels.groups
-            job = job.with_calibration(lessons.calibration.taken_from(groups))
-        if not lessons.helps:
+            job = job.with_calibration(trial.calibration.taken_from(groups))
+        if not trial.helps:
             _log.warning(
                 "refining does not help on this data (%s): training the plain model",
-                lessons.summary,
+                trial.summary,
             )
             rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
             return job, earlier and replace(earlier, blocks=()), rest
-        first = self._first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
+        first = self._train_first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
         job = self._second(job, self._wide(likely), first)
         return job, earlier, share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
 
-    def _informing(self) -> Any:
-        """Y with the labels that inform others."""
+    def _informing_Y(self) -> Any:
+        """Return Y with only the labels used as features."""
         return only_columns(self.job.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
 
     def _stage_params(self, tol: float = 0.0) -> TrainingParams:
@@ -134,15 +134,15 @@ class Refining:
         rows: npt.NDArray[np.int64],
         transform: Transform | None = None,
     ) -> Job:
-        """The job of a stage on some rows, which have the weights and costs of this one."""
+        """Return the job of a stage on some rows, with their weights and costs in this job."""
         weights = weights_at(self.job.weights, rows)
         request = Request(X, Y, params, weights=weights, costs=self.job.costs)
         return Job.prepare(request, transform)
 
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
-        """The best labels of each row and their scores, by a model that has not seen it."""
+        """Return the best labels of each row and their scores, by a model that has not seen it."""
         X: Any = self.job.X
-        Y = self._informing()
+        Y = self._informing_Y()
         n_rows, k = X.shape[0], self.refinement.labels
         fold = np.random.default_rng(0).permutation(n_rows) % _FOLDS
         labels, scores = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
@@ -151,12 +151,12 @@ class Refining:
             bounds = number / _FOLDS, (number + 1) / _FOLDS
             part = share_of(progress, *bounds, self.job.problem.n_labels)
             name = f"fold-{number}"
-            find = partial(self._scored, name, Y, rows, others, part)
+            find = partial(self._score_fold, name, Y, rows, others, part)
             found = self.stages.found(name, digest(self.job.manifest), find, name)
             labels[rows], scores[rows] = found["labels"], found["scores"]
         return _Likely(labels, scores)
 
-    def _scored(
+    def _score_fold(
         self,
         name: str,
         Y: Any,
@@ -164,9 +164,9 @@ class Refining:
         others: npt.NDArray[np.int64],
         progress: Progress | None,
     ) -> dict[str, npt.NDArray[Any]]:
-        """The best labels of some rows by a model of the others.
+        """Return the best labels of some rows and their scores, by a model trained on the others.
 
-        Both kinds of rows are copied, with their dense features, for as long as they are needed.
+        The rows of either kind are copied, dense features included, only while they are needed.
         """
         X: Any = self.job.X
         job = self._stage_job(X[others], Y[others], self._stage_params(_TOLERANCE), others)
@@ -175,20 +175,20 @@ class Refining:
         del job
         new = X[rows]
         if known is not None:
-            # Of later texts, words that no training text has are not counted.
+            # As in new texts, words that occur in no training text are ignored.
             new = only_known(new, known)
         found = model.predict_topk(new, self.refinement.labels, threads=self.stages.place.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 
     def _wide(self, likely: _Likely, rows: npt.NDArray[np.int64] | None = None) -> Any:
-        """The rows of the second stage, or some of them."""
+        """Return the rows of the second stage, or some of them."""
         own = replace(self.job.transform, bias=0.0, dense=0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
         columns = label_columns(informing)
         X = _sparse(self.job.X)
         everything = rows is None
         rows = np.arange(X.shape[0]) if rows is None else rows
-        # Filled chunk by chunk: besides X there is never more than the result and one chunk.
+        # Filled chunk by chunk, so that memory holds only X, the result and one chunk.
         lengths = np.diff(X.indptr)[rows].astype(np.int64)
         room = int(lengths.sum()) + len(rows) * self.refinement.labels
         data, indices = np.empty(room, np.float32), np.empty(room, np.int32)
@@ -207,13 +207,13 @@ class Refining:
         wide = csr_on(data[: indptr[-1]], indices[: indptr[-1]], indptr, shape)
         if not isinstance(self.job.X, MixedRows):
             return wide
-        # All rows together have the dense features of X itself, and some a copy.
+        # All rows share the dense features of X; some of them get a copy.
         dense = self.job.X.dense
         return MixedRows(wide, dense if everything else np.ascontiguousarray(dense[rows]))
 
     @property
     def _wide_transform(self) -> Transform:
-        """What is done to the rows of the second stage: only dense features are still as in X."""
+        """The transform of the second stage: only dense features are not transformed yet."""
         own = self.job.transform
         return Transform(
             own.n_features + self.refinement.informing,
@@ -224,19 +224,19 @@ class Refining:
             normalize_dense=own.normalize,
         )
 
-    def _trial(self, likely: _Likely, progress: Progress | None) -> _Lessons:
-        """Whether labels that inform others help, and what probabilities scores stand for."""
-        find = partial(self._tried, likely, progress)
+    def _trial(self, likely: _Likely, progress: Progress | None) -> _TrialResults:
+        """Measure whether likely labels help as features, and calibrate if requested."""
+        find = partial(self._run_trial, likely, progress)
         training = digest(self.job.manifest)
         found = dict(self.stages.found("trial", training, find, "plain", "wide"))
         measured = {name: found.pop(name) for name in ("plain", "wide", "rows")}
         calibration = None
         if self.job.params.calibrate:
             calibration = Calibration.from_arrays(found, self.job.problem.n_labels)
-        return _Lessons(measured, calibration)
+        return _TrialResults(measured, calibration)
 
-    def _tried(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
-        """Both kinds of rows, for some labels, with a tenth of the rows held out."""
+    def _run_trial(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
+        """Train some labels without and with likely labels, and evaluate both on held-out rows."""
         job, threads = self.job, self.stages.place.threads
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
         held = delta.held_out(job.X.shape[0])
@@ -254,7 +254,7 @@ class Refining:
         curves: dict[str, Calibration] = {}
         for number, (name, (only, params, transform)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
-            # One model and one copy of the rows at a time.
+            # Only one model and one copy of the rows are in memory at a time.
             trial = self._stage_job(only(others), Y[others], params, others, transform)
             model = self.stages.trained(name, trial, part)
             del trial
@@ -277,20 +277,20 @@ class Refining:
             results |= curves["wide" if _helps(results) else "plain"].to_arrays()
         return results
 
-    def _first(self, progress: Progress | None) -> Model:
-        """The first stage."""
+    def _train_first(self, progress: Progress | None) -> Model:
+        """Train the first stage."""
         everything = np.arange(self.job.X.shape[0])
-        job = self._stage_job(self.job.X, self._informing(), self._stage_params(), everything)
+        job = self._stage_job(self.job.X, self._informing_Y(), self._stage_params(), everything)
         return self.stages.trained("first", job, progress)
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
-        """The job of the second stage."""
+        """Return the job of the second stage."""
         transform = self._wide_transform
         informed = Informed(job.transform, first.shards, self.refinement, job.params.bias)
         receipts: tuple[ShardReceipt, ...] = ()
         if self.stages.directory:
             folder = self.stages.folder("first")
-            receipts = _adopted(self.stages.directory, folder, first.manifest)
+            receipts = _link_shards(self.stages.directory, folder, first.manifest)
         manifest = replace(
             job.manifest,
             refined=self.refinement.to_dict(),
@@ -308,10 +308,13 @@ class Refining:
         )
 
 
-def stated(job: Job) -> Job:
-    """The job, with a manifest that says on what rows probabilities will be learned.
+def record_held_out(job: Job) -> Job:
+    """Return the job with a manifest that records how many rows are held out for calibration.
 
-    `DataError` if it has too few to be refined.
+    Raises
+    ------
+    DataError
+        If there are too few rows for refining.
     """
     if job.X.shape[0] < 2 * _FOLDS:
         raise DataError(
@@ -319,24 +322,24 @@ def stated(job: Job) -> Job:
         )
     if not job.params.calibrate:
         return job
-    return job.stating(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
+    return job.with_facts(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
 
 
 def _sparse(X: Any) -> Any:
-    """The sparse features of rows."""
+    """Return the sparse features of rows."""
     return X.sparse if isinstance(X, MixedRows) else X
 
 
 class _Likely(NamedTuple):
-    """The labels that are likely for each row, (n_rows, k), and their scores."""
+    """The likely labels of each row, (n_rows, k), and their scores."""
 
     labels: npt.NDArray[np.int32]
     scores: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class _Lessons:
-    """What a trial has found."""
+class _TrialResults:
+    """The results of the trial: P@k without and with likely labels, and the calibration."""
 
     results: Mapping[str, npt.NDArray[Any]]
     calibration: Calibration | None
@@ -347,7 +350,7 @@ class _Lessons:
 
     @property
     def effect(self) -> dict[str, Any]:
-        """What the manifest says of it (`dismec.model.provenance`)."""
+        """The manifest entry ``refine_effect`` (`dismec.model.provenance`)."""
         before, after = (
             {f"P@{k}": float(p) for k, p in zip(_DEPTHS, self.results[name], strict=True)}
             for name in ("plain", "wide")
@@ -366,17 +369,17 @@ def _helps(results: Mapping[str, npt.NDArray[Any]]) -> bool:
     return bool(results["wide"].sum() > results["plain"].sum())
 
 
-def _adopted(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
-    """The shards of the first stage as files of the model."""
+def _link_shards(directory: Path, folder: Path, manifest: Manifest) -> tuple[ShardReceipt, ...]:
+    """Link the shards of the first stage into the model directory; return their receipts."""
     receipts = []
     for number, receipt in enumerate(manifest.shards or ()):
         target = directory / f"{FIRST}{number:06d}{ARRAYS}"
         target.unlink(missing_ok=True)
         try:
             os.link(folder / receipt.file, target)
-        except OSError:  # a file system without links
+        except OSError:  # the file system does not support links
             with whole_file(target) as file:
                 file.write((folder / receipt.file).read_bytes())
         receipts.append(replace(receipt, file=target.name))
-    sync_directory(directory)  # before a manifest names them
+    sync_directory(directory)  # the files must be durable before a manifest names them
     return tuple(receipts)

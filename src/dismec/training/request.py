@@ -1,4 +1,4 @@
-"""What somebody asks to have trained; every door fills in one of these."""
+"""A training request, built by the API, the estimators and the command line alike."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 class WorkProgress(ABC):
-    """A progress that is also told how much of the work is done: labels take unequally long."""
+    """A progress callback that also receives the share of the work done.
+
+    Labels take unequal times, so the number of labels alone does not predict the time left.
+    """
 
     @abstractmethod
     def update(self, done: int, total: int, share: float) -> None:
-        """So many labels of `total` are done, which is this share of the work."""
+        """Report that `done` of `total` labels are done, which is this share of the work."""
 
     def __call__(self, done: int, total: int) -> None:
-        """The same, where no more is known than labels."""
+        """Report the number of labels done, and take it for the share of the work."""
         self.update(done, total, done / total if total else 1.0)
 
 
 def report(progress: Progress | None, done: int, total: int, share: float) -> None:
-    """Tell a progress what it wants to know."""
+    """Call a progress callback, with the share of the work if it accepts one."""
     if isinstance(progress, WorkProgress):
         progress.update(done, total, share)
     elif progress:
@@ -42,24 +45,24 @@ def report(progress: Progress | None, done: int, total: int, share: float) -> No
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A training: the data, the parameters, where the model goes and where the work is done.
+    """The data, the parameters, the output directory and the resources of a training run.
 
-    The fields are the parameters of `dismec.train`. X, Y and weights are as a caller has them, not
-    checked yet; `cluster` may also be a `Cluster`, which stays open.
+    The fields are the parameters of `dismec.train`. X, Y and the weights are as passed by the
+    caller, not checked yet. `cluster` may also be a `Cluster`, which is left open.
     """
 
     X: Any
     Y: Any
     params: TrainingParams
-    path: Path | None = None  # None for a model in memory
+    path: Path | None = None  # None: the model stays in memory
     names: Sequence[str] | None = None
     validation: tuple[Any, Any] | None = None
-    weights: Any = None  # one number of at least 0 per row; None for ones
-    pair_weights: Any = None  # a sparse matrix, or a file of pairs of a row and a label
-    costs: Costs | None = None  # factors of the losses of each label's rows
+    weights: Any = None  # one per row, at least 0; None: all 1
+    pair_weights: Any = None  # a sparse matrix, or a file of (row, label) pairs
+    costs: Costs | None = None  # factors for the losses of each label's rows
     vocabulary: Vocabulary | None = None
-    columns: Mapping[str, str] | None = None  # of files of texts, for later commands to use
-    examples: tuple[str, ...] = ()  # texts that the model keeps (`dismec.training.examples`)
+    columns: Mapping[str, str] | None = None  # of text files, for later commands to use
+    examples: tuple[str, ...] = ()  # texts stored in the model (`dismec.training.examples`)
     source: StrPath | None = None
     threads: int | None = None
     overwrite: bool = False
@@ -73,17 +76,18 @@ def part_of(
     total: int,
     shares: tuple[float, float] | None = None,
 ) -> Progress | None:
-    """The progress of one of several rounds, after `before` labels of `total`.
+    """Return the callback for one of several rounds, after `before` of `total` labels.
 
-    `shares` are from where to where it takes the work; by default that goes by labels.
+    `shares` are the shares of the work done when the round begins and ends. By default they are
+    computed from the numbers of labels.
     """
     return progress and _Part(progress, before, total, shares)
 
 
 def share_of(progress: Progress | None, begin: float, end: float, n_labels: int) -> Progress | None:
-    """The progress of a stage that takes from one share of all work to another.
+    """Return the callback for a stage that covers the work between two shares.
 
-    What is reported is how many labels that would be if each took the same.
+    The share done is reported as the number of labels it would be if all took equally long.
     """
     return progress and _Share(progress, begin, end, n_labels)
 

@@ -134,7 +134,7 @@ class Trial(NamedTuple):
         facts = {"delta_auto": validation.fields} if params.chooses_delta else {}
         if params.calibrate and not params.refine:
             facts["calibrated"] = validation.fields
-        return cls(job.stating(**facts), validation)
+        return cls(job.with_facts(**facts), validation)
 
     def outcome(
         self, stages: Stages, earlier: Manifest | None, progress: Progress | None

@@ -331,7 +331,7 @@ class ChoiceOfC:
             job.problem.check_C(C)
         validation = Validation.prepare(job, given)
         fields = {"metric": self.metric, "grid": self.grid, **validation.fields}
-        return job.stating(C_auto=fields), partial(self._settle, validation)
+        return job.with_facts(C_auto=fields), partial(self._settle, validation)
 
     def _settle(
         self,
