@@ -23,7 +23,7 @@ from dismec.errors import DismecError
 from dismec.report.facts import describe_data
 from fuzz import run
 from fuzz.bombs import gzip_of
-from fuzz.mutations import mutate_bytes, mutate_json, mutate_model
+from fuzz.mutations import ODD, mutate_bytes, mutate_json, mutate_model
 from fuzz.run import Faults, Meter
 from fuzz.targets import Workshop
 
@@ -89,6 +89,10 @@ def test_the_same_number_is_the_same_input(tmp_path):
     assert len({mutate_bytes(Random(i), data, [data]) for i in range(50)}) > 40
     document = {"a": [1, 2, {"b": "c"}]}
     assert mutate_json(Random(5), document) == mutate_json(Random(5), document)
+    odd = repr(ODD)
+    for seed in range(2000):  # values put into one document are not changed in the next
+        mutate_json(Random(seed), [[], [1], {"a": [[]]}])
+    assert repr(ODD) == odd
     assert document == {"a": [1, 2, {"b": "c"}]}
 
 

@@ -72,7 +72,7 @@ def mutate_json(rng: Random, value: object) -> object:
     for _ in range(rng.choice((1, 1, 2, 4))):
         places = list(_places(value))
         if not places:
-            return rng.choice(ODD)
+            return copy.deepcopy(rng.choice(ODD))
         folder, key = rng.choice(places)
         kind = rng.randrange(8)
         if kind == 0:
@@ -88,7 +88,7 @@ def mutate_json(rng: Random, value: object) -> object:
         elif kind in (4, 5) and isinstance(folder[key], int | float):
             folder[key] = rng.choice((*NUMBERS, folder[key] + 1, folder[key] - 1, -folder[key]))
         else:
-            folder[key] = rng.choice(ODD)
+            folder[key] = copy.deepcopy(rng.choice(ODD))  # it may be changed later
     return value
 
 
