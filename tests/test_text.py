@@ -444,6 +444,7 @@ def test_items_that_are_not_text_are_refused_with_their_row(texts, reason):
         {"max_df": 0.0},
         {"max_df": 1.5},
         {"max_df": float("nan")},
+        {"max_df": 10**400},
         {"max_df": "1"},
         {"max_features": 0},
     ],

@@ -98,7 +98,7 @@ class TextParams:
             object.__setattr__(self, "max_features", _positive("max_features", self.max_features))
         try:
             share = float(self.max_df)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             share = np.nan
         if isinstance(self.max_df, str | bool) or not 0 < share <= 1:
             raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0, up to 1")
