@@ -103,7 +103,7 @@ class _Endpoints:
         return _answered(await self._work(request, lambda _: self._service.tree(query)))
 
     async def _work(self, request: Request, task: Callable[[bytes], _T]) -> _T:
-        """Return the result of `task` for the request's body, computed in a thread of the pool."""
+        """Return the result of `task` for the body of an authorized request."""
         self._authorise(request)
         self._check_ready()
         if int(request.headers.get("content-length", 0)) > self._limits.body:
