@@ -12,6 +12,8 @@ STEPS := '^ *(\[ *[0-9]+(/[0-9]+|%)\]|Collecting|Downloading|Installing|Building
 WHEELS = .venv-wheel-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/bin
 LOWEST := .venv-lowest/bin
 ANNIF := .venv-annif/bin
+# Runs test files side by side, one per core; the tests of a file run one after another.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: demo test quick lint format docs warnings wheel lowest sanitize fuzz aarch64 annif clean FORCE
 .DELETE_ON_ERROR:
@@ -21,7 +23,7 @@ demo: .venv/installed
 	$(BIN)/dismec demo
 
 test: .venv/tools
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 # For the inner loop, at most a minute: no clusters, servers, browsers, commands or slow tests, and
 # fewer examples per property. Code that passes may still fail in `make test`.
@@ -74,7 +76,7 @@ wheel:
 
 # Builds and tests with the lowest versions that pyproject.toml allows.
 lowest: .venv-lowest/tools
-	$(LOWEST)/python -m pytest -q -m "not slow"
+	$(LOWEST)/python -m pytest -q $(PARALLEL) -m "not slow"
 
 # Tests the native code under GCC's AddressSanitizer and UndefinedBehaviorSanitizer. Python itself is
 # not built with them, so their libraries must be preloaded.

@@ -156,6 +156,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--curve", type=Path, help="a folder for figures")
     args = parser.parse_args()
+    if args.curve:
+        args.curve.mkdir(parents=True, exist_ok=True)
     print_heading()
     met = []
     for name in args.sets:
