@@ -245,8 +245,8 @@ def generate(
 ) -> None:
     """Generate training and test data.
 
-    The data resemble extreme classification data: Zipf features, power-law labels, topics. The same
-    seed gives the same data.
+    As in real data, a few features and labels are frequent and most are rare, and labels have
+    topics. There are a fifth as many test rows as training rows. The same seed gives the same data.
     """
     if as_text and ending is not None:
         raise click.UsageError("--format applies to numeric data; --text writes JSON lines")

@@ -287,7 +287,7 @@ def _parse_lengths(
     return least, most
 
 
-_LENGTHS: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
+_LENGTHS: dict[str, Any] = {"metavar": "MIN,MAX", "callback": _parse_lengths}
 _TEXT_OPTIONS: dict[str, Any] = {
     "word_ngrams": click.option(
         "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS

@@ -86,7 +86,7 @@ class TextFormat:
             if getattr(self, field.name) == "":
                 raise DataError(f"{field.name} is empty")
         if "" in self.text_keys:
-            raise DataError(f"text_column is {self.text_column!r}; a name is missing in it")
+            raise DataError(f"text_column is {self.text_column!r}; one of its names is empty")
 
     @property
     def kept(self) -> dict[str, str]:

@@ -101,7 +101,7 @@ class TextParams:
         except (TypeError, ValueError, OverflowError):
             share = np.nan
         if isinstance(self.max_df, str | bool) or not 0 < share <= 1:
-            raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0, up to 1")
+            raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0 and at most 1")
         object.__setattr__(self, "max_df", share)
 
     def to_dict(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class Vocabulary:
         try:
             terms = unpack_names(utf8, offsets)
         except ContainerError:
-            raise ModelError("vocabulary: the terms are not UTF-8 and its offsets") from None
+            raise ModelError("vocabulary: the terms are not UTF-8 text with offsets") from None
         if not 0 < len(terms) <= (params.max_features or np.iinfo(np.int32).max - 1):
             raise ModelError(f"vocabulary: {len(terms)} is not a valid number of terms")
         found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
@@ -296,7 +296,8 @@ def _lengths(name: str, value: Any) -> tuple[int, int]:
         least, greatest = -1, -1
     if (least, greatest) != (0, 0) and not 1 <= least <= greatest <= most:
         raise ValueError(
-            f"{name} is {value!r}; expected least and greatest length, from 1 to {most}, or (0, 0)"
+            f"{name} is {value!r}; expected a minimum and a maximum length, from 1 to {most}, "
+            "or (0, 0) for none"
         )
     return least, greatest
 
@@ -307,7 +308,7 @@ def _positive(name: str, value: Any) -> int:
     except TypeError:
         number = 0
     if not 0 < number < 2**63:
-        raise ValueError(f"{name} is {value!r}; expected a whole number from 1")
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
     return number
 
 

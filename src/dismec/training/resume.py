@@ -210,7 +210,7 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
         if before.get(key) != after.get(key)
     ]
     if earlier.text != now.text:
-        found.append("texts read in another way")
+        found.append("other text settings")
     if earlier.dismec != now.dismec:
         found.append(f"by dismec {earlier.dismec}")
     return found

@@ -325,7 +325,7 @@ class ChoiceOfC:
         if given is None and n_rows < 2:
             raise DataError(
                 f"{counted(n_rows, 'row')}: too few to hold one out for the choice of C; "
-                "pass rows to choose it on (validation=…)"
+                "pass validation rows (validation=…)"
             )
         for C in (self.grid[0], self.grid[-1]):
             job.problem.check_C(C)
