@@ -309,7 +309,7 @@ def test_other_pair_weights_are_another_training(tmp_path, problem_data):
     pairs = some_pairs(Y)
     train_unfinished(X, Y, tmp_path / "model", pair_weights=pairs)
     for other in (None, some_pairs(Y, seed=1), pairs * 2):
-        with pytest.raises(ModelError, match=r"another training.*other data"):
+        with pytest.raises(ModelError, match=r"different model.*other data"):
             train(X, Y, tmp_path / "model", pair_weights=other)
     with pytest.raises(ModelError, match=r"pair_weights .* pairs, .* left out instead of None"):
         train(X, Y, tmp_path / "model")

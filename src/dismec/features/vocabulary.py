@@ -45,12 +45,12 @@ class TextParams:
     Attributes
     ----------
     word_ngrams : tuple of int, default=(1, 1)
-        Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
+        Minimum and maximum number of words in a term; (0, 0) for no such terms. Pairs of words make
         a model several times as large, and seldom a better one (``benchmarks/text.py``).
     char_ngrams : tuple of int, default=(0, 0)
-        Least and greatest number of characters in a term of characters, counting the space before
-        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
-        helps with short texts, at several times the size.
+        Minimum and maximum number of characters in a character n-gram, counting the space before
+        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) in addition
+        to words helps with short texts, at several times the size.
     lowercase : bool, default=True
         Whether words are converted to lower case.
     min_df : int, default=1
@@ -59,8 +59,8 @@ class TextParams:
     max_df : float, default=1.0
         Terms that occur in more than this share of the rows are dropped.
     max_features : int, default=None
-        The largest number of terms. Those in most rows are kept; of terms in equally many rows,
-        those with the smaller bytes.
+        Maximum number of terms. Those that occur in the most rows are kept; ties go to the terms
+        that sort first by bytes.
     sublinear : bool, default=True
         Whether the value of a term is 1 + ln(count) instead of its count.
 

@@ -77,7 +77,7 @@ def describe_data(
     names : sequence of str, default=None
         The names of the labels. By default those in the file.
     estimate : bool, default=True
-        Whether to estimate the time and memory of a training, which takes some seconds.
+        Whether to estimate the time and memory of training, which takes a few seconds.
     threads : int, default=None
         Number of threads that read, and that would train. By default all available CPUs.
 

@@ -52,7 +52,7 @@ def add_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a text model.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     names : sequence of str, default=None
@@ -137,7 +137,7 @@ def update_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a text model.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     labels : iterable of str or int

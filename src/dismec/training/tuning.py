@@ -126,8 +126,8 @@ def tune(
     overwrite : bool, default=False
         Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``. A label counts once per
-        training.
+        Called periodically as ``progress(labels_done, labels_total)``. A label counts once for
+        each training run.
     cluster : Dask client or str, default=None
         Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).

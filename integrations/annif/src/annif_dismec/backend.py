@@ -1,4 +1,4 @@
-"""The backend: documents → a model of texts in the project's directory → suggestions.
+"""The backend: documents → a text model in the project's directory → suggestions.
 
 Words are those of the project's analyzer, if it has one: it knows the language, and dismec does not
 stem. They are joined by spaces again and become a text for dismec, which counts and weighs terms
