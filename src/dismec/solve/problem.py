@@ -233,7 +233,7 @@ class Problem:
         solver = LabelSolver(self, params, Cancel() if cancel is None else cancel, costs)
         solution = solver.solve(labels, drain=True)
         if len(solution.labels) < len(labels):
-            return solution  # cancelled
+            return solution  # canceled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
         return solution[np.argsort(solution.labels, kind="stable")[place]]
 
