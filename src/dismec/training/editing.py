@@ -1,7 +1,7 @@
 """Add, update and remove labels of a finished model.
 
 Labels keep their numbers: a new label comes after the last one, and a removed label has no training
-rows any more and is never predicted. Labels are trained with the parameters and the feature
+rows anymore and is never predicted. Labels are trained with the parameters and the feature
 transform of the model, so on the same rows they get exactly the weights that training all labels
 together would give. Files whose labels do not change stay as they are, byte for byte; a file that
 holds a changed label is rewritten without it. Until the manifest is replaced, as the last step, the

@@ -3,8 +3,8 @@
 If the project has an analyzer, it splits documents into words, because it knows the language and
 dismec does not stem. The words are joined by spaces into a text for dismec, which counts and
 weights terms itself. So the model has its own vocabulary: there is no pickled vectorizer, batches
-are counted in threads, and dismec's own commands can read the model. A project without an analyzer is
-trained on the words of its documents as they are.
+are counted in threads, and dismec's own commands can read the model. A project without an analyzer
+is trained on the words of its documents as they are.
 """
 
 from __future__ import annotations
