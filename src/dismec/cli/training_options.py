@@ -205,8 +205,8 @@ def training_options(
     if validation is not None:
         options += [
             click.option("--validation", type=PATH, help=validation),
-            click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
-            click.option("--validation-dense", type=PATH, help="As --dense, for --validation."),
+            click.option("--validation-labels", type=PATH, help="Like --labels, for --validation."),
+            click.option("--validation-dense", type=PATH, help="Like --dense, for --validation."),
             click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
             click.option(
                 "--no-examples",
