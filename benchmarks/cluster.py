@@ -30,7 +30,7 @@ MOST = 1.25
 
 
 class _Reports(logging.Handler):
-    """Keeps the reports that cluster trainings log."""
+    """Keeps the reports that cluster training runs log."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The estimates of `dismec inspect` against real trainings; and drawings of both.
+"""The estimates of `dismec inspect` against real training runs; and plots of both.
 
 Times are CPU times over all cores, which other work on the machine changes little. The training
 time covers the whole process, including reading and writing. Exits with 1 if time or peak memory is

@@ -1,8 +1,8 @@
-"""The serial steps of a training, however many cores solve its labels; exits with 1 if too slow.
+"""The serial steps of training, however many cores solve its labels; exits with 1 if too slow.
 
 A generated training of 3 million labels: power-law label counts, one label in twenty with the same
 rows as another, a name per label, a few weights per label. Each step is timed separately, with the
-functions that a training calls. The yardstick is the time in which 100 cores solve that many
+functions that training calls. The yardstick is the time in which 100 cores solve that many
 labels (``--training-minutes``, 6): no step may take more than 5 % of it, 18 s, on this machine.
 A step must also be linear: at most 13 times the CPU time that it takes with a tenth of the labels,
 unless that is less than two seconds. (CPU time, because other work may share the machine.)

@@ -46,7 +46,7 @@ def labels_done(model: Path) -> int:
 def train(
     data: Path, model: Path, threads: int, until: int | None
 ) -> tuple[float, int, list[tuple[float, float]]]:
-    """Run a training, killed once that many labels are done; return seconds and peak bytes.
+    """Run training, killed once that many labels are done; return seconds and peak bytes.
 
     Also return its estimates of the time left: pairs of seconds since the start and seconds left.
     """

@@ -7,7 +7,7 @@ takes the core-hours that `paper_scale.py` found (`--core-hours`). The label fre
 follow a power law with exponent 1 that adds up to its labels per row, with at most a tenth of the
 rows per label.
 
-Simulated: a cluster run, with blocks cut and assigned by the code that does so in a training
+Simulated: a cluster run, with blocks cut and assigned by the code that does so in a real run
 (`dismec.cluster.schedule`). A worker solves its blocks one after the other; its threads share the
 labels of a block, and the largest label except for the part that stays on one thread
 (`one_label.py` measures it). A message takes `--call-seconds` each way (`cluster.py` measures
@@ -106,7 +106,7 @@ def label_costs(
 
 
 class Cluster:
-    """Simulated workers, and the schedule of a training on them."""
+    """Simulated workers, and the schedule of a training run on them."""
 
     def __init__(
         self, counts: np.ndarray, costs: np.ndarray, workers: int, args: argparse.Namespace

@@ -1,4 +1,4 @@
-"""The cost of choosing C; exits with 1 if the grid takes more than three trainings.
+"""The cost of choosing C; exits with 1 if the grid takes more than three training runs.
 
 Both are measured in CPU seconds, so that other work on the machine changes little. The final
 training at the chosen C is not counted. `--sweep FILE` also draws delta against P@k and size for
@@ -22,7 +22,7 @@ from dismec.training.sweep import sweep
 from dismec.training.tuning import GRID, METRIC
 from machine import print_heading
 
-MOST = 3.0  # trainings
+MOST = 3.0  # training runs
 
 
 def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -32,7 +32,7 @@ def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def compare(name: str, threads: int) -> float:
-    """Print the table of a set; return the cost of the grid in trainings at C = 1."""
+    """Print the table of a set; return the cost of the grid in training runs at C = 1."""
     X, Y, _ = data.load(name)
     test = data.load(name, "test")
     with tempfile.TemporaryDirectory() as scratch:
@@ -73,7 +73,7 @@ def main() -> int:
         draw_sweep(table, args.sweep)
     missed = {name: ratio for name, ratio in ratios.items() if ratio > MOST}
     for name, ratio in missed.items():
-        print(f"{name}: the grid takes {ratio:.2f} trainings, more than {MOST:g}")
+        print(f"{name}: the grid takes {ratio:.2f} times one training run, more than {MOST:g}")
     return 1 if missed else 0
 
 

@@ -16,7 +16,7 @@
 namespace dismec {
 
 /// Numbers, initially 0, in huge pages where the system offers them and the array fills at least
-/// one: with small pages, most of the cost of a look-up is the TLB miss.
+/// one: with small pages, most of the cost of a lookup is the TLB miss.
 template <typename T>
 class HugeArray {
  public:

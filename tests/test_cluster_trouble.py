@@ -70,7 +70,7 @@ def test_blocks_of_a_hung_worker_are_solved_by_another_and_logged(
 
         train(*same_problem(), tmp_path / "model", PARAMS, client=processes.file, progress=disturb)
     assert weight_files(tmp_path / "model") == reference
-    assert "others solve them, too, and the first result counts" in caplog.text
+    assert "other workers solve the same labels, and the first result counts" in caplog.text
     reports = [r.args[0] for r in caplog.records if "blocks on 2 workers" in r.getMessage()]
     assert reports[-1].repeated > 0
 

@@ -148,7 +148,7 @@ def test_a_path_of_several_C_ends_at_the_optimum_of_each():
         assert objective == pytest.approx(alone.objective[0], rel=2e-4)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path):
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
     X, E, Y = dense_problem(features=50)
     params = TrainingParams(penalty="l1", block_size=3)
     train([X, E], Y, tmp_path / "whole", params, threads=1)

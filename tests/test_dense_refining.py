@@ -100,7 +100,7 @@ def wide_rows(model, parts):
     return sp.csr_array(np.hstack([own[:, :n], likely, own[:, n:-1], bias]))
 
 
-def test_labels_that_go_together_make_predictions_better(data, model):
+def test_related_labels_improve_predictions(data, model):
     plain = fit(*data[:2]).evaluate(*data[2:])
     refined = model.evaluate(*data[2:])
     assert all(refined[f"P@{k}"] > plain[f"P@{k}"] + 0.5 for k in (3, 5))
@@ -170,7 +170,7 @@ def test_threads_blocks_and_memory_do_not_change_a_byte(data, path, tmp_path):
         assert arrays_of(made) == arrays_of(path)
 
 
-def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_path):
+def test_interrupted_anywhere_a_refinement_resumes_to_the_same_bytes(data, path, tmp_path):
     directory, interrupted = tmp_path / "model", 0
     for steps in range(1, 100):
         stop = Interruption(2 * steps)
@@ -185,7 +185,7 @@ def test_interrupted_anywhere_it_goes_on_and_comes_to_the_same(data, path, tmp_p
     assert arrays_of(directory) == arrays_of(path)
 
 
-def test_a_killed_command_goes_on_to_the_same_bytes(data, path, tmp_path):
+def test_a_killed_command_resumes_to_the_same_bytes(data, path, tmp_path):
     (X, E), Y = data[:2]
     save_data(Dataset(X, Y, None), tmp_path / "data.xmc")
     np.save(tmp_path / "E.npy", E)
@@ -253,7 +253,7 @@ def test_delta_drops_weights_of_words_and_labels_but_not_of_dense_features(data)
         assert 0 < dense[dense > 0].min() < delta
 
 
-def test_it_can_be_saved_packed_and_pickled(data, model, tmp_path):
+def test_refined_models_can_be_saved_packed_and_pickled(data, model, tmp_path):
     expected = model.predict_topk(data[2])
     model.save(tmp_path / "copy")
     for other in (
@@ -265,7 +265,7 @@ def test_it_can_be_saved_packed_and_pickled(data, model, tmp_path):
             np.testing.assert_array_equal(found, right)
 
 
-def test_a_report_names_pairs_that_go_together(path, model):
+def test_a_report_names_related_pairs(path, model):
     facts = describe_model(path)
     assert facts["labels that inform others"] == LABELS
     assert facts["dense features"] == BASE * WORDS - SPARSE
@@ -285,7 +285,7 @@ def test_a_report_names_pairs_that_go_together(path, model):
         {"dense_scale": 0.5},
     ],
 )
-def test_it_goes_with_other_parameters(data, params):
+def test_refining_works_with_other_parameters(data, params):
     plain = fit(*data[:2], TrainingParams(**params)).evaluate(*data[2:])["P@3"]
     refined = fit(*data[:2], TrainingParams(**params, refine=True))
     assert refined.manifest.refined

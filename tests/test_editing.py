@@ -248,7 +248,7 @@ def test_edits_that_do_not_match_the_model_are_refused(model, problem, tmp_path)
         update_labels(model, X, Y, ["nothing"], NAMES)
     with pytest.raises(DataError, match="no row of the data has label 'label 3'"):
         update_labels(model, X, Y[:, :3], ["label 3"], NAMES[:3])
-    with pytest.raises(DataError, match="no label is named"):
+    with pytest.raises(DataError, match="no labels given"):
         remove_labels(model, [])
     with pytest.raises(ModelError, match="not a dismec model"):
         remove_labels(tmp_path, ["label 3"])

@@ -164,7 +164,7 @@ def test_a_subset_of_all_labels_has_the_same_files(whole, tmp_path):
 
 
 def test_impossible_subsets_are_refused_in_one_line(whole):
-    with pytest.raises(DataError, match="no label is named"):
+    with pytest.raises(DataError, match="no labels given"):
         whole.subset([])
     with pytest.raises(DataError, match="no label 'nothing'"):
         whole.subset(["label 3", "nothing"])
@@ -353,7 +353,7 @@ def test_commands_refuse_in_one_line_and_write_nothing(whole, tmp_path):
     whole.save(tmp_path / "model")
     model, new = tmp_path / "model", tmp_path / "new"
     assert "no label 'nothing'" in refused("subset", model, "nothing", "-o", new)
-    assert "no label is named" in refused("subset", model, "-o", new)
+    assert "no labels given" in refused("subset", model, "-o", new)
     assert "is in" in refused("merge", model, model, "-o", new)
     assert refused("merge", model, model, "-o", new).endswith("(dismec subset --labels FILE)")
     assert "merging needs at least 2 models, got 1" in refused("merge", model, "-o", new)

@@ -145,7 +145,7 @@ def test_k_that_is_not_a_whole_number_is_refused(model, k):
 
 
 def test_a_single_number_as_ks_is_refused(model):
-    with pytest.raises(DataError, match=r"ks is 5; expected depths such as \(1, 3, 5\)"):
+    with pytest.raises(DataError, match=r"ks is 5; expected values of k such as \(1, 3, 5\)"):
         model.evaluate(random_problem(rows=3)[0], np.ones((3, 4)), 5)
 
 

@@ -757,7 +757,7 @@ def test_file_beyond_the_limit_goes_in_several_requests(text_files, visit, tmp_p
         assert len(saved_csv(page, tmp_path)[1]) == 25
 
 
-def test_finished_rows_stay_when_the_rest_is_cancelled(server, visit, tmp_path):
+def test_finished_rows_stay_when_the_rest_is_canceled(server, visit, tmp_path):
     (tmp_path / "many.txt").write_text("apple pear\n" * 250)
     page = visit(server)
     expect(page.locator("#example")).to_be_visible()
@@ -770,7 +770,7 @@ def test_finished_rows_stay_when_the_rest_is_cancelled(server, visit, tmp_path):
     expect(page.locator("#batch-state")).to_have_text("100 of 250 texts")
     assert page.locator("#batch-progress").evaluate("e => e.value") == 100
     page.click("#batch-stop")
-    expect(page.locator("#batch-state")).to_have_text("Cancelled. 100 of 250 texts have labels.")
+    expect(page.locator("#batch-state")).to_have_text("Canceled. 100 of 250 texts have labels.")
     assert len(saved_csv(page, tmp_path)[1]) == 100
     expect(page.locator("#batch-go")).to_be_visible()
 

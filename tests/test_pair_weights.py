@@ -177,7 +177,7 @@ def test_a_label_whose_positives_are_all_left_out_has_no_weights():
     assert model.weights[[2]].nnz == 0
 
 
-def test_all_pairs_of_a_label_at_2_are_twice_the_C_for_it():
+def test_weight_2_for_all_pairs_of_a_label_doubles_its_C():
     X, Y = random_problem(rows=400, labels=6)
     pairs = sp.csr_array((np.full(400, 2.0), (np.arange(400), np.full(400, 4))), shape=Y.shape)
     problem, transform = pairs_problem(X, Y, pairs)
@@ -215,7 +215,7 @@ def test_labels_without_pairs_keep_their_bytes(problem_data):
             assert (weighed.weights[[label]] != plain.weights[[label]]).nnz
 
 
-def test_labels_of_the_same_rows_and_other_pairs_are_solved_apart():
+def test_labels_with_the_same_rows_but_other_pairs_are_solved_separately():
     X, Y = random_problem(rows=200, labels=6)
     Y = sp.csr_array(sp.hstack([Y[:, [4]]] * 4))
     pairs = sp.csr_array(
@@ -291,7 +291,7 @@ def test_dense_features_are_solved_with_pairs():
 # Training
 
 
-def test_threads_blocks_and_a_kill_leave_bytes_as_they_are(tmp_path, problem_data):
+def test_threads_blocks_and_a_kill_do_not_change_a_byte(tmp_path, problem_data):
     X, Y = problem_data
     pairs = some_pairs(Y)
     train(X, Y, tmp_path / "whole", pair_weights=pairs, threads=1)
@@ -304,12 +304,12 @@ def test_threads_blocks_and_a_kill_leave_bytes_as_they_are(tmp_path, problem_dat
     assert weights_of(whole) != weights_of(train(X, Y, tmp_path / "plain"))
 
 
-def test_other_pair_weights_are_another_training(tmp_path, problem_data):
+def test_other_pair_weights_are_refused_when_resuming(tmp_path, problem_data):
     X, Y = problem_data
     pairs = some_pairs(Y)
     train_unfinished(X, Y, tmp_path / "model", pair_weights=pairs)
     for other in (None, some_pairs(Y, seed=1), pairs * 2):
-        with pytest.raises(ModelError, match=r"another training.*other data"):
+        with pytest.raises(ModelError, match=r"different model.*other data"):
             train(X, Y, tmp_path / "model", pair_weights=other)
     with pytest.raises(ModelError, match=r"pair_weights .* pairs, .* left out instead of None"):
         train(X, Y, tmp_path / "model")
@@ -342,7 +342,7 @@ def test_lists_of_labels_take_pairs_in_the_order_of_names():
     assert few.label_counts.tolist() == [2, 2, 2]
 
 
-def test_a_tuned_model_is_the_one_of_its_C(tmp_path):
+def test_a_tuned_model_equals_one_trained_at_its_C(tmp_path):
     X, Y = random_problem(rows=400, labels=30)
     pairs = some_pairs(Y)
     found = tune(X, Y, tmp_path / "tuned", [0.5, 2.0], pair_weights=pairs)
@@ -400,7 +400,7 @@ def test_pairs_that_cannot_be_used_are_refused_in_one_line(tmp_path, problem_dat
     assert not (tmp_path / "model").exists()
 
 
-def test_the_file_of_a_training_holds_its_pairs(tmp_path, problem_data):
+def test_the_training_file_holds_the_pair_weights(tmp_path, problem_data):
     X, Y = problem_data
     pairs = find_pairs(some_pairs(Y), Y.shape)
     known = known_labels(Y, pairs)
@@ -413,7 +413,7 @@ def test_the_file_of_a_training_holds_its_pairs(tmp_path, problem_data):
     assert TrainingData.map(tmp_path / "plain.xmc").pairs is None
 
 
-def test_a_damaged_file_of_a_training_is_refused(tmp_path, problem_data):
+def test_a_damaged_training_file_is_refused(tmp_path, problem_data):
     X, Y = problem_data
     pairs, file = find_pairs(some_pairs(Y), Y.shape), tmp_path / "data.xmc"
     TrainingData(X, known_labels(Y, pairs), None, pairs).save(file)

@@ -229,7 +229,7 @@ def test_data_with_one_label_predicts_it():
 
 def test_arrays_beyond_the_memory_bound_are_refused():
     X, Y = small_problem()
-    with pytest.raises(DataError, match=r"features × \d+ labels.*max_bytes") as caught:
+    with pytest.raises(DataError, match=r"features × [\d,]+ labels.*max_bytes") as caught:
         PDSparse(max_bytes=1000).fit(X, Y)
     assert "\n" not in str(caught.value)
 

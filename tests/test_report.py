@@ -458,7 +458,7 @@ def test_missing_matplotlib_is_reported_in_one_line(files, tmp_path):
         [*command, "--html", str(tmp_path / "page.html")], capture_output=True, text=True
     )
     assert out.returncode == 2
-    assert out.stderr == "dismec: drawings need matplotlib: pip install 'dismec[plots]'\n"
+    assert out.stderr == "dismec: plots need matplotlib: pip install 'dismec[plots]'\n"
     assert not any(tmp_path.iterdir())
     assert subprocess.run(command, capture_output=True).returncode == 0
 

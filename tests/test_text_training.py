@@ -123,7 +123,7 @@ def test_a_killed_text_training_resumes(data, tmp_path, monkeypatch):
     assert not list((tmp_path / "cut").glob(".data-*"))
     with pytest.raises(ModelError, match="unfinished training"):
         open_model(tmp_path / "cut")
-    with pytest.raises(ModelError, match="texts read in another way"):
+    with pytest.raises(ModelError, match="other text settings"):
         train_text(
             data / "train.jsonl", tmp_path / "cut", params, TextParams(sublinear=False, min_df=3)
         )

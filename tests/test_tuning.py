@@ -208,7 +208,7 @@ def test_another_training_in_the_directory_is_refused_before_the_grid(data, tune
     train(*data, path, TrainingParams(C=tuned[0].C))
     before = weight_files(path)
     with mock.patch("dismec.training.grid.solve_path", side_effect=AssertionError):
-        with pytest.raises(ModelError, match="another training"):
+        with pytest.raises(ModelError, match="holds a different model"):
             tune(*data, path, GRID)
         with pytest.raises(ModelError, match="finished model of this training"):
             tune(*data, tuned[1], GRID, metric="nDCG@3")

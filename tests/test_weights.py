@@ -260,7 +260,7 @@ def test_other_weights_start_a_new_training(tmp_path, problem_data):
     v = some_weights(300)
     train_unfinished(X, Y, tmp_path / "model", weights=v)
     for other in (None, some_weights(300, seed=1), v[::-1]):
-        with pytest.raises(ModelError, match=r"another training.*other data"):
+        with pytest.raises(ModelError, match=r"different model.*other data"):
             train(X, Y, tmp_path / "model", weights=other)
     with pytest.raises(ModelError, match=r"row_weights from .* to .*, .* in all instead of None"):
         train(X, Y, tmp_path / "model")

@@ -3,7 +3,7 @@
 #
 #     sbatch slurm.sh train.xmc -o model
 #
-# The arguments are those of `dismec train`. The environment that `sbatch` was called in has to have
+# The arguments are those of `dismec train`. The environment in which `sbatch` is called must have
 # dismec with its extra `dask`, on every node.
 #SBATCH --job-name=dismec
 #SBATCH --nodes=4

@@ -3,12 +3,13 @@
 #
 #     sh ssh.sh machines.txt 16 train.xmc -o model
 #
-# machines.txt has one name or address per line, under which the machines reach each other; the
-# scheduler runs on the first of them, on a free port of that address alone. 16 is the number of
-# threads per machine. What follows are arguments of `dismec train`.
+# machines.txt has one name or address per line, by which the machines reach each other. The
+# scheduler runs on the first machine and listens on a free port of that address only. 16 is the
+# number of threads per machine. The remaining arguments are those of `dismec train`.
 #
-# DASK is the command `dask` on the machines (by default the path that it has here), SSH how they
-# are reached, and SCRATCH a directory there for the data of workers that do not see yours.
+# Environment variables: DASK is the command `dask` on the machines (by default its path on this
+# machine), SSH is the command to reach them, and SCRATCH is a directory there for the data of
+# workers that cannot read yours.
 set -eu
 machines=$1 threads=$2
 shift 2
@@ -18,7 +19,7 @@ scratch=${SCRATCH:-/tmp}
 first=$(head -n 1 "$machines")
 file=$scratch/dismec-scheduler-$(uname -n)-$$.json
 
-# With a terminal (-tt) what runs there ends with its connection.
+# With a terminal (-tt), remote processes end with their connection.
 started=
 stop() {
     $ssh "$first" rm -f "$file" || true

@@ -66,7 +66,7 @@ class TierPass {
   void run(std::int64_t first, std::int64_t last, std::int64_t n_rare, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) {
     for (int slot = 0; slot < kSlots; ++slot) find_bound(slot, biases, violators);
-    // As few stretches as the memory for sorting allows: each starts with a look-up in every list.
+    // As few stretches as the memory for sorting allows: each starts with a lookup in every list.
     const std::int64_t n_parts = (last - first + kPart - 1) / kPart;
     const std::int64_t n_stretches = std::clamp<std::int64_t>(n_rare / kMostSorted + 1, 1, n_parts);
     const std::int64_t stretch = (n_parts + n_stretches - 1) / n_stretches * kPart;

@@ -269,7 +269,8 @@ def test_a_subject_that_has_left_the_vocabulary_takes_no_place(project, monkeypa
     (found,) = suggested(batch, again)
     assert len(found) == 4
     assert "tea" not in dict(found)
-    assert said == ["subjects of the model that the vocabulary no longer has: 1"]
+    (warning,) = said
+    assert "no longer in the vocabulary and not suggested: 1 of the model's" in warning
 
 
 def test_words_are_those_of_the_analyzer(project):
@@ -310,7 +311,7 @@ def test_what_an_earlier_training_left_unfinished_is_no_model_and_is_replaced(pr
     first, second = texts_and_topics(30, seed=12), texts_and_topics(40, seed=13)
     made = project("plain", first)
     backend = made.backend
-    # As if another training had been killed just before its model was put in place.
+    # As if another training run had been killed just before its model was put in place.
     backend.model_directory.rename(Path(backend.datadir, DismecBackend.UNFINISHED))
     other = project("plain")
     assert not other.is_trained

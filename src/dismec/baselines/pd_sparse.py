@@ -115,8 +115,8 @@ class PDSparse:
         needed = 9 * len(features) * len(labels)
         if needed > self.max_bytes:
             raise DataError(
-                f"PD-Sparse keeps dense arrays of {len(features)} features × {len(labels)} labels: "
-                f"{needed >> 20} MiB, where max_bytes allows {self.max_bytes >> 20} MiB"
+                f"PD-Sparse needs dense arrays of {len(features):,} features × {len(labels):,} "
+                f"labels: {needed >> 20:,} MiB, but max_bytes allows {self.max_bytes >> 20:,} MiB"
             )
         inner = sp.csr_matrix(X)[:, features], sp.csr_matrix(Y)[:, labels]
         weights = _train_pd_sparse(settled, *inner, threads).tocoo()

@@ -11,7 +11,7 @@ predicted embeddings are nearest to its own:
     min over M of low rank, M ⪰ 0:  ½‖P_Ω(YYᵀ − M)‖²              then M = ZZᵀ
     min over V:                     ½‖V‖² + C·(‖Z − XV‖² + μ‖XV‖₁)
 
-1. k-means splits the rows into clusters of some 6000. Each cluster is trained on its own.
+1. k-means splits the rows into clusters of about 6,000. Each cluster is trained on its own.
 2. Ω: for each row, the n̄ rows of its cluster with the largest inner products of label vectors.
 3. Singular value projection: M ← the positive part of rank L̂ of M + P_Ω(YYᵀ − M).
 4. V by the method of multipliers (ADMM), with XV = B as the constraint.

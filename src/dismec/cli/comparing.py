@@ -29,7 +29,7 @@ _LIMIT = 1800.0
 @click.command()
 @click.argument("data", metavar="TRAIN", type=PATH)
 @click.option("--test", type=PATH, required=True, help="Test data.")
-@click.option("--test-labels", type=PATH, help="As --labels, for --test.")
+@click.option("--test-labels", type=PATH, help="Like --labels, for --test.")
 @click.option(
     "--systems",
     metavar="NAMES",

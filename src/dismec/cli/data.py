@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from dismec.cli.console import (
 )
 from dismec.cli.facts import print_facts
 from dismec.cli.new_files import check_new_files
-from dismec.cli.options import PATH, Reading, data_options, json_option, threads_option
+from dismec.cli.options import PATH, F, Reading, data_options, json_option, threads_option
 from dismec.cli.trees import hierarchy_option, tree_of_test
 from dismec.data.counts import counted
 
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 _overwrite_option = click.option(
     "--overwrite", is_flag=True, help="Overwrite existing output files."
 )
+
+
+def _size_option(flag: str, default: int, text: str, least: int = 1) -> Callable[[F], F]:
+    kind = click.IntRange(min=least)
+    return click.option(flag, type=kind, default=default, show_default=True, help=text)
 
 
 @click.command()
@@ -218,12 +224,24 @@ def convert(
 
 @click.command()
 @click.option("-o", "--output", "directory", type=PATH, required=True, help="Output directory.")
-@click.option("--rows", type=click.IntRange(min=1), default=10_000, show_default=True)
-@click.option("--features", type=click.IntRange(min=1), default=20_000, show_default=True)
-@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
-@click.option("--labels-per-row", type=float, default=3.0, show_default=True)
-@click.option("--features-per-row", type=float, default=42, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_size_option("--rows", 10_000, "Number of training rows.")
+@_size_option("--features", 20_000, "Number of features.")
+@_size_option("--labels", 1_000, "Number of labels.")
+@click.option(
+    "--labels-per-row",
+    type=float,
+    default=3.0,
+    show_default=True,
+    help="Labels per row, on average.",
+)
+@click.option(
+    "--features-per-row",
+    type=float,
+    default=42,
+    show_default=True,
+    help="Features per row, on average.",
+)
+@_size_option("--seed", 0, "Seed of the random numbers.", least=0)
 @click.option(
     "--format",
     "ending",
@@ -245,8 +263,8 @@ def generate(
 ) -> None:
     """Generate training and test data.
 
-    The data resemble extreme classification data: Zipf features, power-law labels, topics. The same
-    seed gives the same data.
+    As in real data, a few features and labels are frequent and most are rare, and labels have
+    topics. There are a fifth as many test rows as training rows. The same seed gives the same data.
     """
     if as_text and ending is not None:
         raise click.UsageError("--format applies to numeric data; --text writes JSON lines")
@@ -268,9 +286,9 @@ def generate(
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(min=10), default=10_000, show_default=True)
-@click.option("--labels", type=click.IntRange(min=1), default=1_000, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_size_option("--rows", 10_000, "Number of training rows.", least=10)
+@_size_option("--labels", 1_000, "Number of labels.")
+@_size_option("--seed", 0, "Seed of the random numbers.", least=0)
 @click.option(
     "-o",
     "--output",

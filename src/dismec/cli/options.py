@@ -326,7 +326,7 @@ def data_options(
             click.option(
                 "--numeric",
                 is_flag=True,
-                help="Accept numeric DATA for a model of texts; features are the model's terms.",
+                help="Accept numeric DATA for a text model; features are the model's terms.",
             )
         )
 

@@ -106,7 +106,8 @@ _rank_option = click.option(
     "--threshold",
     callback=_parse_threshold,
     metavar="NUMBER|micro-f1|macro-f1",
-    help="Predict labels with at least this score or probability, or the best threshold for an F1.",
+    help="Predict all labels with at least this score or probability; micro-f1, macro-f1: the "
+    "thresholds that calibration chose for this metric.",
 )
 @branch_options
 @choice_options

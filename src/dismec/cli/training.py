@@ -51,7 +51,7 @@ _FEW_ROWS = 100  # fewer rows give rough probabilities
 def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers: bool) -> None:
     """Train a model on DATA.
 
-    An unfinished run of the same training in the directory is resumed.
+    If the directory holds an unfinished run with the same data and options, it is resumed.
     """
     from dismec.training.recipe import carry_out
 
@@ -97,7 +97,7 @@ def _warn_of_few_rows(model: Model) -> None:
     learned_on = model.params.get("calibrated")
     if learned_on and learned_on["rows"] < _FEW_ROWS:
         click.echo(
-            f"dismec: fewer than {_FEW_ROWS} rows to learn probabilities from: may be inaccurate",
+            f"dismec: probabilities may be inaccurate: learned on fewer than {_FEW_ROWS} rows",
             err=True,
         )
 
@@ -114,7 +114,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     """Add the new labels of DATA to MODEL.
 
     Labels that MODEL already has do not change. DATA must include negative examples: use the rows
-    of the first training, or newer ones, with the new labels added.
+    the model was trained on, or newer ones, with the new labels added.
     """
     from dismec.training.editing import add_labels as run
 

@@ -205,8 +205,8 @@ def training_options(
     if validation is not None:
         options += [
             click.option("--validation", type=PATH, help=validation),
-            click.option("--validation-labels", type=PATH, help="As --labels, for --validation."),
-            click.option("--validation-dense", type=PATH, help="As --dense, for --validation."),
+            click.option("--validation-labels", type=PATH, help="Like --labels, for --validation."),
+            click.option("--validation-dense", type=PATH, help="Like --dense, for --validation."),
             click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
             click.option(
                 "--no-examples",
@@ -287,7 +287,7 @@ def _parse_lengths(
     return least, most
 
 
-_LENGTHS: dict[str, Any] = {"metavar": "LEAST,MOST", "callback": _parse_lengths}
+_LENGTHS: dict[str, Any] = {"metavar": "MIN,MAX", "callback": _parse_lengths}
 _TEXT_OPTIONS: dict[str, Any] = {
     "word_ngrams": click.option(
         "--word-ngrams", help="Word n-gram range [default: 1].", **_LENGTHS

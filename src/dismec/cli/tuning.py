@@ -128,8 +128,8 @@ def _print_tuned(tuned: Tuned) -> None:
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("--test", type=PATH, required=True, help="Test data.")
-@click.option("--test-labels", type=PATH, help="As --labels, for --test.")
-@click.option("--test-dense", type=PATH, help="As --dense, for --test.")
+@click.option("--test-labels", type=PATH, help="Like --labels, for --test.")
+@click.option("--test-dense", type=PATH, help="Like --dense, for --test.")
 @click.option(
     "--delta",
     "deltas",

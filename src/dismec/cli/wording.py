@@ -28,6 +28,7 @@ _PARAMETERS = (
     "word_ngrams",
     "char_ngrams",
     "positive_weight",
+    "weighting",
     "propensity_a",
     "propensity_b",
     "block_size",

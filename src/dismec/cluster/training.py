@@ -292,12 +292,12 @@ class _ClusterRun:
         for delay in self._schedule.delays(now):
             should = f", which should take {delay.expected:.1f} s" if delay.expected else ""
             _log.warning(
-                "worker %s has finished none of its %d blocks%s, for %.0f s: others solve them, "
-                "too, and the first result counts",
+                "worker %s has finished no block for %.0f s and holds %s%s: other workers solve "
+                "the same labels, and the first result counts",
                 delay.worker,
-                delay.n_blocks,
-                should,
                 delay.waited,
+                counted(delay.n_blocks, "block"),
+                should,
             )
         quiet = now - self._pool.last_answer
         if self._pool.members and min(quiet, now - self._warned) > _NOBODY_SECONDS:

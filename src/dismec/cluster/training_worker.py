@@ -64,7 +64,7 @@ class Run(NamedTuple):
     """A training run: everything that solving its blocks needs, except the data.
 
     Blocks are written to `folder` if this process can access it: a folder for this run alone, in
-    the model directory. Once it is gone, no process writes blocks of the run any more.
+    the model directory. Once it is gone, no process writes blocks of the run anymore.
     """
 
     folder: str

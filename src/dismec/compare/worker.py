@@ -178,7 +178,8 @@ def liblinear(work: Assignment) -> Trained:
             liblinearutil.train(problem, options)
     factor = len(ranked) / max(len(sample), 1)
     training.cpu, training.seconds = training.cpu * factor, training.seconds * factor / work.threads
-    note = f"time extrapolated from {len(sample)} of {len(ranked)} labels, on {work.threads} cores"
+    sampled = f"{len(sample):,} of {len(ranked):,} labels"
+    note = f"time extrapolated from {sampled} to all labels on {work.threads} cores"
     return Trained(training, 0.0, None, None, note=note)
 
 

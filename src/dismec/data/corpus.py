@@ -62,7 +62,7 @@ def read_texts(
         Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
         predict labels for.
     batch_chars : int, default=16777216
-        About how many characters a batch has, with some for each row.
+        Approximate number of characters per batch, including an overhead per row.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def read_frame(
         Whether rows must have labels. An empty list of labels is allowed. Pass False for texts to
         predict labels for.
     batch_chars : int, default=16777216
-        About how many characters a batch has, with some for each row.
+        Approximate number of characters per batch, including an overhead per row.
 
     Returns
     -------

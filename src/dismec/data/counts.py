@@ -23,12 +23,12 @@ def check_k(k: Any) -> int:
 
 
 def check_ks(ks: Any) -> tuple[int, ...]:
-    """Check the depths to report, of which there must be at least one."""
+    """Check the values of k to report, of which there must be at least one."""
     if isinstance(ks, str) or not isinstance(ks, Iterable):
-        raise DataError(f"ks is {ks!r}; expected depths such as (1, 3, 5)")
+        raise DataError(f"ks is {ks!r}; expected values of k such as (1, 3, 5)")
     found = tuple(map(check_k, ks))
     if not found:
-        raise DataError("ks is empty: name at least one depth")
+        raise DataError("ks is empty; expected at least one value of k")
     return found
 
 

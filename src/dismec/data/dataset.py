@@ -193,16 +193,17 @@ def save_data(
     dataset : Dataset
         The rows and labels to write.
     path : str or path-like
-        The file. Its ending is the format: ``.xmc`` for a binary dataset, ``.txt`` for XMC text,
-        ``.svm`` or ``.svmlight`` for text without a header and so without the sizes, a further
-        ``.gz`` for gzipped text, or ``.npz`` for X alone. Only ``.xmc`` keeps the names of labels.
+        The file. Its extension determines the format: ``.xmc`` for a binary dataset, ``.txt`` for
+        XMC text, ``.svm`` or ``.svmlight`` for text without a header and so without the sizes, a
+        further ``.gz`` for gzipped text, or ``.npz`` for X alone. Only ``.xmc`` keeps the names of
+        labels.
     labels : str or path-like, default=None
         The ``.npz`` file for Y. Needed if `path` is a ``.npz`` file.
 
     Raises
     ------
     DataError
-        If the ending is unknown or the dataset cannot be used.
+        If the extension is unknown or the dataset cannot be used.
     OSError
         If the file cannot be written.
 

@@ -260,7 +260,7 @@ class Hierarchy:
         Returns
         -------
         LabelTree
-            The labels and the groups above them. Names of the hierarchy that are no labels, but
+            The labels and the groups above them. Names of the hierarchy that are not labels but
             have children, are groups.
 
         Raises

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 def propensities(
     label_counts: npt.ArrayLike, n_rows: int, A: float = 0.55, B: float = 1.5
 ) -> Floats:
-    """Estimate how likely each label is to be recorded where it holds.
+    """Estimate how likely each label is to be recorded where it is true.
 
     This is the model of Jain et al. (2016): p_l = 1 / (1 + C·(N_l + B)^(−A)) with
     C = (ln N − 1)·(B + 1)^A. The rarer a label is, the more often it is assumed to be missing.

@@ -251,7 +251,7 @@ def _as_array(matrix: Any, what: str) -> npt.NDArray[Any]:
     try:
         return np.asarray(matrix)
     except ValueError:  # lists of unequal lengths
-        raise DataError(f"{what} is lists of unequal lengths; expected a matrix") from None
+        raise DataError(f"{what} holds lists of unequal lengths; expected a matrix") from None
 
 
 def check_Y(Y: Any, n_rows: int | None = None) -> sp.csr_array:

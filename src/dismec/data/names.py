@@ -148,7 +148,7 @@ def _factors() -> np.ndarray[Any, np.dtype[np.uint64]]:
 def unpack_names(utf8: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> Names:
     """Invert `pack_names`; raise ``ContainerError`` for arrays that it cannot have created."""
     if offsets.ndim != 1 or (utf8.dtype, offsets.dtype) != (np.uint8, np.int64):
-        raise ContainerError("the label names are not UTF-8 and its offsets")
+        raise ContainerError("the label names are not UTF-8 text with offsets")
     bounds = [*offsets[:1], *offsets[-1:]]
     if bounds != [0, utf8.size] or utf8.ndim != 1 or np.any(offsets[1:] < offsets[:-1]):
         raise ContainerError("the label names are out of order")

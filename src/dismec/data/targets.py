@@ -265,8 +265,8 @@ def _refuse_indicator_lists(values: list[Any]) -> None:
         found = {value for row in values for value in row if isinstance(value, int | float)}
         if found <= {0, 1} and all(not isinstance(value, str) for row in values for value in row):
             raise DataError(
-                "labels are lists of 0 and 1: for an indicator pass numpy.array(labels); for lists "
-                "of the labels 0 and 1 make them text"
+                "labels are lists of 0 and 1: for an indicator matrix, pass numpy.array(labels); "
+                "for labels named 0 and 1, convert them to text"
             )
 
 

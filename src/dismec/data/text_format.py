@@ -56,10 +56,10 @@ class TextFormat:
     label_column : str, default=None
         The column or key that holds the labels. By default ``labels``.
     label_separator : str, default=None
-        What separates labels that are written as one text. By default a comma. A list as Python or
+        Separator of labels that are written as one string. By default a comma. A list as Python or
         JSON writes it (``['a', 'b']``) is always read as a list.
     id_column : str, default=None
-        The column or key that identifies rows, for predictions to repeat.
+        The column or key of row ids, which predictions repeat.
     weight_column : str, default=None
         The column or key of the weights of rows, for training.
 
@@ -86,7 +86,7 @@ class TextFormat:
             if getattr(self, field.name) == "":
                 raise DataError(f"{field.name} is empty")
         if "" in self.text_keys:
-            raise DataError(f"text_column is {self.text_column!r}; a name is missing in it")
+            raise DataError(f"text_column is {self.text_column!r}; one of its names is empty")
 
     @property
     def kept(self) -> dict[str, str]:

@@ -33,7 +33,7 @@ TextsLike: TypeAlias = Iterable[str] | npt.ArrayLike
 """One text per row: a list, an array, a Series of pandas or polars, an Arrow array, a generator."""
 
 RowsLike: TypeAlias = MatrixLike | TextsLike | MixedRows | Sequence[MatrixLike | TextsLike]
-"""Rows for a model: a matrix, or texts for a model of texts.
+"""Rows for a model: a matrix, or texts for a text model.
 
 For a model with dense features, a list ``[X, E]`` of a matrix or texts and a dense array, or
 ``[E]`` for dense features alone.

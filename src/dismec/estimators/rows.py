@@ -119,9 +119,9 @@ class DiSMECClassifier(RowEstimator):
         sample_weight : array-like of shape (n_rows,), default=None
             Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
         pair_weight : sparse matrix of shape (n_rows, n_labels), default=None
-            Weights of single (row, label) pairs, at least 0, which multiply `sample_weight`, if y
-            is an indicator: the stored entries. With a stored 0, the row is neither positive nor
-            negative for this label. Pairs that are not stored have weight 1.
+            If y is an indicator, weights of single (row, label) pairs, at least 0, as the stored
+            entries of the matrix. They multiply `sample_weight`. With a stored 0, the row is
+            neither positive nor negative for this label. Pairs that are not stored have weight 1.
 
         Returns
         -------

@@ -38,7 +38,7 @@ def label_scorer(metric: str = "P@1") -> _LabelScorer:
     Raises
     ------
     DataError
-        For another metric.
+        If the metric is unknown.
 
     Examples
     --------

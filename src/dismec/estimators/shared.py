@@ -108,7 +108,7 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         For two classes in a 1-d y, the shape is (1, n_features). A score is the product of the row,
         after the model's transform (tf-idf, norm), and these weights, plus `intercept_`. A refined
-        model has further columns, for the labels that inform others.
+        model has further columns, for the labels used as features.
         """
         model = self._fitted()
         weights: Any = model.weights

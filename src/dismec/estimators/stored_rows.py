@@ -62,7 +62,7 @@ class RowEstimator(Estimator):
         ----------
         path : str, path-like, bytes or binary file
             A model, as for `dismec.open_model`. A model that was not saved by an estimator is
-            loaded as one of indicator matrices.
+            loaded as an estimator for indicator matrices.
 
         Returns
         -------
@@ -72,7 +72,7 @@ class RowEstimator(Estimator):
         Raises
         ------
         ModelError
-            If there is no model, or it is a model of texts.
+            If there is no model, or it is a text model.
         """
         model = open_model(path)
         if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():

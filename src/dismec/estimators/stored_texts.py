@@ -58,7 +58,7 @@ class TextEstimator(Estimator):
         Parameters
         ----------
         path : str, path-like, bytes or binary file
-            A model of texts, as for `dismec.open_model`.
+            A text model, as for `dismec.open_model`.
 
         Returns
         -------

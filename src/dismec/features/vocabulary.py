@@ -45,12 +45,12 @@ class TextParams:
     Attributes
     ----------
     word_ngrams : tuple of int, default=(1, 1)
-        Least and greatest number of words in a term; (0, 0) for no such terms. Pairs of words make
+        Minimum and maximum number of words in a term; (0, 0) for no such terms. Pairs of words make
         a model several times as large, and seldom a better one (``benchmarks/text.py``).
     char_ngrams : tuple of int, default=(0, 0)
-        Least and greatest number of characters in a term of characters, counting the space before
-        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) beside words
-        helps with short texts, at several times the size.
+        Minimum and maximum number of characters in a character n-gram, counting the space before
+        and after a word; (0, 0) for no such terms. A shorter word is one term. (3, 5) in addition
+        to words helps with short texts, at several times the size.
     lowercase : bool, default=True
         Whether words are converted to lower case.
     min_df : int, default=1
@@ -59,8 +59,8 @@ class TextParams:
     max_df : float, default=1.0
         Terms that occur in more than this share of the rows are dropped.
     max_features : int, default=None
-        The largest number of terms. Those in most rows are kept; of terms in equally many rows,
-        those with the smaller bytes.
+        Maximum number of terms. Those that occur in the most rows are kept; ties go to the terms
+        that sort first by bytes.
     sublinear : bool, default=True
         Whether the value of a term is 1 + ln(count) instead of its count.
 
@@ -101,7 +101,7 @@ class TextParams:
         except (TypeError, ValueError, OverflowError):
             share = np.nan
         if isinstance(self.max_df, str | bool) or not 0 < share <= 1:
-            raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0, up to 1")
+            raise ValueError(f"max_df is {self.max_df!r}; expected a share above 0 and at most 1")
         object.__setattr__(self, "max_df", share)
 
     def to_dict(self) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class Vocabulary:
         try:
             terms = unpack_names(utf8, offsets)
         except ContainerError:
-            raise ModelError("vocabulary: the terms are not UTF-8 and its offsets") from None
+            raise ModelError("vocabulary: the terms are not UTF-8 text with offsets") from None
         if not 0 < len(terms) <= (params.max_features or np.iinfo(np.int32).max - 1):
             raise ModelError(f"vocabulary: {len(terms)} is not a valid number of terms")
         found = cls(params, np.ascontiguousarray(utf8), np.ascontiguousarray(offsets))
@@ -296,7 +296,8 @@ def _lengths(name: str, value: Any) -> tuple[int, int]:
         least, greatest = -1, -1
     if (least, greatest) != (0, 0) and not 1 <= least <= greatest <= most:
         raise ValueError(
-            f"{name} is {value!r}; expected least and greatest length, from 1 to {most}, or (0, 0)"
+            f"{name} is {value!r}; expected a minimum and a maximum length, from 1 to {most}, "
+            "or (0, 0) for none"
         )
     return least, greatest
 
@@ -307,7 +308,7 @@ def _positive(name: str, value: Any) -> int:
     except TypeError:
         number = 0
     if not 0 < number < 2**63:
-        raise ValueError(f"{name} is {value!r}; expected a whole number from 1")
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
     return number
 
 

@@ -68,7 +68,7 @@ def by_level(
     >>> from dismec import Hierarchy, by_level
     >>> tree = Hierarchy([("pug", "dogs"), ("poodle", "dogs")]).over(["pug", "poodle", "dogs"])
     >>> Y_true = np.array([[1, 0, 0]])
-    >>> found = by_level(Y_true, np.array([[1]]), tree, ks=[1])  # a poodle is no pug, but a dog
+    >>> found = by_level(Y_true, np.array([[1]]), tree, ks=[1])  # a poodle is a dog, not a pug
     >>> found["hP@1"], [level["hP@1"] for level in found["levels"]]
     (50.0, [100.0, 0.0])
     """

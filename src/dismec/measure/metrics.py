@@ -69,7 +69,7 @@ def evaluate(
         Predicted labels, best first; −1 is an empty place. There must be at least max(ks) places,
         or n_labels if that is less.
     ks : sequence of int, default=(1, 3, 5)
-        The depths k to report.
+        The values of k to report.
     propensities : array-like of shape (n_labels,), default=None
         Propensities of the labels in the training data (`dismec.propensities`). They are needed for
         PSP@k and PSnDCG@k.

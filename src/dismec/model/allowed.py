@@ -28,8 +28,8 @@ _PASS_FACTOR = 16  # sorting n labels is faster than a pass over more than 16·n
 class Allowed:
     """The labels that may be predicted: one set for all rows, or one set per row.
 
-    `Model.select_labels` returns one, and methods with a parameter `allowed` make one of their
-    argument. An object passed to several calls is prepared for ranking only once.
+    `Model.select_labels` returns one, and methods with a parameter `allowed` convert their
+    argument to one. An object passed to several calls is prepared for ranking only once.
     """
 
     def __init__(

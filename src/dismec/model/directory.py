@@ -1,8 +1,9 @@
 """The model directory: creating, locking, committing to and cleaning it; its files of arrays.
 
-``manifest.json`` describes the model and names its files; a journal names the blocks that a running
-training has finished. Each file is written under a temporary name, flushed and renamed before it is
-named, so at any moment the directory is a model, finished or not, whose named files are complete.
+``manifest.json`` describes the model and names its files; a journal names the blocks that have been
+finished during training. Each file is written under a temporary name, flushed and renamed before it
+is named, so at any moment the directory is a model, finished or not, whose named files are
+complete.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _lock(handle: int) -> None:
 
 
 def data_file(directory: Path, fingerprint: str) -> Path:
-    """Return where a training on a cluster stores data for the workers until it is finished."""
+    """Return where training on a cluster stores data for the workers until it is finished."""
     return directory / f"{DATA}{fingerprint[:16]}.xmc"
 
 
@@ -220,7 +221,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def unfinished(directory: Path, manifest: Manifest | None = None) -> str:
-    """Describe a training that is not finished, and may not have a manifest yet."""
+    """Describe a training run that is not finished and may not have a manifest yet."""
     done = "no label is done yet"
     if manifest:
         done = f"{manifest.labels_done:,} of {counted(manifest.n_labels, 'label')}"
@@ -253,7 +254,7 @@ def _read_manifest(directory: Path) -> Manifest:
 
 
 def _is_started(directory: Path) -> bool:
-    """Return whether a directory without a manifest contains files of a training only."""
+    """Return whether a directory without a manifest contains only files of a training run."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return bool(names) and all(map(is_own, names))
 

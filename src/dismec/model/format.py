@@ -22,12 +22,12 @@ LOCK = ".lock"
 PARTS = ("labels", "vocabulary", "calibration")  # parts of a model other than its weights
 BLOCK, SHARD = "block-", "shard-"  # prefixes of the files of weights
 FIRST = "first-"  # prefix of the shards of the first stage of a refined model
-STAGE = ".stage-"  # prefix of folders that a stage of a training leaves for the next one
-JOURNAL = "blocks-", ".journal"  # prefix and suffix of the journal of a training
+STAGE = ".stage-"  # prefix of folders that a stage of training leaves for the next one
+JOURNAL = "blocks-", ".journal"  # prefix and suffix of the journal of a training run
 ARRAYS = ".safetensors"  # suffix of all files of arrays
 EDIT = ".edit"  # folder for labels being trained for a finished model
 NEW = ".new"  # folder for a model that will replace a finished one
-DATA, RUN = ".data-", ".run-"  # prefixes of the data and folders of a training on a cluster
+DATA, RUN = ".data-", ".run-"  # prefixes of the data and folders of training on a cluster
 
 PRECISIONS: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),

@@ -122,7 +122,7 @@ class Informed:
 
     @cached_property
     def informing(self) -> npt.NDArray[np.int64]:
-        """The labels that inform others, ascending: those of the features from n_features on."""
+        """The labels used as features, ascending: those of the features from n_features on."""
         held: list[npt.NDArray[Any]] = [np.empty(0, np.int64)]
         held += [shard.labels for shard in self.first]
         return np.sort(np.concatenate(held).astype(np.int64))
@@ -211,7 +211,7 @@ def widened(
 
 
 def label_columns(informing: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the position of each label among those that inform others; −1 for other labels."""
+    """Return the position of each label among those used as features; −1 for other labels."""
     columns = np.full(int(informing.max(initial=-1)) + 1, -1, np.int32)
     columns[informing] = np.arange(len(informing), dtype=np.int32)
     return columns

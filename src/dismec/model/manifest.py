@@ -349,9 +349,9 @@ def _check_sizes(manifest: Manifest) -> None:
         raise ValueError("blocks are not in the order of their numbers")
     informing = (manifest.refined or {"informing": 0}).get("informing")
     if type(informing) is not int or not 0 <= informing <= manifest.n_labels:
-        raise ValueError(f"{informing!r} labels inform others, of {manifest.n_labels} labels")
+        raise ValueError(f"informing is {informing!r}, but there are {manifest.n_labels:,} labels")
     if manifest.shards is not None and bool(manifest.refined) != (manifest.first is not None):
-        raise ValueError("a refined model needs a first stage, and only a refined one has it")
+        raise ValueError("a first stage is missing, or present in a model that is not refined")
     for receipt in manifest.files:
         if not 0 <= receipt.nnz <= receipt.n_labels * (manifest.n_columns + 1):
             raise ValueError(f"{receipt.file} cannot hold {receipt.nnz} weights")

@@ -36,7 +36,7 @@ class Model(StoredModel, RankingModel):
     names : sequence of str, or None
         The names of the labels, if they have names.
     vocabulary : Vocabulary or None
-        Turns texts into rows, for a model of texts.
+        Turns texts into rows, for a text model.
 
     Examples
     --------

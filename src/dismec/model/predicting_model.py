@@ -45,7 +45,7 @@ class PredictingModel(TopkModel):
         ----------
         X : matrix of shape (n_rows, n_features), or texts
             Sparse, dense or a frame, as it was read: the model applies its own transform. There may
-            be fewer features than the model has. A model of texts takes one text per row, or
+            be fewer features than the model has. A text model takes one text per row, or
             `TextRows`; a model with dense features takes a list ``[X, E]``.
         k : int, default=5
             Number of labels per row.
@@ -72,7 +72,7 @@ class PredictingModel(TopkModel):
             If X has more features than the model or values that are not finite, is a matrix where
             the model takes texts or the other way round, or if a parameter has a wrong value.
         ModelError
-            If probabilities are asked for and the model is not calibrated.
+            If probabilities are requested and the model is not calibrated.
         """
         by_score = self._rank(rank) == "score"
         rows, orders, among = self._among(X, allowed, threads)
@@ -164,7 +164,7 @@ class PredictingModel(TopkModel):
     def predict_proba(self, X: RowsLike, *, threads: int | None = None) -> npt.NDArray[np.float32]:
         """Compute the probabilities of all labels.
 
-        Each label is judged on its own, so the probabilities of a row need not sum to 1.
+        Each label is predicted independently, so the probabilities of a row need not sum to 1.
 
         Parameters
         ----------
@@ -285,7 +285,7 @@ class PredictingModel(TopkModel):
         DataError
             If X, `threshold` or `most` cannot be used.
         ModelError
-            If probabilities are asked for and the model is not calibrated.
+            If probabilities are requested and the model is not calibrated.
         """
         if most is not None and most < 1:
             raise DataError(f"most is {most}; expected at least 1")

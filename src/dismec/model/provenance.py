@@ -6,7 +6,7 @@ manifest say so:
 - ``C_auto``: {"metric", "grid", "rows"[, "data"]}
 - ``delta_auto`` and ``calibrated``: {"rows"[, "data"]}
 - ``delta_effect``: {"before", "after"}, each {"P@1": percent, …}, and "at", the delta before
-- ``refine_effect``: {"before", "after"}, without and with labels that inform others, and "rows"
+- ``refine_effect``: {"before", "after"}, without and with labels as features, and "rows"
 - ``row_weights``: {"least", "most", "sum"} of the row weights, if there were any
 - ``pair_weights``: {"pairs", "left_out"}, how many (row, label) pairs had a weight other than 1,
   and how many of these had weight 0, if there were any

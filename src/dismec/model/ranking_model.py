@@ -79,7 +79,7 @@ class RankingModel(PredictingModel):
 
         Labels are ranked by P/p^alpha, where P is the probability of a label and p its propensity.
         With alpha = 1 this is what a label is expected to add to PSP@k, and with alpha = 0 it is
-        the probability. The ranking is exact, as that of `predict_topk`.
+        the probability. The ranking is exact, like that of `predict_topk`.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class RankingModel(PredictingModel):
         DataError
             If `alpha`, `A` or `B` is out of range.
         ModelError
-            If probabilities are asked for and the model is not calibrated.
+            If probabilities are requested and the model is not calibrated.
         """
         if not 0 <= alpha <= 100:
             raise DataError(f"alpha is {alpha}; expected a number from 0 to 100")
@@ -140,7 +140,7 @@ class RankingModel(PredictingModel):
             The true labels. Columns of a frame and labels in lists are matched by name. Labels that
             the model does not have count as missed.
         ks : sequence of int, default=(1, 3, 5)
-            The depths k of P@k, nDCG@k and so on.
+            The values of k for P@k, nDCG@k and so on.
         A, B : float, default=0.55 and 1.5
             Constants of the propensities, as for `dismec.propensities`.
         rank : {"probability", "score"}, default=None

@@ -122,7 +122,7 @@ class Shard:
             own = np.float32(bias) * self.bias
             biases = (own.astype(np.float64) * slopes + offsets).astype(np.float32)
         if not (np.isfinite(biases) & np.isfinite(scales) & (scales > 0)).all():
-            raise ModelError("weights are too large or too small for the curves of their labels")
+            raise ModelError("weights are too large or too small for the calibration curves")
         return replace(self, scales=scales, bias=biases)
 
     def __getstate__(self) -> dict[str, Any]:

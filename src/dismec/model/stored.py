@@ -38,7 +38,7 @@ class StoredModel(TopkModel):
         """The weights as a float32 matrix of shape (n_labels, n_features + 1), with the bias last.
 
         Predictions are made with these, rounded to the precision of the model. In a refined model
-        the labels that inform others are further features, before the bias. Each access makes a
+        the labels used as features are further columns, before the bias. Each access makes a
         copy.
         """
         return gather(self._shards, self.n_labels, self.transform.n_columns)
@@ -80,7 +80,7 @@ class StoredModel(TopkModel):
         estimator : dict, default=None
             What an estimator has to know to load the model. By default what the model holds.
         overwrite : bool, default=False
-            Whether to replace a model that is there.
+            Whether to overwrite an existing model.
 
         Raises
         ------

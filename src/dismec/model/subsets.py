@@ -28,7 +28,7 @@ def subset_parts(
     """
     check_separable(manifest, "the model")
     if not len(labels):
-        raise DataError("no label is named")
+        raise DataError("no labels given")
     entry = history_entry(
         "kept",
         labels=len(labels),
@@ -56,12 +56,12 @@ def check_separable(manifest: Manifest, name: str) -> None:
     """Raise `ModelError` if the labels of a model depend on each other."""
     if manifest.refined:
         raise ModelError(
-            f"{name} is refined: its labels inform each other and cannot be taken apart; "
+            f"{name} is refined: its labels depend on each other and cannot be separated; "
             "train it without refining"
         )
     if (manifest.estimator or {}).get("classes") is not None:
         raise ModelError(
-            f"the classes of {name} exclude each other and cannot be taken apart; "
+            f"the classes of {name} exclude each other and cannot be separated; "
             "train it with lists of labels"
         )
 

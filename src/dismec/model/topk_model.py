@@ -148,7 +148,7 @@ class TopkModel(LabelLookup, ABC):
         Parameters
         ----------
         X : matrix of shape (n_rows, n_features), or texts
-            A model of texts accepts texts or `TextRows`, but no other matrix, as the meaning of
+            A text model accepts texts or `TextRows`, but no other matrix, as the meaning of
             its columns is unknown. A model with dense features accepts a list ``[X, E]``.
         threads : int, default=None
             Number of threads. By default all available CPUs.
@@ -269,7 +269,7 @@ class TopkModel(LabelLookup, ABC):
             The true labels. Columns of a frame and labels in lists are matched by name. Labels that
             the model does not have count as missed.
         ks : sequence of int, default=(1, 3, 5)
-            The depths k of P@k, nDCG@k and so on.
+            The values of k for P@k, nDCG@k and so on.
         A, B : float, default=0.55 and 1.5
             Constants of the propensities, as for `dismec.propensities`.
         weights : array-like of shape (n_rows,), default=None
@@ -324,7 +324,7 @@ class TopkModel(LabelLookup, ABC):
         return Truth.align(matrix, self.label_counts, self.manifest.n_rows, A, B)
 
     def propensities(self, A: float = 0.55, B: float = 1.5) -> npt.NDArray[np.float64]:
-        """Compute how likely each label is to be recorded where it holds.
+        """Compute how likely each label is to be recorded where it is true.
 
         Parameters
         ----------

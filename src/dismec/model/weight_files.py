@@ -1,4 +1,4 @@
-"""Blocks and shards ⇄ files; blocks → shards at the end of a training."""
+"""Blocks and shards ⇄ files; blocks → shards at the end of training."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def finish(
     counts: npt.NDArray[np.int64],
     threads: int = 1,
 ) -> Manifest:
-    """Convert the blocks of a training into the shards of a finished model.
+    """Convert the blocks of a training run into the shards of a finished model.
 
     `counts` are the training rows of each label.
     """
@@ -125,7 +125,7 @@ def finish(
 
 
 class _BlockFiles(Sequence[LabeledWeights]):
-    """The blocks of a training, mapped on access.
+    """The blocks of a training run, mapped on access.
 
     The most recent ones stay mapped, because packing reads a few rows at a time from many blocks.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def describe_data(
     names : sequence of str, default=None
         The names of the labels. By default those in the file.
     estimate : bool, default=True
-        Whether to estimate the time and memory of a training, which takes some seconds.
+        Whether to estimate the time and memory of training, which takes a few seconds.
     threads : int, default=None
         Number of threads that read, and that would train. By default all available CPUs.
 
@@ -216,7 +215,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         "bytes": size,
         "bytes per weight": round(size / max(kept, 1), 2),
         "classifiers": n_classifiers,
-        "weights a classifier": round(kept / max(n_classifiers, 1), 1),
+        "weights per classifier": round(kept / max(n_classifiers, 1), 1),
         "share of weights kept": round(kept / max(n_classifiers * (manifest.n_columns + 1), 1), 6),
         **_ambiguous(manifest, sum(stats.weight_counts or ()), before, after),
         **_refined(directory, manifest),
@@ -250,11 +249,7 @@ def describe_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the scalar facts as text for people; a history becomes lines."""
-    return {
-        re.sub(r" a (?=\w+$)", " per ", key): shown(value)
-        for key, value in facts.items()
-        if key not in _SECTIONS
-    }
+    return {key: shown(value) for key, value in facts.items() if key not in _SECTIONS}
 
 
 def shown(value: Any) -> str:

@@ -266,7 +266,7 @@ def _new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DismecError("drawings need matplotlib: pip install 'dismec[plots]'") from None
+        raise DismecError("plots need matplotlib: pip install 'dismec[plots]'") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

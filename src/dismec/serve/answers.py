@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dismec.data.counts import counted
 from dismec.data.hierarchy import load_tree
 from dismec.data.mapped_files import watching
 from dismec.errors import DismecError, ModelError
@@ -231,7 +232,7 @@ class Service:
 
 def log_reloaded(path: Path, n_labels: int) -> None:
     """Log that the model was reloaded."""
-    _log.info("reloaded %s: %d labels", path, n_labels)
+    _log.info("reloaded %s: %s", path, counted(n_labels, "label"))
 
 
 def log_not_reloaded(reason: str) -> None:

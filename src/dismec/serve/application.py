@@ -239,7 +239,7 @@ class _Endpoints:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
         if scheme.lower() != "bearer" or not right:
-            reason = "the token is missing or wrong: Authorization: Bearer …"
+            reason = 'the token is missing or wrong; send it as "Authorization: Bearer …"'
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 

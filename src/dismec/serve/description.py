@@ -101,7 +101,7 @@ def _operations(
     """Return path, method, summary and possible errors of all requests for this model."""
     limits = contract.limits
     unready = {"503": "Predictions are not available now; the answer has the reason."}
-    busy = {"503": "The queue is full, or as for /health; retry after Retry-After seconds."}
+    busy = {"503": "Predictions are not available, or the queue is full: see Retry-After."}
     locked = {"401": "The token is missing or wrong."} if guarded else {}
     too_large = f"The body has more than {limits.body} bytes"
     refused = {

@@ -205,7 +205,7 @@ async function findAll() {
     }
   } catch (error) {
     if (sending !== controller) return;
-    trouble = controller.signal.aborted ? "Cancelled" : error.message;
+    trouble = controller.signal.aborted ? "Canceled" : error.message;
     if (error.status === 401) askForToken();
   }
   if (sending !== controller) return;

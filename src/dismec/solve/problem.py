@@ -82,7 +82,7 @@ class SolverParams:
             raise ValueError(f"penalty is {self.penalty!r}; expected 'l2' or 'l1'")
         weighted = self.weighting.kind is not None or self.weighting.positive_weight != 1
         if self.penalty == "l1" and weighted:
-            raise ValueError("penalty is 'l1'; expected no positive_weight or weighting with it")
+            raise ValueError("positive_weight and weighting are not supported with penalty='l1'")
         for name in ("C", "tol"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a number above 0")
@@ -233,7 +233,7 @@ class Problem:
         solver = LabelSolver(self, params, Cancel() if cancel is None else cancel, costs)
         solution = solver.solve(labels, drain=True)
         if len(solution.labels) < len(labels):
-            return solution  # cancelled
+            return solution  # canceled
         place = np.argsort(np.argsort(labels, kind="stable"), kind="stable")
         return solution[np.argsort(solution.labels, kind="stable")[place]]
 

@@ -177,7 +177,7 @@ def _regress(terms: Floats, y: Floats, v: Floats, center: Floats, spread: Floats
 
 
 def _micro_threshold(p: Floats, y: Floats, v: Floats, n_true: float, least: float) -> float:
-    """Return the threshold with the highest micro-F1, half-way to the next lower probability."""
+    """Return the threshold with the highest micro-F1, halfway to the next lower probability."""
     p, y, v = p[p >= least], y[p >= least], v[p >= least]
     order = np.argsort(-p, kind="stable")
     p, y, v = p[order], y[order], v[order]

@@ -94,7 +94,7 @@ class Edit:
                 raise DataError(f"the model has no label {label!r}")
             found.append(number)
         if not found:
-            raise DataError("no label is named")
+            raise DataError("no labels given")
         return np.unique(found)
 
     def named(self, label: int) -> str:

@@ -1,7 +1,7 @@
 """Add, update and remove labels of a finished model.
 
 Labels keep their numbers: a new label comes after the last one, and a removed label has no training
-rows any more and is never predicted. Labels are trained with the parameters and the feature
+rows anymore and is never predicted. Labels are trained with the parameters and the feature
 transform of the model, so on the same rows they get exactly the weights that training all labels
 together would give. Files whose labels do not change stay as they are, byte for byte; a file that
 holds a changed label is rewritten without it. Until the manifest is replaced, as the last step, the
@@ -52,7 +52,7 @@ def add_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a text model.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     names : sequence of str, default=None
@@ -137,7 +137,7 @@ def update_labels(
     path : str or path-like
         The model directory.
     X : matrix of shape (n_rows, n_features), or texts
-        Rows like those that the model was trained on; `TextRows` or texts for a model of texts.
+        Rows like those that the model was trained on; `TextRows` or texts for a text model.
     Y : indicator matrix of shape (n_rows, n_columns)
         All labels of these rows.
     labels : iterable of str or int

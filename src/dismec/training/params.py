@@ -93,7 +93,7 @@ class TrainingParams:
     C: float = _param(1.0, "Loss weight (inverse of regularization strength).")
     delta: float | str | None = _param(
         None,
-        "Drop weights closer to 0 than this; auto: as many as P@k allows [default: 0.01; l1: 0].",
+        "Drop weights closer to 0 than this; auto: as large as P@k allows [default: 0.01; l1: 0].",
         metavar="NUMBER|auto",
     )
     tol: float = _param(0.01, "LIBLINEAR's stopping tolerance.")

@@ -24,7 +24,7 @@ def placed(request: Request, threads: int, *, chooses: bool = False) -> Iterator
     Raises
     ------
     DataError
-        If they cannot be used, or something is asked for that needs rows on this machine.
+        If they cannot be used, or if a setting needs the rows on this machine.
     """
     if request.cluster is None or not is_placed(request.X):
         if is_path(request.X):

@@ -154,9 +154,9 @@ def train(
 ) -> Model:
     """Train a model and write it to a directory.
 
-    An interrupted run of the same training is resumed: a killed run loses at most the blocks of
-    labels that it was working on. The weights of a resumed model are byte for byte those of an
-    uninterrupted run on the same instruction set.
+    An interrupted run with the same data and parameters is resumed: a killed run loses at most the
+    blocks of labels that it was working on. The weights of a resumed model are byte for byte those
+    of an uninterrupted run on the same instruction set.
 
     Parameters
     ----------
@@ -181,9 +181,10 @@ def train(
         Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
         held-out rows are weighted, too. Not supported with ``penalty="l1"``.
     pair_weights : sparse matrix of shape (n_rows, n_labels), or path of a file, default=None
-        Weights of single (row, label) pairs, at least 0, which multiply the row weights: the stored
-        entries. With a stored 0, the row is neither positive nor negative for this label. Pairs
-        that are not stored have weight 1. Not supported with ``penalty="l1"`` or `refine`.
+        Weights of single (row, label) pairs, at least 0, as the stored entries of the matrix. They
+        multiply the row weights. With a stored 0, the row is neither positive nor negative for this
+        label. Pairs that are not stored have weight 1. Not supported with ``penalty="l1"`` or
+        `refine`.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     overwrite : bool, default=False

@@ -89,7 +89,7 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
     Raises
     ------
     ModelError
-        If it holds the finished model of this training, or a model of another one.
+        If it holds the finished model of this training run, or a different model.
     """
     if not holds_model(directory):
         return None
@@ -104,7 +104,7 @@ def earlier_run(directory: Path, job: Job) -> Manifest | None:
 
 
 def _tidy_finished(directory: Path, manifest: Manifest) -> None:
-    """Clean up after a training that was killed at the very end, but keep an unfinished edit."""
+    """Clean up after a run that was killed at the very end, but keep an unfinished edit."""
     if not edit_folder(directory).exists():
         tidy(directory, manifest)
 
@@ -112,7 +112,7 @@ def _tidy_finished(directory: Path, manifest: Manifest) -> None:
 def earlier_edit(folder: Path, job: Job, what: str = "edit") -> Manifest | None:
     """Return the manifest of an earlier run of the same edit, finished or not.
 
-    A different unfinished edit is dropped with a warning, where a training would raise: only the
+    A different unfinished edit is dropped with a warning, where training would raise: only the
     time spent on its labels is lost, and the model itself is not touched.
     """
     if not holds_model(folder):
@@ -186,7 +186,7 @@ def known_calibration(directory: Path, job: Job, earlier: Manifest) -> Job | Non
 
 
 def _same_training(directory: Path, job: Job) -> Manifest:
-    """Return the manifest in a directory; raise `ModelError` if it is of another training."""
+    """Return the manifest in a directory; raise `ModelError` if the model differs."""
     manifest = read_manifest(directory)
     differences = _differences(manifest, job.manifest)
     if not differences:
@@ -194,14 +194,14 @@ def _same_training(directory: Path, job: Job) -> Manifest:
         differences = [] if names == job.parts.labels.names else ["other label names"]
     if differences:
         raise ModelError(
-            f"{directory} holds a model of another training ({', '.join(differences)}): "
+            f"{directory} holds a different model ({', '.join(differences)}): "
             "choose another directory, or overwrite it (overwrite=True)"
         )
     return manifest
 
 
 def _differences(earlier: Manifest, now: Manifest) -> list[str]:
-    """Describe the differences between two trainings."""
+    """Describe the differences between two training runs."""
     found = ["other data"] if earlier.data != now.data else []
     before, after = _requested(earlier), _requested(now)
     found += [
@@ -210,7 +210,7 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
         if before.get(key) != after.get(key)
     ]
     if earlier.text != now.text:
-        found.append("texts read in another way")
+        found.append("other text settings")
     if earlier.dismec != now.dismec:
         found.append(f"by dismec {earlier.dismec}")
     return found

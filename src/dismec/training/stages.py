@@ -1,4 +1,4 @@
-"""Keep intermediate results of a training in folders beside its model, to resume from.
+"""Keep intermediate results of a training run in folders beside its model, to resume from.
 
 A stage is a model of some of the rows or labels, or arrays computed with one. The manifest of the
 directory states which training its stages belong to, before the first of them begins. Stages are
@@ -37,7 +37,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a training into a directory; without a directory, nothing is kept."""
+    """The stages of a training run into a directory; without a directory, nothing is kept."""
 
     directory: Path | None
     place: Workplace
@@ -109,7 +109,7 @@ class Stages:
 
 
 def digest(manifest: Manifest) -> str:
-    """Return a digest that identifies a training."""
+    """Return a digest that identifies a training run."""
     params = {key: manifest.params[key] for key in sorted(manifest.params) if key != "block_size"}
     text = json.dumps([manifest.data, params, manifest.dismec])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -59,7 +59,7 @@ def sweep(
     params : TrainingParams, default=None
         Training parameters, except delta.
     ks : sequence of int, default=(1, 3, 5)
-        The depths k of P@k, nDCG@k and so on.
+        The values of k for P@k, nDCG@k and so on.
     threads : int, default=None
         Number of threads. By default all available CPUs.
     progress : callable, default=None
@@ -116,7 +116,7 @@ def sweep_model(
     deltas : sequence of float, default=(0.0, 0.001, …, 0.3)
         The values of delta, in any order; none may be below that of the model.
     ks : sequence of int, default=(1, 3, 5)
-        The depths k of P@k, nDCG@k and so on.
+        The values of k for P@k, nDCG@k and so on.
     threads : int, default=None
         Number of threads. By default all available CPUs.
 

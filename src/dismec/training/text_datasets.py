@@ -64,7 +64,7 @@ def weighted_text_dataset(
 
 
 def vocabulary_of(model: Any) -> Vocabulary:
-    """Return the vocabulary of a model of texts."""
+    """Return the vocabulary of a text model."""
     if model.vocabulary is None:
         raise DataError("the data are texts, but the model was trained on numeric features")
     return model.vocabulary  # type: ignore[no-any-return]

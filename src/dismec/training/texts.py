@@ -164,7 +164,7 @@ def train_text(
 ) -> Model:
     r"""Train a model on texts and write it to a directory.
 
-    An interrupted run of the same training is resumed.
+    An interrupted run with the same data and parameters is resumed.
 
     Parameters
     ----------

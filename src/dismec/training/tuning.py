@@ -126,8 +126,8 @@ def tune(
     overwrite : bool, default=False
         Whether to overwrite a model in the directory.
     progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``. A label counts once per
-        training.
+        Called periodically as ``progress(labels_done, labels_total)``. A label counts once for
+        each training run.
     cluster : Dask client or str, default=None
         Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
@@ -325,7 +325,7 @@ class ChoiceOfC:
         if given is None and n_rows < 2:
             raise DataError(
                 f"{counted(n_rows, 'row')}: too few to hold one out for the choice of C; "
-                "pass rows to choose it on (validation=…)"
+                "pass validation rows (validation=…)"
             )
         for C in (self.grid[0], self.grid[-1]):
             job.problem.check_C(C)

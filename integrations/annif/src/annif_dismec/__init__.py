@@ -1,4 +1,4 @@
-"""dismec as a backend of Annif; importing this package is what makes Annif know it.
+"""dismec as a backend of Annif; importing this package registers the backend.
 
 Annif has a table of its own backends and no entry point for others. `register` adds one line to it;
 the backend itself, and dismec with it, is imported when a project first uses it.
@@ -24,12 +24,12 @@ def _backend() -> type[DismecBackend]:
 
 
 def register() -> None:
-    """Make Annif know ``backend=dismec``; nothing happens the second time."""
+    """Register ``backend=dismec`` with Annif; a second call has no effect."""
     annif.backend._backend_fns["dismec"] = _backend
 
 
 def create_app(config_name: str | None = None) -> Any:
-    """Annif's own application for servers, where ``annif:create_app`` would not know dismec."""
+    """Create Annif's application for a server, with the dismec backend registered."""
     return annif.create_app(config_name)
 
 

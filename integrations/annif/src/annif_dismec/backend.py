@@ -1,10 +1,10 @@
-"""The backend: documents → a model of texts in the project's directory → suggestions.
+"""The backend: documents → a text model in the project's directory → suggestions.
 
-Words are those of the project's analyzer, if it has one: it knows the language, and dismec does not
-stem. They are joined by spaces again and become a text for dismec, which counts and weighs terms
-itself. So the model has its own vocabulary: there is no pickled vectorizer beside it, a batch is
-counted in threads, and dismec's own commands read the model. A project without an analyzer is
-trained on the words of its documents as they are.
+If the project has an analyzer, it splits documents into words, because it knows the language and
+dismec does not stem. The words are joined by spaces into a text for dismec, which counts and
+weights terms itself. So the model has its own vocabulary: there is no pickled vectorizer, batches
+are counted in threads, and dismec's own commands can read the model. A project without an analyzer
+is trained on the words of its documents as they are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DismecBackend"]
 
-# Scores of rows that a classifier is sure of are about 1 and −1, which become 0.95 and 0.05.
+# Where a classifier is certain, scores are about 1 and −1, which become 0.95 and 0.05.
 _STEEPNESS = 3.0
 
 
@@ -55,8 +55,7 @@ class DismecBackend(AnnifBackend):
         "calibrate": True,
     }
 
-    # Files that Annif does not take for a model are those with "-train" in their names, or "tmp-"
-    # at the beginning.
+    # Annif does not count a file as a model if its name contains "-train" or starts with "tmp-".
     MODEL = "dismec-model"
     UNFINISHED = "tmp-dismec-model"
     REPLACED = "tmp-dismec-replaced"
@@ -69,17 +68,17 @@ class DismecBackend(AnnifBackend):
 
     @property
     def model_directory(self) -> Path:
-        """Where the finished model is."""
+        """The directory of the finished model."""
         return Path(self.datadir, self.MODEL)
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is a finished model; one that is being trained is none."""
+        """Whether there is a finished model; one that is being trained does not count."""
         return self.model_directory.is_dir()
 
     def initialize(self, parallel: bool = False) -> None:
-        """Open the model, if this has not been done; its weights are read when they are used."""
-        if parallel:  # other processes have the other CPUs
+        """Open the model, unless it is open; its weights are read when they are used."""
+        if parallel:  # other processes use the other CPUs
             self._threads = 1
         if self._model is not None:
             return
@@ -94,15 +93,15 @@ class DismecBackend(AnnifBackend):
             raise OperationFailedException(str(error), backend_id=self.backend_id) from error
 
     def _use(self, model: Model) -> None:
-        """Take a model, without the subjects that the vocabulary no longer has."""
+        """Use a model, without the subjects that are no longer in the vocabulary."""
         by_uri = self.project.subjects.by_uri
         found = [by_uri(uri, warnings=False) for uri in model.names or ()]
         self._subjects = np.array([-1 if number is None else number for number in found], np.int64)
         known = np.flatnonzero(self._subjects >= 0)
         self._allowed = None
         if len(known) < len(found):
-            gone = len(found) - len(known)
-            self.warning(f"subjects of the model that the vocabulary no longer has: {gone}")
+            gone = f"{len(found) - len(known):,} of the model's {len(found):,} subjects"
+            self.warning(f"no longer in the vocabulary and not suggested: {gone}")
             self._allowed = model.allowed_labels(known)
         self._model = model
 
@@ -112,7 +111,7 @@ class DismecBackend(AnnifBackend):
         if isinstance(corpus, str):  # "cached"
             if not texts.exists():
                 raise NotInitializedException(
-                    "there are no training texts of a previous run", backend_id=self.backend_id
+                    "no cached training texts from a previous run", backend_id=self.backend_id
                 )
             self.info("Reusing cached training data from previous run.")
         else:
@@ -121,7 +120,7 @@ class DismecBackend(AnnifBackend):
         unfinished = Path(self.datadir, self.UNFINISHED)
         how: dict[str, Any] = {"threads": jobs or None, "log": self.info}
         try:
-            try:  # one that was interrupted goes on where it stopped
+            try:  # resumes an interrupted run of the same training
                 train_text(texts, unfinished, training, text, **how)
             except ModelError:
                 train_text(texts, unfinished, training, text, overwrite=True, **how)
@@ -147,7 +146,7 @@ class DismecBackend(AnnifBackend):
             raise ConfigurationException(str(error), backend_id=self.backend_id) from error
 
     def _write_texts(self, corpus: DocumentCorpus, path: Path) -> None:
-        """Keep the texts as they are trained on: documents are analyzed only once."""
+        """Store the analyzed texts, so that documents are analyzed only once."""
         if corpus.is_empty():
             raise NotSupportedException("Cannot train dismec project with no documents")
         self.info("analyzing documents")
@@ -169,7 +168,7 @@ class DismecBackend(AnnifBackend):
         begun.replace(path)
 
     def _put_in_place(self, finished: Path) -> None:
-        """Let the new model take the place of the old one, which stays until then."""
+        """Replace the old model with the finished one."""
         replaced = Path(self.datadir, self.REPLACED)
         shutil.rmtree(replaced, ignore_errors=True)
         if self.model_directory.exists():
@@ -178,7 +177,7 @@ class DismecBackend(AnnifBackend):
         shutil.rmtree(replaced, ignore_errors=True)
 
     def _words(self, document: Document) -> str:
-        """The text of a document as dismec gets it."""
+        """Return the text of a document that is passed to dismec."""
         if not self.project.analyzer_spec:
             return str(document.text)
         return " ".join(self.project.analyzer.tokenize_words(document.text))

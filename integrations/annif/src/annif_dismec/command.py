@@ -1,4 +1,4 @@
-"""What the command line of Annif gets: the backend, and a command for finding its models."""
+"""Additions to Annif's command line: the backend, and a command that locates its models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["main", "model_path"]
 
 
 def main() -> None:
-    """Annif's command line, in processes that it starts as well as in its own."""
+    """Run Annif's command line with the backend, also in the processes that it starts."""
     from annif.cli import cli
 
     annif_dismec.register()
@@ -24,9 +24,9 @@ def main() -> None:
 @cli_util.common_options
 @with_appcontext
 def model_path(project_id: str) -> None:
-    """Print where the dismec model of a project is.
+    """Print the path of a project's dismec model.
 
-    It is a model directory as `dismec train` writes it, for `dismec inspect` and other commands.
+    It is an ordinary model directory, for `dismec inspect` and other commands.
     """
     from annif.exception import NotSupportedException
 
