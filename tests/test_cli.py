@@ -125,6 +125,16 @@ def test_inspect_distinguishes_data_and_models(files):
     assert table["complete"].strip() == "yes"
 
 
+def test_renamed_json_keys_also_have_their_former_names(files):
+    data = json.loads(ok("inspect", files / "data.svm", "--json"))
+    assert data["labels a row"] == data["labels per row"] > 0
+    assert data["rows a label"] == data["rows per label"] > 0
+    model = json.loads(ok("inspect", files / "model", "--json"))
+    assert model["weights a classifier"] == model["weights per classifier"] > 0
+    swept = ok("sweep", files / "model", "--test", files / "data.txt", "--delta", "0.1", "--json")
+    assert json.loads(swept)[0].keys() >= {"ms per row", "ms a row"}
+
+
 def test_convert_keeps_the_data(files, tmp_path):
     ok("convert", files / "data.txt.gz", tmp_path / "x.npz", "--labels-to", tmp_path / "y.npz")
     ok("convert", tmp_path / "x.npz", tmp_path / "back.txt", "--labels", tmp_path / "y.npz")

@@ -21,6 +21,7 @@ from dismec.cli.console import (
     spoken,
 )
 from dismec.cli.facts import print_facts
+from dismec.cli.former_keys import with_former_keys
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, F, Reading, data_options, json_option, threads_option
 from dismec.cli.trees import hierarchy_option, tree_of_test
@@ -85,7 +86,7 @@ def inspect(
 
         write_sheet(sheet, facts.get("test", facts)["all labels"])
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        click.echo(json.dumps(with_former_keys(facts), indent=1))
     else:
         print_facts(facts)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dismec.cli.console import print_table, print_trained, print_unsolved, trained_facts
+from dismec.cli.former_keys import with_former_keys
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import PATH, Reading, json_option, parse_ks
 from dismec.cli.training_options import Order, training_options
@@ -208,7 +209,7 @@ def sweep(
 
         draw_sweep(table, plot)
     if as_json:
-        click.echo(json.dumps(table))
+        click.echo(json.dumps(with_former_keys(table)))
         return
     names = [f"P@{k}" for k in ks]
     print_table(
