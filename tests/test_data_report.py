@@ -234,7 +234,7 @@ def test_co_occurring_labels_are_counted_exactly(monkeypatch):
     rng = np.random.default_rng(0)
     Y = (rng.random((200, 12)) < np.linspace(0.5, 0.05, 12)).astype(np.uint8)
     Y[:, 11] = Y[:, 0] & Y[:, 1]  # never without both of them
-    facts = describe_labels(sp.csr_array(Y))["labels that come together"]
+    facts = describe_labels(sp.csr_array(Y))["labels that occur together"]
     assert facts["of labels"] == 12
     for entry in facts["pairs"]:
         a, b = (Y[:, int(name)].astype(bool) for name in entry["names"])
@@ -249,7 +249,7 @@ def test_co_occurring_labels_are_counted_exactly(monkeypatch):
     assert {"name": "11", "with": "1", "rows": rows} in facts["always"]
     # If rows have very many labels, fewer labels are examined; their counts stay exact.
     monkeypatch.setattr(label_facts, "_MOST_MEETINGS", 2000)
-    fewer = describe_labels(sp.csr_array(Y))["labels that come together"]
+    fewer = describe_labels(sp.csr_array(Y))["labels that occur together"]
     assert 2 <= fewer["of labels"] < 12
     names = {name for entry in fewer["pairs"] for name in entry["names"]}
     assert [e for e in facts["pairs"] if set(e["names"]) <= names][: len(fewer["pairs"])] == (
@@ -261,7 +261,7 @@ def test_co_occurring_labels_are_counted_exactly(monkeypatch):
 def test_data_with_few_or_no_labels_has_facts(shape):
     facts = describe_labels(sp.csr_array(shape, dtype=np.uint8))
     assert facts["most frequent labels"] == []
-    assert facts["labels that come together"]["pairs"] == []
+    assert facts["labels that occur together"]["pairs"] == []
 
 
 # Rows

@@ -267,7 +267,7 @@ def test_refined_models_can_be_saved_packed_and_pickled(data, model, tmp_path):
 
 def test_a_report_names_related_pairs(path, model):
     facts = describe_model(path)
-    assert facts["labels that inform others"] == LABELS
+    assert facts["labels used as features"] == LABELS
     assert facts["dense features"] == BASE * WORDS - SPARSE
     pairs = strongest_pairs(model, LABELS)
     found = {(pair["label"], pair["informed by"]) for pair in pairs["for"]}

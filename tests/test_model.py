@@ -21,7 +21,7 @@ from dismec.model.model import Model, RankingModel
 from dismec.model.orders import check_dense
 from dismec.model.reranking import Reranked
 from dismec.model.topk_model import TopkModel
-from dismec.training.recipe import carry_out, fit
+from dismec.training.recipe import fit, train_requested
 from dismec.training.texts import TextRequest, Texts
 
 
@@ -49,7 +49,7 @@ def texts():
     params = TrainingParams(tfidf=True, calibrate=True)
     source = Texts.of_lists(rows, [labels[p] for p in picked])
     with TextRequest(source, params).as_rows() as request:
-        return carry_out(request), rows
+        return train_requested(request), rows
 
 
 def test_a_text_model_predicts_texts(texts):

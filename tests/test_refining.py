@@ -392,7 +392,7 @@ def test_an_explanation_names_the_labels_and_their_words(data, model):
 
 def test_a_report_names_related_pairs(path, model):
     facts = describe_model(path)
-    assert facts["labels that inform others"] == 2 * BASE
+    assert facts["labels used as features"] == 2 * BASE
     assert facts["weights of the first stage"] > 0
     assert "→" in facts["label pairs with the highest weights"][0]
     pairs = strongest_pairs(model, 2 * BASE)

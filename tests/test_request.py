@@ -46,9 +46,9 @@ def requests():
         raise Stopped
 
     with (
-        mock.patch("dismec.training.recipe.carry_out", stop),
-        mock.patch("dismec.training.tuning.carry_out", stop),
-        mock.patch("dismec.training.texts.carry_out", stop),
+        mock.patch("dismec.training.recipe.train_requested", stop),
+        mock.patch("dismec.training.tuning.train_requested", stop),
+        mock.patch("dismec.training.texts.train_requested", stop),
         mock.patch("dismec.training.edit.workplace", stop),
     ):
         yield seen

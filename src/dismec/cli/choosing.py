@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from dismec.cli.console import spoken
+from dismec.cli.console import print_message
 from dismec.cli.options import PATH, F
 from dismec.data.counts import counted
 from dismec.errors import DataError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dismec.model.allowed import Allowed
     from dismec.model.topk_model import TopkModel
 
-__all__ = ["LabelChoice", "choice_options", "print_left_out"]
+__all__ = ["LabelChoice", "choice_options", "print_not_allowed"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,12 @@ def choice_options(command: F) -> F:
     return cast(F, with_choice)
 
 
-def print_left_out(allowed: Allowed, Y: Any) -> None:
+def print_not_allowed(allowed: Allowed, Y: Any) -> None:
     """Print how many true labels are ignored because they are not allowed."""
     kept, left_out = allowed.filter(Y)
     if left_out:
         without = int((kept.indptr[1:] == kept.indptr[:-1]).sum())
         of = f"{left_out:,} of {left_out + kept.nnz:,} true labels are not allowed and do not count"
-        spoken(f"{of}; {without:,} of {counted(kept.shape[0], 'row')} have no true label left")
+        print_message(
+            f"{of}; {without:,} of {counted(kept.shape[0], 'row')} have no true label left"
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_paragraphs, print_table, spoken
+from dismec.cli.console import print_message, print_paragraphs, print_table
 from dismec.cli.new_files import check_new_files
 from dismec.cli.options import (
     PATH,
@@ -118,7 +118,7 @@ def compare(
 
         check_drawing()
     pair = _read_pair(data, test, reading, Reading(test_labels, None, reading.columns), threads)
-    log = _silence if quiet else spoken
+    log = _silence if quiet else print_message
     python = peers_python(peers, log) if peers else None
     comparison = Comparison(
         folder,

@@ -76,16 +76,18 @@ def _log_lines(what: str, every: float = 10.0) -> Progress:
         if last is None:
             last = now
             if done:
-                spoken(f"{what}: resuming after {done:,} of {counted(total, 'label')}")
+                print_message(f"{what}: resuming after {done:,} of {counted(total, 'label')}")
         if now - last < every and done < total:
             return
         last = now
-        spoken(f"{what}: {done:,} of {counted(total, 'label')}, {pace.rate:,.0f}/s{pace.left}")
+        print_message(
+            f"{what}: {done:,} of {counted(total, 'label')}, {pace.rate:,.0f}/s{pace.left}"
+        )
 
     return Pace(show)
 
 
-def spoken(line: str) -> None:
+def print_message(line: str) -> None:
     """Print a message, separate from a command's results."""
     click.echo(printable(line), err=True)  # a progress bar replaces the stream
 
@@ -113,7 +115,7 @@ def trained_facts(model: Model, path: Path, seconds: float) -> dict[str, Any]:
 def print_trained(model: Model, path: Path, seconds: float) -> None:
     """Print one line about a saved model."""
     facts = trained_facts(model, path, seconds)
-    spoken(
+    print_message(
         f"{path}: {counted(model.n_labels, 'label')}, {counted(model.nnz, 'weight')} in "
         f"{model.precision}, "
         f"{facts['bytes'] / 1e6:,.1f} MB; {seconds:.1f} s"
@@ -124,7 +126,7 @@ def print_unsolved(model: Model) -> None:
     """Print a line if some labels were not solved to the tolerance."""
     stats = model.manifest.stats
     if stats and stats.unsolved:
-        spoken(
+        print_message(
             f"dismec: {stats.unsolved:,} of {counted(model.n_labels, 'label')} stopped before the "
             "tolerance was reached; their weights are the best found"
         )
@@ -140,7 +142,7 @@ def print_unknown(model: TopkModel, dataset: Dataset) -> None:
     trained[:n] = model.label_counts[:n] > 0
     unknown = np.count_nonzero(~trained & (counts > 0))
     if unknown:
-        spoken(
+        print_message(
             f"{unknown:,} of the {np.count_nonzero(counts):,} labels of DATA are unknown to the "
             f"model and count as missed: {counts[~trained].sum() / counts.sum():.1%} of all"
         )
@@ -283,7 +285,7 @@ def print_explanation(
 
 
 @contextmanager
-def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
+def cluster_messages(cluster: str | None, quiet: bool) -> Iterator[None]:
     """Print the library's messages about a cluster, but not Dask's."""
     if cluster is None:
         yield
@@ -292,7 +294,7 @@ def cluster_news(cluster: str | None, quiet: bool) -> Iterator[None]:
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            spoken(f"dismec: {record.getMessage()}")
+            print_message(f"dismec: {record.getMessage()}")
 
     logger, handler = logging.getLogger("dismec"), Lines()
     logger.addHandler(handler)

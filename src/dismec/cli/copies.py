@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_trained, print_unknown, spoken, trained_facts
+from dismec.cli.console import print_message, print_trained, print_unknown, trained_facts
 from dismec.cli.options import (
     PATH,
     F,
@@ -142,7 +142,7 @@ def merge(
         if merged.calibration is None and not quiet:
             given = [open_model(path, check=False).calibration is not None for path in models]
             if any(given):
-                spoken(
+                print_message(
                     "probabilities left out: the models have different curves; "
                     "--validation DATA learns new ones"
                 )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import (
+    print_message,
     print_metrics,
     print_table,
     print_trained,
     print_unknown,
     shown_progress,
-    spoken,
 )
 from dismec.cli.facts import print_facts
 from dismec.cli.former_keys import with_former_keys
@@ -201,7 +201,7 @@ def convert(
     save_data(dataset, target, labels=labels_to)
     keeps_names = target.suffix.lower() == ".xmc"
     if dataset.names is not None and not keeps_names:
-        spoken(
+        print_message(
             f"{target} cannot hold the {counted(len(dataset.names), 'label name')}; .xmc files can"
         )
     n_rows, n_features = dataset.X.shape
@@ -217,7 +217,7 @@ def convert(
         }
         click.echo(json.dumps(facts, indent=1))
     else:
-        spoken(
+        print_message(
             f"{target}: {counted(n_rows, 'row')}, {counted(n_features, 'feature')}, "
             f"{counted(n_labels, 'label')}"
         )
@@ -318,7 +318,7 @@ def demo(
     if keep is not None:
         outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")
         check_new_files(*outputs, overwrite=overwrite, makes_folder=True)
-    say = spoken if as_json else click.echo
+    say = print_message if as_json else click.echo
     with tempfile.TemporaryDirectory(prefix="dismec-demo-") as scratch:
         directory = keep or Path(scratch)
         path = directory / "model"

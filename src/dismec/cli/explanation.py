@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import print_explanation, spoken
+from dismec.cli.console import print_explanation, print_message
 from dismec.cli.opening import model_at
 from dismec.cli.options import (
     PATH,
@@ -70,7 +70,7 @@ def explain(
     with model_at(model, cluster) as opened:
         text, x = _row_to_explain(opened, row, number, reading)
         if opened.vocabulary and not x.nnz:
-            spoken("the model knows no word of this text: only the bias contributes")
+            print_message("the model knows no word of this text: only the bias contributes")
         x = _row_with_dense(opened, x, reading, number)
         wanted = [opened.find_label(label) for label in labels]
         if not wanted:

@@ -79,7 +79,7 @@ def _print_labels(facts: Mapping[str, Any]) -> None:
         ],
         left=2,
     )
-    together = facts["labels that come together"]
+    together = facts["labels that occur together"]
     print_table(
         ["labels that occur together", "and", "rows with both", "Jaccard", "lift"],
         [

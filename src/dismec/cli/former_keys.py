@@ -15,6 +15,8 @@ _FORMER = {
     "steps per label": "steps a label",
     "working set per label": "working set a label",
     "ms per row": "ms a row",
+    "labels that occur together": "labels that come together",
+    "labels used as features": "labels that inform others",
 }
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dismec.cli.console import cluster_news
+from dismec.cli.console import cluster_messages
 
 if TYPE_CHECKING:
     from dismec.model.model import RankingModel
@@ -23,7 +23,7 @@ def model_at(model: Path, cluster: str | None) -> Iterator[RankingModel]:
     if cluster is None:
         yield open_model(model, check=True)
         return
-    with cluster_news(cluster, quiet=False):
+    with cluster_messages(cluster, quiet=False):
         from dismec.cluster.connection import Cluster
         from dismec.cluster.prediction import ClusterModel, ClusterPredictor
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from dismec.cli.console import spoken
+from dismec.cli.console import print_message
 from dismec.data.counts import counted
 from dismec.errors import DismecError
 
@@ -93,7 +93,7 @@ class Reading:
             option = min(self.columns).replace("_", "-")
             raise click.UsageError(f"--{option} is for texts, but {found} holds numeric data")
         if found.found:
-            spoken(f"{found}: {found.found}")
+            print_message(f"{found}: {found.found}")
         return found
 
     def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.choosing import LabelChoice, choice_options, print_left_out
+from dismec.cli.choosing import LabelChoice, choice_options, print_not_allowed
 from dismec.cli.console import print_unknown
 from dismec.cli.opening import model_at
 from dismec.cli.options import (
@@ -301,7 +301,7 @@ def evaluate(
         opened = _reranked(found, rerank, A, B)
         how: dict[str, Any] = {"weights": weights, "allowed": allowed}
         if allowed is not None:
-            print_left_out(allowed, dataset.Y)
+            print_not_allowed(allowed, dataset.Y)
         if rank is not None:
             if rerank is not None:
                 raise click.UsageError("--rank cannot be combined with --rerank")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import (
-    cluster_news,
+    cluster_messages,
     print_trained,
     print_unsolved,
     shown_progress,
@@ -53,7 +53,7 @@ def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers:
 
     If the directory holds an unfinished run with the same data and options, it is resumed.
     """
-    from dismec.training.recipe import carry_out
+    from dismec.training.recipe import train_requested
 
     given, labels = order.validation, order.validation_labels
     if (given or labels) and not (given and order.holds_out):
@@ -62,9 +62,9 @@ def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers:
             "and --validation-labels requires --validation"
         )
     begin = time.perf_counter()
-    ordered = order.request_there if data_on_workers else order.request
+    ordered = order.request_on_workers if data_on_workers else order.request
     with ordered(data, model) as request:
-        trained = carry_out(request)
+        trained = train_requested(request)
     seconds = time.perf_counter() - begin
     if as_json:
         click.echo(json.dumps(trained_facts(trained, model, seconds)))
@@ -171,7 +171,7 @@ def _edit(
     with (
         resumable(model),
         shown_progress(quiet, "training") as progress,
-        cluster_news(cluster, quiet),
+        cluster_messages(cluster, quiet),
     ):
         changed = run(
             model,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dismec.cli.console import cluster_news, shown_progress, spoken
+from dismec.cli.console import cluster_messages, print_message, shown_progress
 from dismec.cli.options import (
     PATH,
     F,
@@ -86,7 +86,7 @@ class Order:
         with (
             resumable(path),
             shown_progress(self.quiet, what) as progress,
-            cluster_news(self.cluster, self.quiet),
+            cluster_messages(self.cluster, self.quiet),
         ):
             common: dict[str, Any] = {
                 "threads": self.threads,
@@ -96,7 +96,7 @@ class Order:
                 "pair_weights": pairs,
             }
             if found.is_texts:
-                log = None if self.quiet or path is None else spoken
+                log = None if self.quiet or path is None else print_message
                 of_text = (text, self.reading.fmt, self.validation)
                 common |= {"log": log, "examples": path is not None and not self.no_examples}
                 common["weights"] = self.reading.row_weights
@@ -117,7 +117,7 @@ class Order:
             yield Request(self._with_dense(X, dense), Y, params, path, **common)
 
     @contextmanager
-    def request_there(self, data: Path, path: Path) -> Iterator[Request]:
+    def request_on_workers(self, data: Path, path: Path) -> Iterator[Request]:
         """Yield the request for a file of rows that cluster workers read themselves."""
         from dismec.data.names import load_names
         from dismec.training.request import Request
@@ -140,7 +140,7 @@ class Order:
         with (
             resumable(path),
             shown_progress(self.quiet, "training") as progress,
-            cluster_news(self.cluster, self.quiet),
+            cluster_messages(self.cluster, self.quiet),
         ):
             names = load_names(reading.names) if reading.names else None
             common: dict[str, Any] = {"names": names, "threads": self.threads}

@@ -198,10 +198,10 @@ def sweep(
             own = float(model.params.get("delta", 0))
             ordered = [own, *(delta for delta in ordered if delta > own)]
     else:
-        from dismec.training.recipe import carry_out
+        from dismec.training.recipe import train_requested
 
         with order.request(data, None, delta=ordered[0]) as request:
-            model = carry_out(request)
+            model = train_requested(request)
     rows = of_test.rows_of(model, test_file, order.threads)
     table = sweep_model(model, rows[:2], ordered, ks=ks, threads=order.threads)
     if plot:

@@ -41,7 +41,7 @@ class Refinement:
     operations that every machine rounds in the same way.
     """
 
-    informing: int  # number of labels that inform others: those with enough training rows
+    informing: int  # number of labels used as features: those with enough training rows
     folds: int = 3  # number of folds of the training rows
     labels: int = 15  # labels per row: those with the best scores
     scale: float = 0.3

@@ -91,8 +91,8 @@ def _informed(
     if transform.n_columns != manifest.n_columns:
         informing = (manifest.refined or {})["informing"]
         raise ModelError(
-            f"{directory}: the first stage does not hold the {counted(informing, 'label')} that "
-            "inform others"
+            f"{directory}: the first stage does not hold the {counted(informing, 'label')} "
+            "used as features"
         )
     return transform
 

@@ -46,7 +46,7 @@ _SECTIONS = (
     "rare labels",
     "similar names",
     "labels with the same rows",
-    "labels that come together",
+    "labels that occur together",
     "duplicate rows",
     "duplicate texts",
     "all labels",
@@ -288,7 +288,7 @@ def _refined(directory: Path, manifest: Manifest) -> dict[str, Any]:
     if not manifest.refined:
         return {}
     facts = {
-        "labels that inform others": manifest.refined["informing"],
+        "labels used as features": manifest.refined["informing"],
         "weights of the first stage": sum(r.nnz for r in manifest.first or ()),
         "bytes of the first stage": sum(r.bytes for r in manifest.first or ()),
     }

@@ -111,7 +111,7 @@ def _label_sections(facts: Mapping[str, Any]) -> Iterator[str]:
             "lines",
         )
         yield _listed_of(len(same["examples"]), same["groups"], "most rows first")
-    yield from _together_sections(facts["labels that come together"])
+    yield from _together_sections(facts["labels that occur together"])
 
 
 def _together_sections(found: Mapping[str, Any]) -> Iterator[str]:

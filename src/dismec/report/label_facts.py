@@ -46,7 +46,7 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
     dict
         "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
         "examples"; "similar names" (only with names), groups and pairs as in `near_names`; "labels
-        with the same rows", with at least 2 rows; "labels that come together": "pairs" by
+        with the same rows", with at least 2 rows; "labels that occur together": "pairs" by
         decreasing Jaccard index, and labels that "always" occur with another one, among the most
         frequent labels, whose number is "of labels"; and "all labels", one list per column, the
         most frequent first.
@@ -69,7 +69,7 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
         },
         **({} if names is None else {"similar names": _similar_names(names, counts, ranked)}),
         "labels with the same rows": _same_rows(Y, named),
-        "labels that come together": _together(Y, named, ranked),
+        "labels that occur together": _together(Y, named, ranked),
         "all labels": {
             "label": labels[ranked].tolist(),
             "name": [named.name(label) for label in ranked],

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.solve.costs import Costs
 
-__all__ = ["Choose", "Settle", "carry_out", "fit", "train"]
+__all__ = ["Choose", "Settle", "fit", "train", "train_requested"]
 
 
 # Choosing a parameter before anything else takes two steps. `Choose` gets the job and the rows to
@@ -56,7 +56,7 @@ Settle: TypeAlias = Callable[
 Choose: TypeAlias = Callable[[Job, tuple[Any, Any] | None], tuple[Job, Settle]]
 
 
-def carry_out(request: Request, choose: Choose | None = None) -> Model:
+def train_requested(request: Request, choose: Choose | None = None) -> Model:
     """Train the model of a request.
 
     Raises
@@ -70,10 +70,10 @@ def carry_out(request: Request, choose: Choose | None = None) -> Model:
     """
     threads = thread_count(request.threads)
     with placed(request, threads, chooses=choose is not None) as found:
-        return _carry_out(found, choose, threads)
+        return _train_requested(found, choose, threads)
 
 
-def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
+def _train_requested(request: Request, choose: Choose | None, threads: int) -> Model:
     job, given, settle = Job.prepare(request), request.validation, None
     if choose:
         job, settle = choose(job, given)
@@ -91,7 +91,7 @@ def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
         elif path and not request.overwrite:
             earlier = resume.earlier_run(path, trial.job)
         if not (new and earlier and earlier.complete):
-            trained = _carry_on(path, trial, settle, earlier, place, progress)
+            trained = _train_stages(path, trial, settle, earlier, place, progress)
             if trained is not None:
                 return trained
         assert request.path is not None
@@ -100,7 +100,7 @@ def _carry_out(request: Request, choose: Choose | None, threads: int) -> Model:
     return open_model(request.path, check=False)
 
 
-def _carry_on(
+def _train_stages(
     path: Path | None,
     trial: Trial,
     settle: Settle | None,
@@ -230,7 +230,7 @@ def train(
     ...     model.predict_topk(X, k=1)[0].ravel().tolist()
     [0, 0, 1, 1]
     """
-    return carry_out(
+    return train_requested(
         Request(
             X,
             Y,
@@ -270,7 +270,7 @@ def fit(
     `costs` are factors of the losses of each label's positive and negative rows. On a cluster, the
     model is trained in a temporary directory and memory-mapped from there.
     """
-    return carry_out(
+    return train_requested(
         Request(
             X,
             Y,

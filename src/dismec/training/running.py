@@ -82,7 +82,7 @@ def run_in_memory(job: Job, place: Workplace, progress: Progress | None) -> Mode
             run_into(Path(folder), job, None, replace(place, source=None), progress)
             return open_model(folder, check=False)
     everything = job.blocks(np.zeros(job.problem.n_labels, np.bool_), 0)
-    blocks = list(_solve_here(job, everything, lambda block: block, place.threads, progress))
+    blocks = list(_solve_locally(job, everything, lambda block: block, place.threads, progress))
     packing = Packing(
         [(block.labels, block.weights, block.rows) for block in blocks],
         job.problem.n_columns,
@@ -112,7 +112,7 @@ def run_into(
     if place.cluster is None:
         receipts = _solve_into(directory, job, job.blocks(held, first), place.threads, progress)
     else:
-        receipts = _solve_there(job, directory, held, first, place, progress)
+        receipts = _solve_on_cluster(job, directory, held, first, place, progress)
     done: list[BlockReceipt] = []
     with closing(receipts), Journal(directory / str(manifest.journal)) as journal:
         for finished in receipts:
@@ -126,7 +126,7 @@ def run_into(
     )
 
 
-def _solve_here(
+def _solve_locally(
     job: Job,
     blocks: Blocks,
     keep: Callable[[Block], T],
@@ -148,12 +148,12 @@ def _solve_into(
     def write(block: Block) -> BlockReceipt:
         return weight_files.write_block(directory, block)
 
-    with closing(_solve_here(job, blocks, write, threads, progress)) as receipts:
+    with closing(_solve_locally(job, blocks, write, threads, progress)) as receipts:
         for receipt in receipts:
             yield [receipt]
 
 
-def _solve_there(
+def _solve_on_cluster(
     job: Job,
     directory: Path,
     held: Mask,

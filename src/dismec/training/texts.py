@@ -27,7 +27,7 @@ from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
 from dismec.training.examples import example_texts
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import carry_out
+from dismec.training.recipe import train_requested
 from dismec.training.request import Progress, Request
 from dismec.training.resume import check_output
 from dismec.training.text_datasets import (
@@ -254,7 +254,7 @@ def train_text(
         validation_dense=validation_dense,
     )
     with request.as_rows() as rows:
-        return carry_out(rows)
+        return train_requested(rows)
 
 
 def _with_dense(X: Any, dense: Any) -> Any:

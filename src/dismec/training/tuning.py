@@ -28,7 +28,7 @@ from dismec.model.model import Model
 from dismec.training.grid import KINDS, GridTrials, Row
 from dismec.training.job import Job
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import Settle, carry_out
+from dismec.training.recipe import Settle, train_requested
 from dismec.training.request import Progress, Request, part_of
 from dismec.training.resume import known_C
 from dismec.training.stages import Stages
@@ -311,7 +311,7 @@ class ChoiceOfC:
 
     def carried_out(self, request: Request) -> Tuned:
         """Choose C and train the model of a request with it."""
-        model = carry_out(request, self.open)
+        model = train_requested(request, self.open)
         return Tuned(model, model.params["C"], self.metric, model.params["C_table"])
 
     def open(self, job: Job, given: tuple[Any, Any] | None) -> tuple[Job, Settle]:
