@@ -479,7 +479,7 @@ def test_invalid_refinements_are_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda m: m["refined"].update(informing=23), "does not hold the 23 labels that inform"),
+        (lambda m: m["refined"].update(informing=23), "does not hold the 23 labels used as"),
         (lambda m: m["refined"].update(informing=10**9), "informing is 1000000000"),
         (lambda m: m["refined"].update(labels=10**9), "not numbers of labels"),
         (lambda m: m["refined"].update(folds=-1), "not numbers of labels"),

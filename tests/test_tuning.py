@@ -159,6 +159,15 @@ def test_progress_ends_at_its_total(data, tmp_path):
     assert seen[-1] == (300, 300)
 
 
+def test_progress_starts_at_zero_although_some_labels_have_no_rows(data, tmp_path):
+    seen = []
+    X, Y = data
+    Y = sp.hstack([Y, sp.csr_array((Y.shape[0], 5), dtype=Y.dtype)], format="csr")
+    tune(X, Y, tmp_path / "model", GRID, progress=lambda *now: seen.append(now))
+    assert seen[0] == (0, 5 * 55)
+    assert seen[-1] == (5 * 55, 5 * 55)
+
+
 def test_delta_and_probabilities_are_learned_after_C(data, tmp_path):
     params = TrainingParams(delta="auto", calibrate=True)
     result = tune(*data, tmp_path / "a", GRID, params)

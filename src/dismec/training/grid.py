@@ -73,10 +73,14 @@ class GridTrials:
         training = digest(self.job.manifest)
         state.take_over(self.stages.known(_GRID_STAGE, training))
         order = _solving_order(grid)
-        total = len(grid) * problem.n_labels
-        done = total - len(grid) * len(equal.labels) + state.labels_done
-        if progress:
-            progress(done, total)
+        total, done = len(grid) * len(equal.labels), state.labels_done
+
+        def show() -> None:
+            if progress:  # labels without rows count as done at the end
+                every = len(grid) * problem.n_labels
+                progress(every if done == total else done, every)
+
+        show()
         path = solve_path(problem, job.solver, order, state.left, threads=threads)
         last = monotonic()
         with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
@@ -90,8 +94,7 @@ class GridTrials:
                 if keep:
                     self.stages.keep(_GRID_STAGE, training, state.arrays)
                     last = monotonic()
-                if progress:
-                    progress(done, total)
+                show()
         counts = problem.label_counts, problem.n_rows
         return [
             {
