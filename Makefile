@@ -53,9 +53,9 @@ docs: .venv/docs-tools
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 	@echo "== The documentation is in build/docs/index.html"
 
-# Compiles the native code with every installed compiler, for every instruction set; a warning is an
-# error.
-warnings: .venv/tools
+# Compiles the native code with every installed compiler, for every instruction set, and for macOS,
+# musl and Windows; a warning is an error.
+warnings: .venv/compilers
 	$(BIN)/python .ci/compilers.py
 
 # Builds an sdist and, from it, a wheel in dist/. auditwheel limits and labels the system libraries
@@ -134,6 +134,10 @@ annif: .venv-annif/tools
 .venv/tools: .venv/installed
 	@echo "== Installing the requirements of tests and linters"
 	$(BIN)/python -m pip install --group test --group lint
+	touch $@
+
+.venv/compilers: .venv/tools
+	$(BIN)/python -m pip install --quiet --group compilers
 	touch $@
 
 .venv/docs-tools: .venv/installed

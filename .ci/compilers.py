@@ -1,13 +1,16 @@
 """Compile the native code with every installed compiler, for every instruction set.
 
-Exits with 1 if there is any warning. Warnings and flags are those of CMakeLists.txt. Compilers for
-Windows only get the headers: the bindings need Python's headers for Windows.
+Exits with 1 if there is any warning. Warnings and flags are those of CMakeLists.txt. Other systems
+are checked with cross compilers: GCC for ARM and for Windows, and Zig's Clang (the package ziglang)
+for macOS, for Linux with musl and for Windows. They compile for the best instruction set only.
+Compilers for Windows only get the headers: the bindings need Python's headers for Windows.
 
     python .ci/compilers.py [COMPILER…]
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -17,35 +20,71 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ROOT / "native"
-COMPILERS = ("g++", "clang++", "clang++-14", "clang++-19", "x86_64-w64-mingw32-g++-posix")
-OF_X86 = ("avx2", "avx512")
+X86, ARM = ("base", "avx2", "avx512"), ("base", "neon")
+HERE = X86 if platform.machine() in ("x86_64", "AMD64") else ARM
+
+
+class Compiler(NamedTuple):
+    """A command, the instruction sets to compile for, and whether it can compile the bindings."""
+
+    command: tuple[str, ...]
+    sets: tuple[str, ...] = HERE
+    bindings: bool = True
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the command, or the Python package that provides it, is here."""
+        if self.command[0] == sys.executable:
+            return importlib.util.find_spec(self.command[2]) is not None
+        return shutil.which(self.command[0]) is not None
+
+
+def zig(target: str, isa: str, *, bindings: bool = True) -> Compiler:
+    """Return Zig's Clang for a target such as aarch64-macos."""
+    unused = "-Wno-unused-command-line-argument"  # of options that Zig adds
+    command = (sys.executable, "-m", "ziglang", "c++", "-target", target, unused)
+    return Compiler(command, (isa,), bindings)
+
+
+COMPILERS = {
+    "g++": Compiler(("g++",)),
+    "clang++": Compiler(("clang++",)),
+    "clang++-14": Compiler(("clang++-14",)),
+    "clang++-19": Compiler(("clang++-19",)),
+    "g++ for ARM": Compiler(("aarch64-linux-gnu-g++",), ("neon",)),
+    "g++ for Windows": Compiler(("x86_64-w64-mingw32-g++-posix",), ("avx512",), bindings=False),
+    "zig for macOS, x86-64": zig("x86_64-macos", "avx512"),
+    "zig for macOS, ARM": zig("aarch64-macos", "neon"),
+    "zig for musl, x86-64": zig("x86_64-linux-musl", "avx512"),
+    "zig for musl, ARM": zig("aarch64-linux-musl", "neon"),
+    "zig for Windows": zig("x86_64-windows-gnu", "avx512", bindings=False),
+}
 
 
 def flags() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the warnings, and the flags of each instruction set of this architecture."""
+    """Return the warnings, and the flags of each instruction set."""
     text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     (warnings,) = re.findall(r"^set\(warnings (.+)\)$", text, re.MULTILINE)
-    sets = {
-        name: rest.split()
-        for name, rest in re.findall(r"^ *dismec_kernels\((\w+)([^)]*)\)", text, re.M)
-    }
-    on_x86 = platform.machine() in ("x86_64", "AMD64")
-    return warnings.split(), {
-        k: v for k, v in sets.items() if k == "base" or (k in OF_X86) == on_x86
-    }
+    sets = re.findall(r"^ *dismec_kernels\((\w+)([^)]*)\)", text, re.MULTILINE)
+    return warnings.split(), {name: rest.split() for name, rest in sets}
 
 
-def sources(compiler: str, folder: Path) -> list[tuple[Path, list[str]]]:
+def sources(compiler: Compiler, folder: Path) -> list[tuple[Path, list[str]]]:
     """Return the files to compile, with the options that each needs."""
-    headers = [p for p in sorted(NATIVE.rglob("*.hpp")) if p.name != "bindings.hpp"]
     every = folder / "every_header.cpp"
-    every.write_text("".join(f'#include "{p.relative_to(NATIVE).as_posix()}"\n' for p in headers))
-    if "mingw" in compiler:
+    # Headers for one instruction set are included by those for all.
+    headers = [
+        path.relative_to(NATIVE).as_posix()
+        for path in sorted(NATIVE.rglob("*.hpp"))
+        if path.name != "bindings.hpp" and not path.stem.endswith("_neon")
+    ]
+    every.write_text("".join(f'#include "{path}"\n' for path in headers))
+    if not compiler.bindings:
         return [(every, [])]
     import nanobind
 
@@ -57,26 +96,35 @@ def sources(compiler: str, folder: Path) -> list[tuple[Path, list[str]]]:
 
 def main() -> int:
     """Compile everything, and print the warnings."""
-    wanted = sys.argv[1:] or [c for c in COMPILERS if shutil.which(c)]
-    warnings, sets = flags()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+    wanted = sys.argv[1:] or [name for name, found in COMPILERS.items() if found.is_installed]
+    warnings, options_of = flags()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
+        folder = Path(name)
+        environment = os.environ | {"ZIG_LOCAL_CACHE_DIR": name, "ZIG_GLOBAL_CACHE_DIR": name}
 
-        def messages(case: tuple[str, str, tuple[Path, list[str]]]) -> str:
-            compiler, isa, (path, options) = case
-            command = [compiler, "-std=c++20", "-fsyntax-only", "-ffp-contract=off", "-Werror"]
-            command += [*warnings, f"-I{NATIVE}", *options, *sets[isa], str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        def messages(number: int, compiler: str, isa: str, path: Path, options: list[str]) -> str:
+            command = [*COMPILERS[compiler].command, "-std=c++20", "-ffp-contract=off", "-Werror"]
+            # Zig expects an object file; the others can stop earlier.
+            is_zig = "ziglang" in command
+            command += ["-c", "-o", str(folder / f"{number}.o")] if is_zig else ["-fsyntax-only"]
+            command += [*warnings, f"-I{NATIVE}", *options, *options_of[isa], str(path)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
             return f"== {compiler}, {isa}: {path.name}\n{done.stderr}" if done.returncode else ""
 
         cases = [
-            (compiler, isa, source)
+            (compiler, isa, path, options)
             for compiler in wanted
-            for isa, source in product(sets, sources(compiler, Path(folder)))
+            for isa in COMPILERS[compiler].sets
+            for path, options in sources(COMPILERS[compiler], folder)
         ]
-        found = [text for text in pool.map(messages, cases) if text]
+        found = [
+            text for text in pool.map(lambda i: messages(i, *cases[i]), range(len(cases))) if text
+        ]
     sys.stdout.write("".join(found))
     sys.stdout.write(
-        f"{', '.join(wanted)}: {len(cases)} compilations, {len(found)} with warnings\n"
+        f"{'; '.join(wanted)}: {len(cases)} compilations, {len(found)} with warnings\n"
     )
     return bool(found)
 

@@ -225,7 +225,8 @@ inline std::int64_t lookups_worth(const Shard<Code>& shard, std::span<const Term
   if (lookup == 0 || terms.empty()) return std::numeric_limits<std::int64_t>::max();
   std::int64_t saved = 0;
   for (const auto& term : terms)
-    if (!term.lifts) saved += std::min(std::ssize(term.list.weights), shard.n_words());
+    if (!term.lifts)
+      saved += std::min<std::int64_t>(std::ssize(term.list.weights), shard.n_words());
   return saved / (lookup * std::ssize(terms));
 }
 
