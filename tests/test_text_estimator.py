@@ -161,7 +161,7 @@ def test_lists_of_numbers_come_back_as_numbers(tmp_path):
         ([*LABELS[:-1], {"a": 1}], "row index 89: a label is .*, a dict; expected text"),
         ([*LABELS[:-1], [" "]], "row index 89: a label without a name"),
         ([*LABELS[:-1], [5]], "some labels are text and some are numbers"),
-        (Y.tolist(), r"lists of 0 and 1: for an indicator pass numpy.array\(labels\)"),
+        (Y.tolist(), r"lists of 0 and 1: for an indicator matrix, pass numpy.array\(labels\)"),
         (2 * Y, "values other than 0 and 1"),
         (np.ma.array(Y, mask=Y > 0), r"Y is masked at \["),
         ("food", "expected a list of labels, not one text"),

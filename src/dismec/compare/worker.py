@@ -178,8 +178,7 @@ def liblinear(work: Assignment) -> Trained:
             liblinearutil.train(problem, options)
     factor = len(ranked) / max(len(sample), 1)
     training.cpu, training.seconds = training.cpu * factor, training.seconds * factor / work.threads
-    sampled = f"{len(sample):,} of {len(ranked):,} labels"
-    note = f"time extrapolated from {sampled} to all labels on {work.threads} cores"
+    note = f"time on {work.threads} cores, extrapolated from {len(sample)} of {len(ranked)} labels"
     return Trained(training, 0.0, None, None, note=note)
 
 
