@@ -54,7 +54,7 @@ if [ ! -e "$build/packages/complete" ]; then
   CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ LDSHARED="aarch64-linux-gnu-g++ -shared" \
     $python -m pip install --quiet --target "$build/packages" --no-deps \
     --no-binary=liblinear-official --no-cache-dir liblinear-official
-  $python -m pip install --quiet --target "$build/packages/build" "nanobind>=2.4"
+  $python -m pip install --quiet --target "$build/packages/build" "nanobind>=2.5"
   echo "import os, sys; sys.executable = os.environ['DISMEC_PYTHON']" \
     > "$build/packages/sitecustomize.py"
   touch "$build/packages/complete"
