@@ -133,7 +133,7 @@ annif: .venv-annif/tools
 
 .venv/tools: .venv/installed
 	@echo "== Installing the requirements of tests and linters"
-	$(BIN)/python -m pip install --group test --group lint
+	$(BIN)/python -m pip install --group test --group http --group lint
 	touch $@
 
 .venv/compilers: .venv/tools

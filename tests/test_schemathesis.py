@@ -13,6 +13,8 @@ from conftest import random_problem
 from dismec import train
 from servers import serving
 
+pytest.importorskip("schemathesis")  # not with the lowest versions of other packages
+
 EXAMPLES = 15  # per operation, besides those at the limits of the schemas
 # What schemas cannot express (unique ids, existing labels) is refused. tests/test_contract.py
 # checks that every other request that the document allows is accepted.
