@@ -149,7 +149,7 @@ def test_topk_among_allowed_labels_equals_brute_force(
 def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
     rng = np.random.default_rng(n_open)
     n_features = 40
-    W = sp.random_array((n_labels, n_features + 1), density=0.1, rng=rng, dtype=np.float32)
+    W = sp.random_array((n_labels, n_features + 1), density=0.1, random_state=rng, dtype=np.float32)
     W.data -= np.float32(0.5)
     W = sp.csr_array(W)
     rare = np.repeat(
@@ -184,7 +184,7 @@ def test_whole_and_split_shards_rank_allowed_labels(n_labels, n_open, n_rows):
 
 def test_only_rows_for_which_it_takes_less_time_are_ranked_by_label():
     rng = np.random.default_rng(0)
-    W = sp.random_array((9000, 301), density=0.1, rng=rng, dtype=np.float32, format="csr")
+    W = sp.random_array((9000, 301), density=0.1, random_state=rng, dtype=np.float32, format="csr")
     shards = list(pack([(np.arange(9000), W)], 300, "float16"))
     transform = Transform(300, normalize=True, bias=1.0)
     X = random_csr(rng, (50, 300), 0.2, [0.5, 1.0])

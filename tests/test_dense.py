@@ -30,7 +30,9 @@ def dense_problem(rows=300, width=20, features=0, labels=12, seed=0):
     E = E.astype(np.float32)
     scores = E @ rng.standard_normal((width, labels))
     Y = sp.csr_array((scores > np.quantile(scores, 0.9, axis=0)).astype(np.uint8))
-    X = sp.random_array((rows, features), density=0.1, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array(
+        (rows, features), density=0.1, random_state=rng, dtype=np.float32, format="csr"
+    )
     return (X, E, Y) if features else (E, Y)
 
 
@@ -72,7 +74,9 @@ def test_both_kinds_of_features_are_solved_to_the_optimum(C, tfidf):
 def test_rows_that_are_too_long_to_copy_are_read_in_place_beside_dense_ones():
     rng = np.random.default_rng(0)
     _, E, Y = dense_problem(rows=120, features=5, labels=4)
-    X = sp.random_array((120, 12_000), density=0.9, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array(
+        (120, 12_000), density=0.9, random_state=rng, dtype=np.float32, format="csr"
+    )
     assert np.diff(X.indptr).max() > 8192
     solution, Xt = solved([X, E], Y, tfidf=True)
     for label, w in enumerate(solution.weights.toarray().astype(np.float64)):

@@ -105,7 +105,9 @@ def test_delta_drops_weights_of_sparse_features_only():
 def test_rows_read_in_place_and_groups_of_many_rows_are_solved():
     rng = np.random.default_rng(0)
     _, E, Y = dense_problem(rows=120, features=5, labels=4)
-    X = sp.random_array((120, 12_000), density=0.9, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array(
+        (120, 12_000), density=0.9, random_state=rng, dtype=np.float32, format="csr"
+    )
     assert np.diff(X.indptr).max() > 8192  # too long to be copied
     check(*solve([X, E], Y, tfidf=True), Y, 1.0)
     E = rng.standard_normal((20_000, 12)).astype(np.float32)

@@ -141,7 +141,7 @@ def test_predictions_are_those_of_brute_force(data, model, alone, kind):
 
 def test_labels_are_put_between_sparse_and_dense_features():
     rng = np.random.default_rng(3)
-    X = sp.csr_array(sp.random_array((30, 8), density=0.4, rng=rng, dtype=np.float32))
+    X = sp.csr_array(sp.random_array((30, 8), density=0.4, random_state=rng, dtype=np.float32))
     E = rng.standard_normal((30, 3)).astype(np.float32)
     for bias in (0.0, 1.0):
         rows = Transform(8, dense=3, bias=bias).apply([X, E])

@@ -362,10 +362,12 @@ def test_sums_that_overflow_are_bounded_too():
 def test_more_labels_than_a_shard_holds(precision):
     rng = np.random.default_rng(9)
     n_labels = 140_000
-    W = sp.random_array((n_labels, 40), density=0.03, rng=rng, dtype=np.float32, format="csr")
+    W = sp.random_array(
+        (n_labels, 40), density=0.03, random_state=rng, dtype=np.float32, format="csr"
+    )
     dense = sp.csr_array(rng.standard_normal((n_labels, 3)).astype(np.float32))
     W = sp.hstack([dense, W], format="csr")
-    X = sp.random_array((5, 42), density=0.4, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array((5, 42), density=0.4, random_state=rng, dtype=np.float32, format="csr")
     predictor = predictor_of([(range(n_labels), W)], n_labels, Transform(42), precision)
     assert len(predictor._shards) == 3
     scores = (predictor.transform.apply(X) @ stored(W, precision).T).toarray()

@@ -131,7 +131,7 @@ def test_the_most_probable_labels_are_those_of_brute_force(data, model):
 
 def test_rows_are_widened_as_specified():
     rng = np.random.default_rng(3)
-    X = sp.csr_array(sp.random_array((30, 8), density=0.4, rng=rng, dtype=np.float32))
+    X = sp.csr_array(sp.random_array((30, 8), density=0.4, random_state=rng, dtype=np.float32))
     rows = Transform(8).apply(X)
     labels = np.array([rng.permutation(6)[:4] for _ in range(30)], np.int32)
     labels[rng.random(labels.shape) < 0.2] = -1

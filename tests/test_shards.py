@@ -43,7 +43,7 @@ def test_weights_round_trip_except_for_rounding(precision, size):
     shards = pack_all(W, precision)
     back = gather(shards, 200, 30)
     relative, least = ROUNDING[precision]
-    largest = abs(W[:, :30]).max(axis=1).toarray()[:, None]
+    largest = abs(W[:, :30].toarray()).max(axis=1)[:, None]
     error = abs(back - W).toarray()
     bound = np.maximum(relative * abs(W.toarray()), least * 2 * largest)
     assert (error[:, :30] <= bound[:, :30] * (1 + 1e-6)).all()

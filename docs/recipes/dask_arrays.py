@@ -13,7 +13,9 @@ N_BLOCKS, ROWS, FEATURES, LABELS = 4, 200, 300, 12
 def block_of_rows(number):
     """What a worker reads, or computes, of the rows: here they are generated."""
     rng = np.random.default_rng(int(number[0]))
-    X = sp.random_array((ROWS, FEATURES), density=0.05, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array(
+        (ROWS, FEATURES), density=0.05, random_state=rng, dtype=np.float32, format="csr"
+    )
     return X, sp.csr_array(X[:, :LABELS].toarray() > 0)
 
 

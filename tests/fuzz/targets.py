@@ -50,7 +50,9 @@ class Target:
 
 def problem(rows=40, features=30, labels=12):
     rng = np.random.default_rng(0)
-    X = sp.random_array((rows, features), density=0.2, rng=rng, dtype=np.float32, format="csr")
+    X = sp.random_array(
+        (rows, features), density=0.2, random_state=rng, dtype=np.float32, format="csr"
+    )
     Y = sp.csr_array((rng.random((rows, labels)) < 0.15).astype(np.uint8))
     return X, Y
 
