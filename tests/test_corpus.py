@@ -72,6 +72,14 @@ def kind_of(path):
         return data.kind
 
 
+def test_leaving_a_file_closes_it_although_its_reader_is_suspended(write):
+    with detect(write(b"one text\nanother\n", "texts.txt")) as found:
+        reader = found.open()
+        file = reader.__enter__()
+        assert file.readline() == b"one text\n"
+    assert file.closed
+
+
 def all_rows(path, *args, **options):
     batches = list(read_texts(path, *args, **options))
     sizes = [len(batch.texts) for batch in batches]

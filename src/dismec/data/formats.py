@@ -83,6 +83,7 @@ class DataFile(os.PathLike[str]):
         self._place = Path(path)
         self.path = Path("<stdin>") if self._place == STDIN else self._place
         self._file: io.BufferedReader[Any] | None = None
+        self._in_use: io.BufferedReader[Any] | None = None  # by a reader that may be suspended
         self._copy: int | None = None
         with self._errors():
             file, packed = open_unpacked(self._place)
@@ -105,8 +106,9 @@ class DataFile(os.PathLike[str]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in (self._file, self._in_use):
+            if file is not None:
+                file.close()
 
     @property
     def is_texts(self) -> bool:
@@ -140,6 +142,7 @@ class DataFile(os.PathLike[str]):
                 if self._copy is None and not self._place.is_file():
                     raise DataError(f"{self.path}: can be read only once; write it to a file first")
                 file = open_unpacked(self._place, self._copy)[0]
+            self._in_use = file
             with file:
                 yield file
 
