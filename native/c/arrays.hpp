@@ -2,10 +2,21 @@
 // into memory.
 #pragma once
 
+#ifdef _WIN32
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#undef near
+#undef far
+#undef small
+#else
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 #include <bit>
 #include <cerrno>
@@ -27,6 +38,23 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 /// The bytes of a file, mapped for the lifetime of this object.
 class MappedFile {
  public:
+#ifdef _WIN32
+  explicit MappedFile(const std::string& path) {
+    const HANDLE file = ::CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ, nullptr,
+                                      OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
+    LARGE_INTEGER size{};
+    if (file == INVALID_HANDLE_VALUE || !::GetFileSizeEx(file, &size)) fail(path, file);
+    size_ = static_cast<std::size_t>(size.QuadPart);
+    if (size_ > 0) {
+      const HANDLE map = ::CreateFileMappingA(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
+      if (map == nullptr) fail(path, file);
+      bytes_ = static_cast<const char*>(::MapViewOfFile(map, FILE_MAP_READ, 0, 0, 0));
+      ::CloseHandle(map);  // the view keeps it
+      if (bytes_ == nullptr) fail(path, file);
+    }
+    ::CloseHandle(file);
+  }
+#else
   explicit MappedFile(const std::string& path) {
     const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     struct stat facts{};
@@ -43,21 +71,35 @@ class MappedFile {
     }
     ::close(file);
   }
+#endif
   MappedFile(MappedFile&& other) noexcept
       : bytes_(std::exchange(other.bytes_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile() {
-    if (bytes_ != nullptr) ::munmap(const_cast<char*>(bytes_), size_);
+    if (bytes_ == nullptr) return;
+#ifdef _WIN32
+    ::UnmapViewOfFile(bytes_);
+#else
+    ::munmap(const_cast<char*>(bytes_), size_);
+#endif
   }
 
   std::string_view bytes() const { return {bytes_, size_}; }
 
  private:
+#ifdef _WIN32
+  [[noreturn]] static void fail(const std::string& path, HANDLE file) {
+    const std::string reason = "Windows error " + std::to_string(::GetLastError());
+    if (file != INVALID_HANDLE_VALUE) ::CloseHandle(file);
+    throw std::invalid_argument(path + ": " + reason);
+  }
+#else
   [[noreturn]] static void fail(const std::string& path, int file) {
     const std::string reason = std::strerror(errno);
     if (file >= 0) ::close(file);
     throw std::invalid_argument(path + ": " + reason);
   }
+#endif
 
   const char* bytes_ = nullptr;
   std::size_t size_ = 0;

@@ -10,12 +10,32 @@
 // Memory that is not watched behaves as before: the signal is passed on.
 #pragma once
 
+#ifdef _WIN32
+
+#include <cstddef>
+
+namespace dismec::data {
+
+/// Windows does not truncate files that are mapped, so there is nothing to watch.
+class Watch {
+ public:
+  Watch(const void*, std::size_t) {}
+
+  bool lost() const { return false; }
+  void stop() {}
+};
+
+}  // namespace dismec::data
+
+#else
+
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 
@@ -149,3 +169,5 @@ class Watch {
 };
 
 }  // namespace dismec::data
+
+#endif
