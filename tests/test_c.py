@@ -266,11 +266,8 @@ def test_the_program_in_the_c_howto_runs(built, tmp_path):
     X, Y = random_problem(rows=60, features=20, labels=6, density=0.2)
     model = train(X, Y, tmp_path / "model", names=list("abcdef"))
     (tmp_path / "program.c").write_text(program)
-    compiler = next(
-        line.partition("=")[2]
-        for line in (built / "CMakeCache.txt").read_text().splitlines()
-        if line.startswith("CMAKE_C_COMPILER:")
-    )
+    (found,) = built.glob("CMakeFiles/*/CMakeCCompiler.cmake")  # a toolchain's is not in the cache
+    (compiler,) = re.findall(r'^set\(CMAKE_C_COMPILER "(.+)"\)', found.read_text(), re.MULTILINE)
     include, here = ROOT / "native" / "c", tmp_path / "program"
     source = tmp_path / "program.c"
     run(compiler, "-Wall", "-Werror", "-I", include, source, "-o", here, "-L", built, "-ldismec")
