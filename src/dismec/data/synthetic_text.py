@@ -117,8 +117,8 @@ def _texts(
     capitals = np.array([word.capitalize() for word in words.tolist()], object)
     for chunk, (counts, positives) in enumerate(chunks):
         rng = np.random.default_rng([*seed, chunk])
-        lengths, print_message, starts, breaks = _sentences(counts, rng)
-        pieces = np.where(starts, capitals[print_message], words[print_message])
+        lengths, word_ids, starts, breaks = _sentences(counts, rng)
+        pieces = np.where(starts, capitals[word_ids], words[word_ids])
         pieces += np.array([" ", ", ", ". "], object)[breaks]
         ends, label_ends = np.cumsum(lengths), np.cumsum(positives.lengths)
         row_ends = (ends, lengths, label_ends, positives.lengths)
@@ -137,8 +137,8 @@ def _sentences(
     """
     n_rows = len(counts.lengths)
     rows = np.repeat(np.repeat(np.arange(n_rows), counts.lengths), counts.occurrences)
-    print_message = np.repeat(counts.features, counts.occurrences)
-    print_message = print_message[np.lexsort((rng.random(len(rows)), rows))]
+    word_ids = np.repeat(counts.features, counts.occurrences)
+    word_ids = word_ids[np.lexsort((rng.random(len(rows)), rows))]
     lengths = np.bincount(rows, minlength=n_rows)
     place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     left = lengths[rows] - 1 - place
@@ -147,4 +147,4 @@ def _sentences(
     stop = ((within == sentence - 1) & (left >= 3)) | (left == 0)
     comma = (within == sentence // 2) & (left >= 2) & ~stop & (rng.random(len(rows)) < 0.6)
     starts = np.roll(stop, 1)  # the very last word also ends a sentence
-    return lengths, print_message, starts, np.where(stop, 2, comma.astype(np.int64))
+    return lengths, word_ids, starts, np.where(stop, 2, comma.astype(np.int64))
