@@ -49,7 +49,9 @@ class MappedFile {
       const HANDLE map = ::CreateFileMappingA(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
       if (map == nullptr) fail(path, file);
       bytes_ = static_cast<const char*>(::MapViewOfFile(map, FILE_MAP_READ, 0, 0, 0));
+      const DWORD error = ::GetLastError();
       ::CloseHandle(map);  // the view keeps it
+      ::SetLastError(error);
       if (bytes_ == nullptr) fail(path, file);
     }
     ::CloseHandle(file);
