@@ -97,6 +97,8 @@ def sources(compiler: Compiler, folder: Path) -> list[tuple[Path, list[str]]]:
 def main() -> int:
     """Compile everything, and print the warnings."""
     wanted = sys.argv[1:] or [name for name, found in COMPILERS.items() if found.is_installed]
+    if unknown := [name for name in wanted if name not in COMPILERS]:
+        raise SystemExit(f"{', '.join(unknown)}: choose from {'; '.join(COMPILERS)}")
     warnings, options_of = flags()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = Path(name)
