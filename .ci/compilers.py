@@ -26,6 +26,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = ROOT / "native"
 X86, ARM = ("base", "avx2", "avx512"), ("base", "neon")
+ONE_SET = "_(neon|avx2|avx512|portable|by_element)$"  # headers for one instruction set
 HERE = X86 if platform.machine() in ("x86_64", "AMD64") else ARM
 
 
@@ -81,7 +82,7 @@ def sources(compiler: Compiler, folder: Path) -> list[tuple[Path, list[str]]]:
     headers = [
         path.relative_to(NATIVE).as_posix()
         for path in sorted(NATIVE.rglob("*.hpp"))
-        if path.name != "bindings.hpp" and not path.stem.endswith("_neon")
+        if path.name != "bindings.hpp" and not re.search(ONE_SET, path.stem)
     ]
     every.write_text("".join(f'#include "{path}"\n' for path in headers))
     if not compiler.bindings:

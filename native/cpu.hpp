@@ -58,15 +58,16 @@ inline CpuFeatures cpu_features() {
     return (((word >> bits & 1U) != 0) && ...);
   };
   const CpuAnswer basic = ask_cpu(1), extended = ask_cpu(7);
-  CpuFeatures found;
-  if (!all(basic.c, 27)) return found;  // OSXSAVE
+  CpuFeatures supported;
+  if (!all(basic.c, 27)) return supported;  // OSXSAVE
   const std::uint64_t saved = saved_registers();
   constexpr std::uint64_t kYmm = 0x06, kZmm = 0xe6;
   // FMA, POPCNT, AVX, F16C; BMI1, AVX2, BMI2.
-  found.avx2 = (saved & kYmm) == kYmm && all(basic.c, 12, 23, 28, 29) && all(extended.b, 3, 5, 8);
+  supported.avx2 =
+      (saved & kYmm) == kYmm && all(basic.c, 12, 23, 28, 29) && all(extended.b, 3, 5, 8);
   // AVX512F, DQ, BW, VL.
-  found.avx512 = found.avx2 && (saved & kZmm) == kZmm && all(extended.b, 16, 17, 30, 31);
-  return found;
+  supported.avx512 = supported.avx2 && (saved & kZmm) == kZmm && all(extended.b, 16, 17, 30, 31);
+  return supported;
 }
 
 }  // namespace dismec

@@ -10,8 +10,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$PWD/build/aarch64
 python=${PYTHON:-python3}
-tests="solver l1 engine team many_features predictor shards packing text container dataset
-  golden_bytes c"
 
 missing=()
 for tool in aarch64-linux-gnu-g++ qemu-aarch64 mmdebstrap cmake ninja; do
@@ -88,7 +86,7 @@ for instruction in 'fmla.*\.4s' 'smlal2?.*\.4s' 'fcvtl.*\.4s' 'tbl.*\.16b' 'tbl.
 done
 
 selected=("$@")
-(($#)) || selected=(-m "not slow and not cluster and not data" $(printf 'tests/test_%s.py ' $tests))
+(($#)) || selected=(-m "native and not slow and not unhurried and not cluster and not data")
 echo "== Tests under emulation"
 "$build/python" -c 'from dismec.cpu import kernels; assert kernels.isa == "neon", kernels.isa'
 "$build/python" -m pytest -q -p no:cacheprovider --hypothesis-profile=quick "${selected[@]}"

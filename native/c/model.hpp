@@ -147,8 +147,7 @@ class Model {
   }
 
  private:
-  static constexpr std::int64_t kVersion =
-      3;  // models with dense features or two stages have a higher one
+  static constexpr std::int64_t kVersion = 1;
 
   static Json read_manifest(const std::string& directory) {
     const std::string path = directory + "/manifest.json";
@@ -159,14 +158,13 @@ class Model {
           manifest.at("format").text() != "dismec-model")
         throw std::invalid_argument("not a model of dismec");
       const std::int64_t version = manifest.at("version").integer();
-      if (version < kVersion)
-        throw std::invalid_argument(
-            "an older format; `dismec prune OLD -o NEW` writes the model in the current one");
+      if (version != kVersion)
+        throw std::invalid_argument("model format " + std::to_string(version) +
+                                    ", but this library reads format " + std::to_string(kVersion));
       if (manifest.at("refined").kind != Json::Kind::null)
         throw std::invalid_argument("refined models cannot be used from C");
       if (manifest.at("transform").at("dense").kind != Json::Kind::null)
         throw std::invalid_argument("models with dense features cannot be used from C");
-      if (version > kVersion) throw std::invalid_argument("written by a newer version of dismec");
       if (!manifest.at("complete").is_true() || manifest.at("shards").kind != Json::Kind::list)
         throw std::invalid_argument("training of this model has not finished");
       return manifest;

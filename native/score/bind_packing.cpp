@@ -27,8 +27,8 @@ AnyPacked empty(const std::string& precision, std::int64_t n_rows, std::int64_t 
     throw std::invalid_argument("n_features out of range");
   if (precision == "float32") return Packed<float>(n_rows, n_features, split);
   if (precision == "float16") return Packed<Half>(n_rows, n_features, split);
-  if (precision == "int8") return Packed<Mini>(n_rows, n_features, split);
-  throw std::invalid_argument("precision must be float32, float16 or int8");
+  if (precision == "float8") return Packed<Mini>(n_rows, n_features, split);
+  throw std::invalid_argument("precision must be float32, float16 or float8");
 }
 
 /// A shard under construction. Python passes it in pieces: for each piece it calls `begin`,

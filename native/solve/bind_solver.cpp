@@ -17,7 +17,7 @@
 #include "solve/l1.hpp"
 #include "solve/l2.hpp"
 #include "solve/solver.hpp"
-#include "solve/team.hpp"
+#include "solve/work_sharing.hpp"
 
 namespace dismec::bind {
 
@@ -28,7 +28,7 @@ using solve::L1;
 using solve::L2;
 using solve::SolvedLabel;
 using solve::Solver;
-using solve::Team;
+using solve::WorkSharing;
 
 void check_weights(const solve::Transformed& X) {
   if (X.weights.empty()) return;
@@ -119,7 +119,7 @@ class Problem {
   Csr positives;  // by label
   Csr pairs;      // by label; without any the arrays are empty
   solve::Summary summary;
-  std::optional<solve::Tiers> tiers;
+  std::optional<solve::FeatureTiers> tiers;
 
  private:
   // The arrays are kept alive here; X, positives and pairs look into them.
@@ -147,18 +147,18 @@ void check_costs(std::span<const double> costs, std::int64_t n_labels) {
   }
 }
 
-/// One thread's solver, which other threads of its team may help. `cancel` is one byte that another
+/// One thread's solver, which the threads in `sharing` may help. `cancel` is one byte that another
 /// thread may set; results are then incomplete.
 class Worker {
  public:
   Worker(const Problem& problem, float C, double tolerance, float delta, std::int64_t first,
          float delta_from_first, bool l1, Vector<double> positive_costs,
-         Vector<double> negative_costs, Vector<std::uint8_t> cancel, Team& team)
+         Vector<double> negative_costs, Vector<std::uint8_t> cancel, WorkSharing& sharing)
       : problem_(problem),
         positive_costs_(std::move(positive_costs)),
         negative_costs_(std::move(negative_costs)),
         cancel_(std::move(cancel)),
-        team_(team),
+        sharing_(sharing),
         solver_(l1 ? solver_of<L1>({C, tolerance, {delta, first, delta_from_first}})
                    : solver_of<L2>({C, tolerance, {delta, first, delta_from_first}})) {
     if (cancel_.size() != 1) throw std::invalid_argument("cancel: one byte expected");
@@ -202,9 +202,9 @@ class Worker {
       counts.insert(counts.end(), label.counts.of.begin(), label.counts.of.end());
     }
     return nb::make_tuple(column(&SolvedLabel::label), owned(std::move(ends)),
-                          column(&SolvedLabel::objective), column(&SolvedLabel::gradient),
+                          column(&SolvedLabel::objective), column(&SolvedLabel::stop_ratio),
                           column(&SolvedLabel::passes), column(&SolvedLabel::steps),
-                          column(&SolvedLabel::set_size), column(&SolvedLabel::place),
+                          column(&SolvedLabel::set_size), column(&SolvedLabel::path_index),
                           column(&SolvedLabel::seconds), owned(std::move(counts)));
   }
 
@@ -240,7 +240,7 @@ class Worker {
   AnySolver solver_of(const solve::SolverOptions& options) const {
     const solve::Costs costs{view(positive_costs_), view(negative_costs_)};
     return AnySolver(std::in_place_type<Solver<Penalty>>, problem_.X, problem_.summary,
-                     *problem_.tiers, problem_.positives, problem_.pairs, costs, options, team_);
+                     *problem_.tiers, problem_.positives, problem_.pairs, costs, options, sharing_);
   }
 
   const Problem& problem_;
@@ -248,7 +248,7 @@ class Worker {
   Vector<double> positive_costs_;
   Vector<double> negative_costs_;
   Vector<std::uint8_t> cancel_;
-  Team& team_;
+  WorkSharing& sharing_;
   AnySolver solver_;
   std::vector<SolvedLabel> solved_;
 };
@@ -264,7 +264,7 @@ void release_memory() {
 
 void solver(nb::module_& m) {
   m.def("release_memory", &release_memory);
-  m.attr("features_per_non_zero") = solve::Tiers::kFeaturesPerNonZero;
+  m.attr("features_per_non_zero") = solve::FeatureTiers::kFeaturesPerNonZero;
   nb::class_<Problem>(m, "Problem")
       .def(nb::init<Vector<std::int64_t>, Vector<std::int32_t>, Vector<float>, Vector<float>,
                     std::optional<Vector<float>>, std::int64_t, float, std::optional<Vector<float>>,
@@ -274,18 +274,18 @@ void solver(nb::module_& m) {
            "indptr"_a, "indices"_a, "values"_a, "scale"_a, "idf"_a.none(), "n_features"_a, "bias"_a,
            "weights"_a.none(), "dense"_a.none(), "dense_scale"_a.none(), "label_indptr"_a,
            "label_rows"_a, "pair_indptr"_a, "pair_rows"_a, "pair_weights"_a);
-  nb::class_<Team>(m, "Team")
+  nb::class_<WorkSharing>(m, "WorkSharing")
       .def(nb::init<>())
-      .def_prop_ro("calls", &Team::calls)
-      .def_prop_ro("n_helped", &Team::n_helped)
-      .def_prop_ro("seconds", &Team::seconds)
-      .def("help", &Team::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("call_back", &Team::call_back);
+      .def_prop_ro("calls", &WorkSharing::calls)
+      .def_prop_ro("n_helped", &WorkSharing::n_helped)
+      .def_prop_ro("seconds", &WorkSharing::seconds)
+      .def("help", &WorkSharing::help, "known"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("call_back", &WorkSharing::call_back);
   nb::class_<Worker>(m, "Worker")
       .def(nb::init<const Problem&, float, double, float, std::int64_t, float, bool, Vector<double>,
-                    Vector<double>, Vector<std::uint8_t>, Team&>(),
+                    Vector<double>, Vector<std::uint8_t>, WorkSharing&>(),
            "problem"_a, "C"_a, "tolerance"_a, "delta"_a, "first"_a, "delta_from_first"_a, "l1"_a,
-           "positive_costs"_a, "negative_costs"_a, "cancel"_a, "team"_a, nb::keep_alive<1, 2>(),
+           "positive_costs"_a, "negative_costs"_a, "cancel"_a, "sharing"_a, nb::keep_alive<1, 2>(),
            nb::keep_alive<1, 12>())
       .def("follow", &Worker::follow, "path"_a)
       .def("solve", &Worker::solve, "labels"_a, "drain"_a)

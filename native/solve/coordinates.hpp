@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "solve/group.hpp"
 #include "solve/rows.hpp"
+#include "solve/set_products.hpp"
 #include "solve/sweeps.hpp"
 #include "solve/working_set.hpp"
 
@@ -34,61 +34,61 @@ inline constexpr double kStalled = 1e-3;
 }  // namespace coordinate_limits
 
 /// Buffers that live as long as their thread, so that they are allocated once. Those over rows have
-/// one extra entry per stand-in.
+/// one extra entry per mean row.
 struct CoordinateScratch {
   std::vector<double> slack;  // 1 − s_i·w·x_i
   std::vector<float> gradient, scaled, sums;
-  std::vector<float> factors;          // factor of each row in the gradient
-  std::vector<std::int32_t> active;    // rows whose factor is not 0
-  std::vector<std::int32_t> chosen;    // features
-  std::vector<std::int32_t> place_of;  // position in `chosen`; −1 for the others
-  Columns columns;                     // of the chosen features
+  std::vector<float> factors;           // factor of each row in the gradient
+  std::vector<std::int32_t> active;     // rows whose factor is not 0
+  std::vector<std::int32_t> chosen;     // features
+  std::vector<std::int32_t> column_of;  // index in `chosen`; −1 for the others
+  Columns columns;                      // of the chosen features
   /// An entry on its way to its column.
-  struct Found {
-    std::int32_t place;
+  struct Unsorted {
+    std::int32_t column;
     Entry entry;
   };
-  std::vector<Found> found;
+  std::vector<Unsorted> unsorted;
   std::vector<std::int64_t> next;
   SweepScratch sweeps;
 };
 
 /// Minimizes f_W(w) = ‖w‖₁ + C·Σ_{i in W} max(0, 1 − s_i·w·x_i)² + C·n_out·max(0, 1 + w·mean)²
-/// starting from set.w, where `mean` is the mean of the n_out rows outside. A group of these rows
-/// can be split off: the group and the rest then have one mean each.
+/// starting from the set's w, where `mean` is the mean of the n_out rows outside. A group of these
+/// rows can be split off: the group and the rest then have a mean row each.
 class CoordinateSolver {
  public:
   struct Minimum {
     double objective = 0;
     double gap = 0;           // objective minus a lower bound of the minimum over all rows
     double gap_here = 0;      // objective minus a lower bound of the sub-problem's minimum
-    double outside_loss = 0;  // C·Σ slack² of the stand-ins
+    double outside_loss = 0;  // C·Σ slack² of the mean rows
     int steps = 0;            // sweeps
     bool reached = false;     // the goal was reached
     bool stalled = false;     // rounding leaves nothing to gain
   };
 
-  CoordinateSolver(WorkingSet& set, const Group& group, const Transformed& X,
-                   const Summary& summary, float C, CoordinateScratch& scratch)
+  CoordinateSolver(WorkingSet& set, const Transformed& X, const Summary& summary, float C,
+                   CoordinateScratch& scratch)
       : set_(set),
-        group_sums_(group.sums),
+        w_(set.vectors.w),
+        n_dense_(set.vectors.n_dense),
+        group_sums_(set.group.sums),
         X_(X),
         summary_(summary),
         C_(C),
         factor_(set.factor(X)),
         s_(scratch) {
-    const auto stand_in = [](std::int64_t n) {
+    const auto mean_row = [](std::int64_t n) {
       const double root = std::sqrt(static_cast<double>(n));
-      return StandIn{root, n > 0 ? 1 / root : 0.0};
+      return MeanRow{root, n > 0 ? 1 / root : 0.0};
     };
-    rest_ = stand_in(set.n_outside - group.size);
-    group_ = stand_in(group.size);
-    s_.sums.resize(set.w.size());
-    for (std::size_t f = 0; f + 1 < set.w.size(); ++f) {
-      s_.sums[f] = static_cast<float>(summary.sums[set.feature(f)]) - group.sums[f];
-    }
-    s_.sums.back() = static_cast<float>(summary.sums.back()) - group.sums.back();
-    s_.place_of.assign(set.w.size(), -1);
+    rest_ = mean_row(X.size() - set.size() - set.group.size);
+    group_ = mean_row(set.group.size);
+    set.vectors.find_sums(summary);
+    s_.sums = set.vectors.sums;
+    for (std::size_t f = 0; f < w_.size(); ++f) s_.sums[f] -= group_sums_[f];
+    s_.column_of.assign(w_.size(), -1);
   }
 
   /// Runs until the gap has reached the goal (a share of the objective), or has shrunk so much that
@@ -117,17 +117,16 @@ class CoordinateSolver {
       gather_entries();
       Sweeps(s_.columns, s_.slack, C_, s_.sweeps).descend(limit, result.steps, stop);
       for (std::size_t c = 0; c < s_.chosen.size(); ++c) {
-        set_.w[s_.chosen[c]] = static_cast<float>(s_.columns.w[c]);
-        s_.place_of[s_.chosen[c]] = -1;
+        w_[s_.chosen[c]] = static_cast<float>(s_.columns.w[c]);
+        s_.column_of[s_.chosen[c]] = -1;
       }
     }
     return result;
   }
 
  private:
-  /// A row that stands in for n others: √n times their mean, so that its squared slack counts n
-  /// times.
-  struct StandIn {
+  /// √n times the mean of n rows, so that its squared slack counts n times.
+  struct MeanRow {
     double root;   // √n
     double share;  // 1/√n
   };
@@ -139,16 +138,16 @@ class CoordinateSolver {
 
   void find_slack() {
     s_.slack.resize(n_rows());
-    const double sum = each_score(set_, X_, set_.w, s_.scaled, [&](std::int64_t i, float score) {
-      s_.slack[i] = 1 - set_.signed_root(i) * score;
+    const double sum = each_score(set_, X_, w_, s_.scaled, [&](std::int64_t i, float score) {
+      s_.slack[i] = 1 - set_.rows.signed_root(i) * score;
     });
-    s_.slack[rest()] = rest_.root + rest_.share * (inner(s_.sums, set_.w) - sum);
-    s_.slack[group()] = group_.root + group_.share * inner(group_sums_, set_.w);
+    s_.slack[rest()] = rest_.root + rest_.share * (inner(s_.sums, w_) - sum);
+    s_.slack[group()] = group_.root + group_.share * inner(group_sums_, w_);
   }
 
   /// 2C·X_Iᵀ(X_I w − s_I) over the active rows I.
   void find_gradient() {
-    const std::size_t n = set_.w.size();
+    const std::size_t n = w_.size();
     const std::int64_t m = set_.size();
     const auto twoC = static_cast<float>(2 * C_);
     const auto of_rest = static_cast<float>(twoC * active(rest()) * rest_.share);
@@ -156,11 +155,11 @@ class CoordinateSolver {
     s_.gradient.assign(n, 0.0F);
     s_.factors.assign(m, 0.0F);
     s_.active.clear();
-    float* sparse = s_.gradient.data() + set_.n_dense;
+    float* sparse = s_.gradient.data() + n_dense_;
     double total = 0;
     for (std::int64_t i = 0; i < m; ++i) {
       const auto slack = static_cast<float>(active(i));
-      const float t = -twoC * set_.signed_root(i) * slack - of_rest;
+      const float t = -twoC * set_.rows.signed_root(i) * slack - of_rest;
       if (t == 0) continue;
       add_scaled(t, set_.row(X_, i), sparse);
       total += t;
@@ -168,7 +167,7 @@ class CoordinateSolver {
       s_.active.push_back(static_cast<std::int32_t>(i));
     }
     for (std::size_t j = 0; j < factor_.size(); ++j) sparse[j] *= factor_[j];
-    if (set_.n_dense > 0) {
+    if (n_dense_ > 0) {
       const auto& active = s_.active;
       add_many_dense_rows(
           X_.dense, std::ssize(active), [&](std::int64_t k) { return set_.rows[active[k]]; },
@@ -193,7 +192,7 @@ class CoordinateSolver {
     for (std::int64_t i = 0; i < set_.size(); ++i) slacks += active(i);
     for (std::int64_t i = 0; i < n_rows(); ++i) loss += active(i) * active(i);
     double norm = 0;
-    for (const float w : set_.w) norm += std::abs(w);
+    for (const float w : w_) norm += std::abs(w);
     double largest = 1;
     for (const float g : s_.gradient) largest = std::max(largest, std::abs(double{g}));
     result.objective = norm + C_ * loss;
@@ -203,7 +202,7 @@ class CoordinateSolver {
     result.gap_here = gap(largest);
     // Features that the set does not have: this sub-problem cannot reduce their sums.
     const double outside = std::max(active(rest()) * rest_.share, active(group()) * group_.share);
-    if (outside > 0 && set_.compact) {
+    if (outside > 0 && set_.vectors.compact) {
       largest = std::max(largest, 2 * C_ * outside * largest_sum_elsewhere());
     }
     result.gap = gap(largest);
@@ -214,7 +213,7 @@ class CoordinateSolver {
   /// max_j Σ_i |x_ij| over the features that no row of the set has.
   double largest_sum_elsewhere() const {
     s_.scaled = summary_.magnitudes;
-    for (const auto j : set_.copies.features) s_.scaled[j] = 0;
+    for (const auto j : set_.vectors.features) s_.scaled[j] = 0;
     return s_.scaled.empty() ? 0 : *std::max_element(s_.scaled.begin(), s_.scaled.end());
   }
 
@@ -225,14 +224,14 @@ class CoordinateSolver {
     auto& chosen = s_.chosen;
     chosen.clear();
     double broken = 0;
-    const auto last = static_cast<std::int32_t>(set_.w.size()) - 1;
+    const auto last = static_cast<std::int32_t>(w_.size()) - 1;
     for (std::int32_t f = 0; f < last; ++f) {
-      broken += breach(set_.w[f], s_.gradient[f]);
-      if (set_.w[f] != 0) chosen.push_back(f);
+      broken += breach(w_[f], s_.gradient[f]);
+      if (w_[f] != 0) chosen.push_back(f);
     }
     const std::int64_t n_weights = std::ssize(chosen);
     for (std::int32_t f = 0; f < last; ++f) {
-      if (set_.w[f] == 0 && std::abs(s_.gradient[f]) > 1) chosen.push_back(f);
+      if (w_[f] == 0 && std::abs(s_.gradient[f]) > 1) chosen.push_back(f);
     }
     const std::int64_t most = n_weights + std::max(kGrowth, n_weights);
     if (std::ssize(chosen) > most) {
@@ -246,76 +245,76 @@ class CoordinateSolver {
     }
     std::sort(chosen.begin(), chosen.end());
     if (X_.bias != 0) {
-      broken += breach(set_.w.back(), s_.gradient.back());
+      broken += breach(w_.back(), s_.gradient.back());
       chosen.push_back(last);
     }
     return broken;
   }
 
-  /// Copies the columns of the chosen features, with the stand-ins as their last rows.
+  /// Copies the columns of the chosen features, with the mean rows as their last rows.
   void gather_entries() {
     const auto n = static_cast<std::int32_t>(s_.chosen.size());
     const std::int64_t m = set_.size();
     Columns& columns = s_.columns;
     columns.has_bias = X_.bias != 0;
-    for (std::int32_t c = 0; c < n; ++c) s_.place_of[s_.chosen[c]] = c;
+    for (std::int32_t c = 0; c < n; ++c) s_.column_of[s_.chosen[c]] = c;
     // Dense features come first among the chosen ones. The entries of the others are collected row
     // by row, then sorted by feature; the bias is the last.
     const auto n_dense = static_cast<std::int32_t>(
-        std::lower_bound(s_.chosen.begin(), s_.chosen.end(), set_.n_dense) - s_.chosen.begin());
+        std::lower_bound(s_.chosen.begin(), s_.chosen.end(), n_dense_) - s_.chosen.begin());
     columns.n_dense = n_dense;
-    s_.found.clear();
+    s_.unsorted.clear();
     columns.starts.assign(n + 1, 0);
-    const auto take = [&](std::int32_t place, std::int64_t i, float value) {
-      s_.found.push_back({place, {static_cast<std::int32_t>(i), value}});
-      ++columns.starts[place + 1];
+    const auto take = [&](std::int32_t column, std::int64_t i, float value) {
+      s_.unsorted.push_back({column, {static_cast<std::int32_t>(i), value}});
+      ++columns.starts[column + 1];
     };
-    const std::int32_t* place_of = s_.place_of.data() + set_.n_dense;
+    const std::int32_t* column_of = s_.column_of.data() + n_dense_;
     const auto take_row = [&](std::int64_t i, const Row& x, const auto* index) {
-      const float scale = x.scale * set_.signed_root(i);
+      const float scale = x.scale * set_.rows.signed_root(i);
       for (std::int64_t k = 0; k < x.size; ++k) {
-        const std::int32_t place = place_of[index[k]];
-        if (place < 0) continue;
-        take(place, i, scale * x.value[k] * (factor_.empty() ? 1.0F : factor_[index[k]]));
+        const std::int32_t column = column_of[index[k]];
+        if (column < 0) continue;
+        take(column, i, scale * x.value[k] * (factor_.empty() ? 1.0F : factor_[index[k]]));
       }
     };
     for (std::int64_t i = 0; i < m; ++i) {
       const Row x = set_.row(X_, i);
       x.narrow ? take_row(i, x, x.narrow) : take_row(i, x, x.index);
-      if (columns.has_bias) take(n - 1, i, set_.signed_root(i) * X_.bias);
+      if (columns.has_bias) take(n - 1, i, set_.rows.signed_root(i) * X_.bias);
     }
     for (std::int32_t c = n_dense; c < n; ++c)
-      columns.starts[c + 1] += columns.starts[c] + 2;  // the stand-ins
+      columns.starts[c + 1] += columns.starts[c] + 2;  // the mean rows
     columns.entries.resize(columns.starts[n]);
     s_.next.assign(columns.starts.begin(), columns.starts.end() - 1);
-    for (const auto& found : s_.found) columns.entries[s_.next[found.place]++] = found.entry;
+    for (const auto& [column, entry] : s_.unsorted) columns.entries[s_.next[column]++] = entry;
     columns.w.resize(n);
     columns.squares.resize(n);
     if (n_dense > 0) gather_dense();
     for (std::int32_t c = n_dense; c < n; ++c) {
-      const auto found = std::span<const Entry>(columns.entries)
-                             .subspan(columns.starts[c], s_.next[c] - columns.starts[c]);
-      const auto [of_rest, of_group] = end_column(c, found);
+      const auto of_set = std::span<const Entry>(columns.entries)
+                              .subspan(columns.starts[c], s_.next[c] - columns.starts[c]);
+      const auto [of_rest, of_group] = end_column(c, of_set);
       columns.entries[s_.next[c]] = {static_cast<std::int32_t>(rest()), of_rest};
       columns.entries[s_.next[c] + 1] = {static_cast<std::int32_t>(group()), of_group};
     }
   }
 
   /// Sets the weight and the sum of squares of a chosen feature, given its values in the rows of
-  /// the set, and returns its values in the two stand-ins.
+  /// the set, and returns its values in the two mean rows.
   template <typename Numbers>
   std::array<float, 2> end_column(std::int32_t c, Numbers numbers) {
     double sum = 0;
     double squares = 0;
     each_number(numbers, [&](std::int64_t i, double x) {
-      sum += set_.signed_root(i) * x;
+      sum += set_.rows.signed_root(i) * x;
       squares += x * x;
     });
     const std::int32_t f = s_.chosen[c];
     const double of_rest = rest_.share * (s_.sums[f] - sum);
     const double of_group = group_.share * group_sums_[f];
     s_.columns.squares[c] = squares + of_rest * of_rest + of_group * of_group;
-    s_.columns.w[c] = set_.w[f];
+    s_.columns.w[c] = w_[f];
     return {static_cast<float>(-of_rest), static_cast<float>(-of_group)};
   }
 
@@ -327,7 +326,7 @@ class CoordinateSolver {
     for (std::int64_t i = 0; i < set_.size(); ++i) {
       const std::int64_t r = set_.rows[i];
       const float* x = X_.dense.row(r);
-      const float scale = X_.dense.scale[r] * set_.signed_root(i);
+      const float scale = X_.dense.scale[r] * set_.rows.signed_root(i);
       float* to = columns.dense.data() + i;
       for (std::int32_t c = 0; c < n_dense; ++c) to[c * n_rows()] = scale * x[s_.chosen[c]];
     }
@@ -339,15 +338,17 @@ class CoordinateSolver {
     }
   }
 
-  WorkingSet& set_;
+  const WorkingSet& set_;
+  std::vector<float>& w_;
+  std::int64_t n_dense_;  // entries of vectors
   const std::vector<float>& group_sums_;
   const Transformed& X_;
   const Summary& summary_;
   double C_;
   std::span<const float> factor_;
   CoordinateScratch& s_;
-  StandIn rest_;
-  StandIn group_;
+  MeanRow rest_;
+  MeanRow group_;
 };
 
 }  // namespace dismec::solve

@@ -68,16 +68,16 @@ inline std::int64_t copy_bytes(bool narrow) {
 
 /// Rows copied one after the other, with features renumbered in order of first use.
 struct Copies {
-  std::vector<Row> rows;               // views into chunks
-  std::vector<std::int32_t> features;  // new number → old one
-  std::int64_t bytes = 0;              // of all rows
+  std::vector<Row> rows;   // views into chunks
+  std::int64_t bytes = 0;  // of all rows
 
-  /// Copies `n` rows with `nnz` non-zeros in total and at most `longest` each. Old feature numbers
-  /// are below `n_features`. Values are multiplied by `factor`, one number per feature, unless it
-  /// is empty.
+  /// Copies `n` rows with `nnz` non-zeros in total and at most kLongest each. Old feature numbers
+  /// are below `n_features`; `features` maps new numbers to them. Values are multiplied by
+  /// `factor`, one number per feature, unless it is empty.
   template <typename RowAt>
   void append(std::int64_t n, std::int64_t nnz, std::int64_t n_features,
-              std::span<const float> factor, SetMemory& memory, const RowAt& row_at) {
+              std::span<const float> factor, std::vector<std::int32_t>& features, SetMemory& memory,
+              const RowAt& row_at) {
     auto n_local = static_cast<std::int32_t>(features.size());
     const std::int64_t most = std::min(n_local + nnz, n_features);
     const bool narrow = most <= kNarrow;
@@ -86,7 +86,7 @@ struct Copies {
     features.resize(most + 1);
     std::int32_t* local = memory.local_of.data();
     each_entry(std::span(features).first(n_local), local,
-               [](std::int32_t f, std::int32_t& place) { place = f; });
+               [](std::int32_t f, std::int32_t& to) { to = f; });
     for (std::int64_t i = 0; i < n; ++i) {
       const Row x = row_at(i);
       if (chunks_.empty() || x.size > left_ || narrow != narrow_) {
@@ -96,27 +96,26 @@ struct Copies {
       }
       // All values first, then all indices: both are then read as streams.
       auto* values = reinterpret_cast<float*>(chunks_.back());
-      void* places = values + chunk;
+      void* indices = values + chunk;
       const std::int64_t used = chunk - left_;
       left_ -= x.size;
       Row copy{values + used, nullptr, nullptr, x.size, 1.0F};
       const auto copy_to = [&](auto* index) {
-        x.narrow ? copy_row(x, x.narrow, factor, values + used, index, local, n_local)
-                 : copy_row(x, x.index, factor, values + used, index, local, n_local);
+        copy_row(x, factor, values + used, index, local, features.data(), n_local);
       };
       if (narrow) {
-        auto* index = static_cast<std::uint16_t*>(places) + used;
+        auto* index = static_cast<std::uint16_t*>(indices) + used;
         copy_to(index);
         copy.narrow = index;
       } else {
-        auto* index = static_cast<std::int32_t*>(places) + used;
+        auto* index = static_cast<std::int32_t*>(indices) + used;
         copy_to(index);
         copy.index = index;
       }
       rows.push_back(copy);
     }
     features.resize(n_local);
-    each_entry(features, local, [](std::int32_t, std::int32_t& place) { place = -1; });
+    each_entry(features, local, [](std::int32_t, std::int32_t& to) { to = -1; });
   }
 
   /// Longer rows cannot be copied.
@@ -126,7 +125,6 @@ struct Copies {
   void clear(SetMemory& memory) {
     memory.pool.give_back(chunks_);
     rows.clear();
-    features.clear();
     left_ = 0;
     bytes = 0;
   }
@@ -135,23 +133,24 @@ struct Copies {
   static constexpr std::int64_t kNarrow =
       std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
 
-  /// Copies a row to `value` and `index`; `local` maps old feature numbers to new ones.
-  template <typename From, typename To>
-  void copy_row(const Row& x, const From* old, std::span<const float> factor, float* value,
-                To* index, std::int32_t* local, std::int32_t& n_local) {
+  /// Copies a row to `value` and `index`; `local` maps old feature numbers to new ones, and
+  /// `features` new to old.
+  template <typename To>
+  static void copy_row(const Row& x, std::span<const float> factor, float* value, To* index,
+                       std::int32_t* local, std::int32_t* features, std::int32_t& n_local) {
     // Whether a feature is new is unpredictable, so nothing branches on it.
     for (std::int64_t k = 0; k < x.size; ++k) {
-      const auto j = old[k];
+      const auto j = x.index[k];
       const std::int32_t known = local[j];
-      const std::int32_t place = known < 0 ? n_local : known;
-      local[j] = place;
+      const std::int32_t number = known < 0 ? n_local : known;
+      local[j] = number;
       features[n_local] = j;
       n_local += known < 0;
-      index[k] = static_cast<To>(place);
+      index[k] = static_cast<To>(number);
       value[k] = x.value[k] * x.scale;
     }
     if (!factor.empty()) {
-      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= factor[old[k]];
+      for (std::int64_t k = 0; k < x.size; ++k) value[k] *= factor[x.index[k]];
     }
   }
 

@@ -118,19 +118,19 @@ struct Subspace {
   /// Newton's method; a step that goes uphill is cut back to where the slope vanishes.
   Point minimum() const {
     using namespace search_limits;
-    Point found{};
-    Look look = at(found.a);
+    Point best{};
+    Look look = at(best.a);
     for (int refinement = 0; refinement < kRefinements; ++refinement) {
       const Coefficients step = newton_step(look);
       const double descent = -inner(look.gradient, step);
       if (!(descent > 0)) break;
       const auto reached = [&](double t) {
-        Coefficients a = found.a;
+        Coefficients a = best.a;
         for (int k = 0; k < kDirections; ++k) a[k] += t * step[k];
         return a;
       };
-      if (descent <= kPrecision * found.gain) {  // too little for another evaluation to matter
-        found.a = reached(1);
+      if (descent <= kPrecision * best.gain) {  // too little for another evaluation to matter
+        best.a = reached(1);
         break;
       }
       double t = 1;
@@ -146,10 +146,10 @@ struct Subspace {
         t -= slope / inner(bent, step);
         if (!(t > low && t < high)) t = 0.5 * (low + high);
       }
-      found.a = reached(t);
-      found.gain += 0.5 * std::min(t, 1.0) * descent;
+      best.a = reached(t);
+      best.gain += 0.5 * std::min(t, 1.0) * descent;
     }
-    return found;
+    return best;
   }
 };
 

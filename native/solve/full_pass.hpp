@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "huge_array.hpp"
+#include "solve/feature_tiers.hpp"
 #include "solve/row_scores.hpp"
 #include "solve/rows.hpp"
-#include "solve/team.hpp"
 #include "solve/tier_scores.hpp"
-#include "solve/tiers.hpp"
 #include "solve/violators.hpp"
+#include "solve/work_sharing.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -26,9 +26,10 @@ namespace dismec::solve {
 /// are reported too, and `rescore` computes exact scores.
 class FullPass {
  public:
-  FullPass(const Transformed& X, const Summary& summary, const Tiers& tiers, Team& team)
+  FullPass(const Transformed& X, const Summary& summary, const FeatureTiers& tiers,
+           WorkSharing& sharing)
       : X_(X),
-        team_(team),
+        sharing_(sharing),
         scores_(scores_of(X, summary, tiers)),
         lists_(X.size()),
         exact_(X.n_features()) {}
@@ -37,7 +38,7 @@ class FullPass {
   void join(int slot, std::span<const std::int32_t> rows) {
     std::visit(
         [&](const auto& scores) {
-          for (const auto r : rows) lists_.join(slot, scores.place(r));
+          for (const auto r : rows) lists_.join(slot, scores.position(r));
         },
         scores_);
   }
@@ -45,24 +46,24 @@ class FullPass {
   void leave(int slot, std::span<const std::int32_t> rows) {
     std::visit(
         [&](const auto& scores) {
-          for (const auto r : rows) lists_.leave(slot, scores.place(r));
+          for (const auto r : rows) lists_.leave(slot, scores.position(r));
         },
         scores_);
   }
 
   /// Sets the weights that the next pass scores rows with. It reports at least the worst `most`
   /// violators, and all of them unless `more` is set.
-  void set_weights(int slot, WorkingSet& set, std::int64_t most) {
+  void set_weights(int slot, SetVectors& vectors, std::int64_t most) {
     const double error =
-        std::visit([&](auto& scores) { return scores.set_weights(slot, set); }, scores_);
-    biases_[slot] = X_.bias * set.w.back();
+        std::visit([&](auto& scores) { return scores.set_weights(slot, vectors); }, scores_);
+    biases_[slot] = X_.bias * vectors.w.back();
     lists_.begin(slot, -1.0F - static_cast<float>(error), most);
   }
 
-  /// Makes a slot idle.
-  void close(int slot, const WorkingSet& set) {
+  /// Makes a slot idle, whose set has these rows.
+  void close(int slot, std::span<const std::int32_t> rows) {
     std::visit([&](auto& scores) { scores.close(slot); }, scores_);
-    leave(slot, set.rows);
+    leave(slot, rows);
     lists_.close(slot);
   }
 
@@ -76,19 +77,19 @@ class FullPass {
   bool more(int slot) const { return lists_.more(slot); }
 
   /// Replaces the scores of a slot's violators by exact ones, and keeps those above −1.
-  void rescore(int slot, const WorkingSet& set) {
+  void rescore(int slot, const SetVectors& vectors) {
     constexpr std::int64_t kAhead = 8;
     constexpr std::int64_t kNext = 2;
     constexpr std::int64_t kRescored = 4096;  // rows per piece of work
     std::vector<Violator>& list = violators(slot);
     if (list.empty()) return;
-    each_feature(set, exact_.data(), [&](std::int64_t f, float& weight) {
-      const bool as_it_is = X_.idf.empty() || f < set.n_dense;
-      weight = set.w[f] * (as_it_is ? 1.0F : X_.idf[set.feature(f)]);
+    vectors.each_feature(exact_.data(), [&](std::int64_t f, float& weight) {
+      const bool as_it_is = X_.idf.empty() || f < vectors.n_dense;
+      weight = vectors.w[f] * (as_it_is ? 1.0F : X_.idf[vectors.feature(f)]);
     });
     const std::int64_t n = std::ssize(list);
     const Pieces pieces(n, (n + kRescored - 1) / kRescored);
-    team_.each(pieces.n(), [&](std::int64_t piece) {
+    sharing_.each(pieces.n(), [&](std::int64_t piece) {
       for (std::int64_t v = pieces.begin(piece); v < pieces.end(piece); ++v) {
         if (v + kAhead < n) prefetch(row_of(X_, list[v + kAhead].row));
         if (v + kNext < n) {
@@ -104,12 +105,11 @@ class FullPass {
       }
     });
     std::erase_if(list, [](const Violator& v) { return v.score <= -1.0F; });
-    each_feature(set, exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
+    vectors.each_feature(exact_.data(), [](std::int64_t, float& weight) { weight = 0; });
   }
 
   /// Reports, without a pass, the `most` rows that score highest by rare features.
-  void find_near(int slot, WorkingSet& set, std::int64_t most) {
-    set_weights(slot, set, most);
+  void find_near(int slot, std::int64_t most) {
     std::get<TierScores>(scores_).find_near(slot, most, lists_, violators(slot));
   }
   /// Whether `find_near` is possible.
@@ -131,45 +131,45 @@ class FullPass {
   /// merged: which thread scored which does not matter.
   template <typename AnyScores, typename Stop>
   void run(AnyScores& scores, const Stop& stop) {
-    const std::int64_t n_helpers = X_.size() < kShared ? 0 : team_.n_helpers();
+    const std::int64_t n_helpers = X_.size() < kShared ? 0 : sharing_.n_helpers();
     if (n_helpers == 0) {
-      scores.run(0, X_.size(), scores.own_desk(), biases_, lists_, stop);
+      scores.run(0, X_.size(), scores.own_scratch(), biases_, lists_, stop);
       return;
     }
-    struct Place {
-      typename AnyScores::Desk desk;
+    struct OfThread {
+      typename AnyScores::PassScratch scratch;
       ViolatorLists lists;
     };
     constexpr std::int64_t kTogether = AnyScores::kRowsTogether;
     const Pieces stretches((X_.size() + kTogether - 1) / kTogether, 2 * (n_helpers + 1));
     std::mutex mutex;
-    std::vector<std::unique_ptr<Place>> free;
-    team_.each(stretches.n(), [&](std::int64_t i) {
-      std::unique_ptr<Place> place;
+    std::vector<std::unique_ptr<OfThread>> free;
+    sharing_.each(stretches.n(), [&](std::int64_t i) {
+      std::unique_ptr<OfThread> own;
       {
         const std::lock_guard lock(mutex);
         if (!free.empty()) {
-          place = std::move(free.back());
+          own = std::move(free.back());
           free.pop_back();
         }
       }
-      if (!place) place.reset(new Place{scores.desk(), lists_.begin_more()});
+      if (!own) own.reset(new OfThread{scores.scratch(), lists_.begin_more()});
       scores.run(stretches.begin(i) * kTogether, std::min(stretches.end(i) * kTogether, X_.size()),
-                 place->desk, biases_, place->lists, stop);
+                 own->scratch, biases_, own->lists, stop);
       const std::lock_guard lock(mutex);
-      free.push_back(std::move(place));
+      free.push_back(std::move(own));
     });
-    for (const auto& place : free) lists_.take_in(place->lists);
-    lists_.sort([&](std::int32_t row) { return scores.place(row); });
+    for (const auto& of_thread : free) lists_.take_in(of_thread->lists);
+    lists_.sort([&](std::int32_t row) { return scores.position(row); });
   }
 
-  static Scores scores_of(const Transformed& X, const Summary& summary, const Tiers& tiers) {
+  static Scores scores_of(const Transformed& X, const Summary& summary, const FeatureTiers& tiers) {
     if (tiers.empty()) return Scores(std::in_place_type<RowScores>, X, summary);
     return Scores(std::in_place_type<TierScores>, tiers, summary);
   }
 
   const Transformed& X_;
-  Team& team_;
+  WorkSharing& sharing_;
   Scores scores_;
   ViolatorLists lists_;
   PerSlot biases_ = {};

@@ -24,23 +24,24 @@ class RowScores {
   RowScores(const Transformed& X, const Summary& summary)
       : X_(X), summary_(summary), weights_(X.n_sparse() * kSlots), panel_(X.dense.width * kSlots) {}
 
-  std::int64_t place(std::int64_t row) const { return row; }
+  std::int64_t position(std::int64_t row) const { return row; }
 
   /// Sets the weights that rows are scored with, except the bias; returns a bound on the error of a
   /// score.
-  double set_weights(int slot, const WorkingSet& set) {
+  double set_weights(int slot, const SetVectors& vectors) {
     clear(slot);
     double squared = 0;
     double lost = 0;
     double dense_squared = 0;
-    for (std::int64_t f = 0; f < set.n_dense; ++f) {
-      panel_[f * kSlots + slot] = set.w[f];
-      dense_squared += static_cast<double>(set.w[f]) * set.w[f];
+    for (std::int64_t f = 0; f < vectors.n_dense; ++f) {
+      const float w = vectors.w[f];
+      panel_[f * kSlots + slot] = w;
+      dense_squared += static_cast<double>(w) * w;
     }
-    for (std::size_t f = set.n_dense; f + 1 < set.w.size(); ++f) {
-      const float w = set.w[f];
+    for (std::int64_t f = vectors.n_dense; f < vectors.n_features(); ++f) {
+      const float w = vectors.w[f];
       if (w == 0) continue;
-      const auto j = static_cast<std::int32_t>(set.feature(f));
+      const auto j = static_cast<std::int32_t>(vectors.feature(f));
       const float idf = X_.idf.empty() ? 1.0F : X_.idf[j];
       const std::uint16_t rounded = narrow(w * idf);
       at(slot, j) = rounded;
@@ -51,7 +52,7 @@ class RowScores {
     }
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds the scores, and likewise the effect of rounding the weights.
     const double of_sparse = std::sqrt(lost) + kSumError * std::sqrt(squared);
-    const double sum_error = static_cast<double>(set.n_dense + kLast) * kRounding;
+    const double sum_error = static_cast<double>(vectors.n_dense + kLast) * kRounding;
     return summary_.longest_features * (of_sparse + sum_error * std::sqrt(dense_squared));
   }
 
@@ -70,14 +71,14 @@ class RowScores {
     for (std::int64_t k = 0; k < X_.dense.width; ++k) panel_[k * kSlots + slot] = 0;
   }
 
-  struct Desk {};  // threads need no state of their own
+  struct PassScratch {};  // threads need no state of their own
   static constexpr std::int64_t kRowsTogether = 4096;
-  static Desk desk() { return {}; }
-  Desk& own_desk() { return own_desk_; }
+  static PassScratch scratch() { return {}; }
+  PassScratch& own_scratch() { return own_scratch_; }
 
   /// Lists the violators among some rows.
   template <typename Stop>
-  void run(std::int64_t first_row, std::int64_t last_row, Desk&, const PerSlot& biases,
+  void run(std::int64_t first_row, std::int64_t last_row, PassScratch&, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) const {
     const std::array<Lanes, 2> bases = {load(biases.data()), load(biases.data() + kLanes)};
     if (X_.dense.width == 0) {
@@ -112,7 +113,7 @@ class RowScores {
   static constexpr double kRounding = 1.0 / (1 << 24);
   static constexpr std::int64_t kLast = 8;
 
-  /// The given scores plus the contribution of a row's sparse features.
+  /// The scores so far plus the contribution of a row's sparse features.
   [[gnu::always_inline]] std::array<Lanes, 2> with_sparse(
       std::int64_t i, const std::array<Lanes, 2>& so_far) const {
     // Far enough ahead for a feature's weights to arrive from memory.
@@ -146,7 +147,8 @@ class RowScores {
             fused(scale, add(first.odd, second.odd), so_far[1])};
   }
 
-  /// `widen` separates even places from odd ones: the first half of the slots uses the even ones.
+  /// `widen` separates even positions from odd ones: the first half of the slots uses the even
+  /// ones.
   std::uint16_t& at(int slot, std::int64_t feature) {
     return weights_[feature * kSlots + slot % kLanes * 2 + slot / kLanes];
   }
@@ -156,7 +158,7 @@ class RowScores {
   HugeArray<std::uint16_t> weights_;  // n_sparse × kSlots
   HugeArray<float> panel_;            // dense features × kSlots
   std::array<std::vector<std::int32_t>, kSlots> used_;
-  Desk own_desk_;
+  PassScratch own_scratch_;
 };
 
 }  // namespace dismec::solve

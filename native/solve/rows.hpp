@@ -94,7 +94,7 @@ struct SumAndSquares {
 /// Sums over the positive numbers; uses single precision only within short stretches.
 inline SumAndSquares sums_of_positive(const float* x, std::int64_t n) {
   constexpr std::int64_t kStretch = 64 * kLanes;
-  SumAndSquares found;
+  SumAndSquares total;
   const std::int64_t whole = n / kLanes * kLanes;
   for (std::int64_t begin = 0; begin < whole; begin += kStretch) {
     Lanes sums = broadcast(0);
@@ -106,15 +106,15 @@ inline SumAndSquares sums_of_positive(const float* x, std::int64_t n) {
       sums = add(sums, positive);
       squares = fused(positive, positive, squares);
     }
-    found.sum += sum(sums);
-    found.squares += sum(squares);
+    total.sum += sum(sums);
+    total.squares += sum(squares);
   }
   for (std::int64_t k = whole; k < n; ++k) {
     const double positive = std::max(0.0F, x[k]);
-    found.sum += positive;
-    found.squares += positive * positive;
+    total.sum += positive;
+    total.squares += positive * positive;
   }
-  return found;
+  return total;
 }
 
 /// Which pairs of some vectors are multiplied.

@@ -25,20 +25,20 @@ struct WeightCounts {
     const auto bits = std::bit_cast<std::uint32_t>(std::abs(weight));
     const bool upper = (bits & 0x7FFFFFU) >= 0x3504F3U;  // the mantissa of √2
     const int half_octaves = 2 * (static_cast<int>(bits >> 23U) - (127 - 20)) + upper;
-    const int place = std::clamp(half_octaves + 1, 0, kSide);
+    const int bin = std::clamp(half_octaves + 1, 0, kSide);
     const int negative = -static_cast<int>(weight < 0);  // all ones, or 0
-    ++of[kSide + ((place ^ negative) - negative)];
+    ++of[kSide + ((bin ^ negative) - negative)];
   }
 };
 
 struct SolvedLabel {
   std::int64_t label = -1;
-  std::int32_t place = 0;                   // of its C on the path
+  std::int32_t path_index = 0;              // of its C on the path
   std::vector<std::int32_t> features = {};  // ascending; n_features is the bias
   std::vector<float> weights = {};
   double objective = 0;  // before pruning
   // Upper bound of ‖∇f(w)‖ (L1: of the gap) divided by what the goal allows: solved if at most 1.
-  double gradient = 0;
+  double stop_ratio = 0;
   std::int32_t passes = 0;
   std::int32_t steps = 0;
   std::int64_t set_size = 0;
@@ -74,20 +74,19 @@ struct Pruning {
   float delta_from_first = 0.01F;
 };
 
-/// Collects the weights of a set that survive pruning; `sorted` is scratch memory.
-inline void collect(const WorkingSet& set, std::int64_t n_features, const Pruning& pruning,
+/// Collects the weights that survive pruning; `sorted` is scratch memory.
+inline void collect(const SetVectors& vectors, std::int64_t n_features, const Pruning& pruning,
                     SortedWeights& sorted, SolvedLabel& out) {
-  out.set_size = set.size();
-  sorted.all.resize(set.w.size());
+  sorted.all.resize(vectors.size());
   std::size_t n = 0;
-  for (std::size_t f = 0; f < set.w.size(); ++f) {
-    const float w = set.w[f];
+  for (std::int64_t f = 0; f < vectors.size(); ++f) {
+    const float w = vectors.w[f];
     if (w == 0) continue;
     out.counts.add(w);
-    const std::int64_t feature = f + 1 == set.w.size() ? n_features : set.feature(f);
+    const std::int64_t feature = f == vectors.n_features() ? n_features : vectors.feature(f);
     sorted.all[n] = {static_cast<std::int32_t>(feature), w};
     const bool later = feature >= pruning.first && feature < n_features;
-    const bool is_dense = f < static_cast<std::size_t>(set.n_dense);
+    const bool is_dense = f < vectors.n_dense;
     n += is_dense || std::abs(w) >= (later ? pruning.delta_from_first : pruning.delta);
   }
   sorted.all.resize(n);

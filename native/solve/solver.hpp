@@ -18,10 +18,11 @@
 
 #include "csr.hpp"
 #include "solve/full_pass.hpp"
+#include "solve/growth.hpp"
 #include "solve/penalty.hpp"
 #include "solve/rows.hpp"
 #include "solve/solved_label.hpp"
-#include "solve/team.hpp"
+#include "solve/work_sharing.hpp"
 #include "solve/working_set.hpp"
 
 namespace dismec::solve {
@@ -52,16 +53,19 @@ template <Penalty P>
 class Solver {
  public:
   /// Row l of `positives` holds the rows of X that have label l, and row l of `pairs` those with a
-  /// pair weight for it; `pairs` may be empty. All solvers of a run share one team.
-  Solver(const Transformed& X, const Summary& summary, const Tiers& tiers, const Csr& positives,
-         const Csr& pairs, const Costs& costs, const SolverOptions& options, Team& team)
+  /// pair weight for it; `pairs` may be empty. All solvers of a run share their work through one
+  /// `sharing`.
+  Solver(const Transformed& X, const Summary& summary, const FeatureTiers& tiers,
+         const Csr& positives, const Csr& pairs, const Costs& costs, const SolverOptions& options,
+         WorkSharing& sharing)
       : X_(X),
         positives_(positives),
         pairs_(pairs),
         costs_(costs),
         options_(options),
-        penalty_(X, summary, options.tolerance, team),
-        pass_(X, summary, tiers, team),
+        penalty_(X, summary, options.tolerance, sharing),
+        growth_(X, P::kHasGroups),
+        pass_(X, summary, tiers, sharing),
         memory_(X.n_sparse()),
         most_bytes_(std::max(solver_limits::kBytes,
                              solver_limits::kBytesPerRowOrFeature * (X.size() + X.n_features()))) {}
@@ -96,9 +100,10 @@ class Solver {
         task.out.seconds += share;
         // Round, 3: a label whose bound over all rows is small enough is done.
         if (judge(slot, task)) {
-          collect(task.set, X_.n_features(), options_.pruning, sorted_, task.out);
+          task.out.set_size = task.set.size();
+          collect(task.set.vectors, X_.n_features(), options_.pruning, sorted_, task.out);
           solved.push_back(std::move(task.out));
-          if (!advance(slot, task, solved.back().place + 1)) close(slot, task);
+          if (!advance(slot, task, solved.back().path_index + 1)) close(slot, task);
           return;
         }
         // Round, 4: the others take in the worst of the rows inside their margin.
@@ -114,6 +119,7 @@ class Solver {
     float C = 0;
     WorkingSet set;
     typename P::State state;
+    Growth::State growth;
     std::int64_t bytes = 0;     // counted for the set so far
     std::int64_t expected = 0;  // when solved
     SolvedLabel out;
@@ -154,77 +160,74 @@ class Solver {
     task.expected = expected_bytes(label);
     count_bytes(task, task.expected);
     task.out = SolvedLabel{.label = label};
-    begin(task.set, X_, positives, listed(label), costs_.of(label), memory_);
-    penalty_.begin(task.state, task.set, task.C, !path_.empty());
-    pass_.join(slot, task.set.rows);
-    if (pass_.finds_near() && penalty_.begins_near(task.set)) {
+    task.set.begin(X_, positives, listed(label), costs_.of(label), memory_);
+    task.state = penalty_.begin(task.set, !path_.empty());
+    task.growth = growth_.begin(task.set, memory_);
+    pass_.join(slot, task.set.rows.all());
+    if (pass_.finds_near() && growth_.begins_near(task.set)) {
       task.out.seconds += timed([&] { begin_near(slot, task); });
     }
   }
 
   /// Rows near the positives are mostly the ones that a first pass would find.
   void begin_near(int slot, Task& task) {
-    task.out.steps += penalty_.minimize(task.state, task.set, task.C, [] { return false; });
-    pass_.find_near(slot, task.set, penalty_.wanted(task.state, task.set));
+    const std::int64_t wanted = minimize(slot, task, [] { return false; });
+    pass_.find_near(slot, wanted);
     grow(slot, task);
   }
 
+  /// Minimizes f_W and sets the weights of the next pass; returns how many violators it should
+  /// list.
   template <typename Stop>
-  void minimize(int slot, Task& task, const Stop& stop) {
-    task.out.steps += penalty_.minimize(task.state, task.set, task.C, stop);
-    pass_.set_weights(slot, task.set, penalty_.wanted(task.state, task.set));
+  std::int64_t minimize(int slot, Task& task, const Stop& stop) {
+    const Minimized minimized = penalty_.minimize(task.state, task.set, task.C, stop);
+    task.out.steps += minimized.steps;
+    const std::int64_t wanted = growth_.sift(task.growth, task.set, minimized);
+    pass_.set_weights(slot, task.set.vectors, wanted);
+    return wanted;
   }
 
   /// Whether the label is solved or given up.
   bool judge(int slot, Task& task) {
     const Verdict verdict = penalty_.judge(task.state, task.set, task.C, pass_, slot);
     task.out.objective = verdict.objective;
-    task.out.gradient = verdict.gradient;
+    task.out.stop_ratio = verdict.stop_ratio;
     ++task.out.passes;
     return verdict.done || task.out.passes >= solver_limits::kPasses ||
            task.out.steps >= P::kMostSteps;
   }
 
   void grow(int slot, Task& task) {
-    rows_before_ = task.set.rows;
-    penalty_.grow(task.state, task.set, pass_, slot, memory_);
-    // Usually rows have only been added.
-    const std::span rows(task.set.rows);
-    const std::size_t n = rows_before_.size();
-    if (rows.size() >= n && std::equal(rows_before_.begin(), rows_before_.end(), rows.begin())) {
-      pass_.join(slot, rows.subspan(n));
-    } else {
-      pass_.leave(slot, rows_before_);
-      pass_.join(slot, rows);
-    }
+    growth_.grow(task.growth, task.set, pass_, slot, memory_);
     count_bytes(task, std::max(task.expected, all_bytes(slot, task)));
   }
 
-  /// Continues the label at the next C of the path, given by its place, if there is one.
-  bool advance(int slot, Task& task, std::int32_t place) {
-    if (place >= std::ssize(path_)) return false;
+  /// Continues the label at this C of the path, if there is one.
+  bool advance(int slot, Task& task, std::int32_t path_index) {
+    if (path_index >= std::ssize(path_)) return false;
     grow(slot, task);
-    const auto distance = [&](float C) { return std::abs(std::log(path_[place] / C)); };
-    if (place == 1) {
-      task.first = weights_of(task.set);
-      task.first_bias = task.set.w.back();
+    SetVectors& vectors = task.set.vectors;
+    const auto distance = [&](float C) { return std::abs(std::log(path_[path_index] / C)); };
+    if (path_index == 1) {
+      task.first = vectors.weights();
+      task.first_bias = vectors.w.back();
     } else if (distance(path_[0]) < distance(task.C)) {
-      assign_weights(task.set, task.first, memory_);
-      task.set.w.back() = task.first_bias;
+      vectors.assign(task.first, memory_);
+      vectors.w.back() = task.first_bias;
     }
-    penalty_.follow(task.state, path_[place] / task.C);
-    task.C = path_[place];
-    task.out = SolvedLabel{.label = task.label, .place = place};
+    task.C = path_[path_index];
+    task.out = SolvedLabel{.label = task.label, .path_index = path_index};
     return true;
   }
 
   /// Makes the slot idle.
   void close(int slot, Task& task) {
-    WorkingSet& set = task.set;
     const auto plain = static_cast<double>(plain_bytes(task.label));
-    if (set.compact) usual_ += 0.1 * (static_cast<double>(all_bytes(slot, task)) / plain - usual_);
-    pass_.close(slot, set);
-    end(set, memory_);
+    if (task.set.vectors.compact) {
+      usual_ += 0.1 * (static_cast<double>(all_bytes(slot, task)) / plain - usual_);
+    }
+    pass_.close(slot, task.set.rows.all());
+    task.set.end(memory_);
     task.state = {};
     task.label = -1;
     task.first = {};
@@ -245,14 +248,14 @@ class Solver {
   /// labels: the negatives that are added may be fewer or longer than assumed.
   std::int64_t expected_bytes(std::int64_t label) const {
     const double bytes = usual_ * static_cast<double>(plain_bytes(label));
-    return std::min(static_cast<std::int64_t>(bytes), 2 * kCompactBytes);
+    return std::min(static_cast<std::int64_t>(bytes), 2 * WorkingSet::kCompactBytes);
   }
   /// The uncorrected estimate: about six rows per positive if there are many, far more if few.
   std::int64_t plain_bytes(std::int64_t label) const {
     const std::int64_t nnz = std::ssize(X_.x.indices) / std::max<std::int64_t>(X_.size(), 1) + 1;
     const auto n = static_cast<double>(positives_.nnz(label));
     const auto rows = static_cast<std::int64_t>(6 * n + 200 * std::sqrt(n));
-    return (rows + kGrowth + std::ssize(listed(label).rows)) * nnz * copy_bytes(true);
+    return (rows + growth_limits::kAdded + std::ssize(listed(label).rows)) * nnz * copy_bytes(true);
   }
 
   /// The rows with a pair weight for a label.
@@ -275,6 +278,7 @@ class Solver {
   SolverOptions options_;
   std::vector<float> path_;
   P penalty_;
+  Growth growth_;
   FullPass pass_;
   SetMemory memory_;
   std::array<Task, kSlots> tasks_;
@@ -283,7 +287,6 @@ class Solver {
   std::int64_t bytes_ = 0;  // of all their sets
   double usual_ = 1.5;      // size of a set relative to plain_bytes
   SortedWeights sorted_;
-  std::vector<std::int32_t> rows_before_;  // scratch
 };
 
 }  // namespace dismec::solve

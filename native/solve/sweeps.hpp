@@ -24,7 +24,7 @@ inline constexpr double kDecrease = 0.01;
 inline constexpr int kHalvings = 30;
 }  // namespace sweep_limits
 
-/// A non-zero of a chosen feature: the row's place in the set, and s_i·x_ij.
+/// A non-zero of a chosen feature: the row's index in the set, and s_i·x_ij.
 struct Entry {
   std::int32_t row;
   float value;

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "huge_array.hpp"
-#include "solve/integer_sums.hpp"
-#include "solve/tiers.hpp"
+#include "solve/feature_tiers.hpp"
+#include "solve/lanes.hpp"
 #include "solve/violators.hpp"
 
 namespace dismec::solve {
 
 /// The rows that have a feature, and a slot's weight for it, in steps.
 struct RareList {
-  std::span<const Tiers::RareEntry> rows;
+  std::span<const FeatureTiers::RareEntry> rows;
   float weight;
 };
 
@@ -46,9 +46,9 @@ struct TierWeights {
 class TierPass {
  public:
   // Rows whose scores are summed together.
-  static constexpr std::int64_t kPart = Tiers::kTogether;
+  static constexpr std::int64_t kPart = FeatureTiers::kTogether;
 
-  TierPass(const Tiers& tiers, const TierWeights& weights)
+  TierPass(const FeatureTiers& tiers, const TierWeights& weights)
       : tiers_(tiers), weights_(weights), sums_(kPart * kSlots) {}
 
   /// Bytes kept for a slot.
@@ -60,8 +60,8 @@ class TierPass {
     empty(sorted_[slot].crowded);
   }
 
-  /// Lists the violators among the rows at places `first` to `last`, both multiples of kPart or the
-  /// end. All lists together have at most about `n_rare` entries for these rows.
+  /// Lists the violators among the rows at positions `first` to `last`, both multiples of kPart or
+  /// the end. All lists together have at most about `n_rare` entries for these rows.
   template <typename Stop>
   void run(std::int64_t first, std::int64_t last, std::int64_t n_rare, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) {
@@ -145,12 +145,12 @@ class TierPass {
     for (const RareList& list : lists) {
       const auto& rows = list.rows;
       // Most passes have a single stretch and need no search.
-      const auto place_below = [&](std::int64_t bound) {
+      const auto position_below = [&](std::int64_t bound) {
         return std::partition_point(rows.begin(), rows.end(),
-                                    [&](const auto& e) { return e.place < bound; });
+                                    [&](const auto& e) { return e.position < bound; });
       };
-      const auto first = begin == 0 ? rows.begin() : place_below(begin);
-      const auto last = end == tiers_.n_rows() ? rows.end() : place_below(end);
+      const auto first = begin == 0 ? rows.begin() : position_below(begin);
+      const auto last = end == tiers_.n_rows() ? rows.end() : position_below(end);
       inside_.push_back({{first, last}, list.weight});
       n += last - first;
     }
@@ -161,7 +161,7 @@ class TierPass {
       if (f + kAhead < inside_.size()) __builtin_prefetch(inside_[f + kAhead].rows.data());
       const auto& [rows, weight] = inside_[f];
       for (const auto& entry : rows) {
-        const auto row = static_cast<std::int32_t>(entry.place - begin);
+        const auto row = static_cast<std::int32_t>(entry.position - begin);
         const auto sum = static_cast<std::int32_t>(weight * static_cast<float>(entry.value));
         const std::int32_t number = ((sum + kRowBits + 1) & ~kRowBits) | (row & kRowBits);
         auto& part = sorted.parts[row / kPart];
@@ -198,13 +198,13 @@ class TierPass {
         std::find(weights_.heavy.begin(), weights_.heavy.end(), true) != weights_.heavy.end();
     const std::int16_t* lines = weights_.lines.data();
     const auto line = [&](std::uint16_t code) { return lines + code * std::int64_t{kSlots}; };
-    for (const Tiers::Group& group : tiers_.groups()) {
+    for (const FeatureTiers::Group& group : tiers_.groups()) {
       const std::int64_t last = std::min(end, group.end);
-      std::int64_t place = std::max(begin, group.begin);
-      if (place >= last) continue;
-      const Tiers::CodedPair* pair = tiers_.frequent(group, place);
-      for (; place < last; ++place) {
-        std::int32_t* sums = sums_.data() + (place - begin) * kSlots;
+      std::int64_t position = std::max(begin, group.begin);
+      if (position >= last) continue;
+      const FeatureTiers::CodedPair* pair = tiers_.frequent(group, position);
+      for (; position < last; ++position) {
+        std::int32_t* sums = sums_.data() + (position - begin) * kSlots;
         IntegerSums integers(sums);
         std::fill_n(sums, kSlots, 0);
         for (std::int64_t k = 0; k < group.n_pairs; ++k, ++pair) {
@@ -212,12 +212,12 @@ class TierPass {
           integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
         }
         if (any_heavy) {
-          for (const auto& [codes, values] : tiers_.middle(place)) {
+          for (const auto& [codes, values] : tiers_.middle(position)) {
             integers.add(line(codes[0]), line(codes[1]), std::bit_cast<std::int32_t>(values));
           }
         }
-        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(place);
-        if (hits != 0) report(hits, tiers_.row(place), integers, biases, violators);
+        const std::uint32_t hits = integers.above(bounds_.data()) & ~violators.joined(position);
+        if (hits != 0) report(hits, tiers_.row(position), integers, biases, violators);
       }
     }
   }
@@ -234,7 +234,7 @@ class TierPass {
     }
   }
 
-  const Tiers& tiers_;
+  const FeatureTiers& tiers_;
   const TierWeights& weights_;
   std::array<std::int32_t, kSlots> bounds_ = {};  // that sums of listed rows must exceed
   std::vector<RareList> inside_;                  // the lists within a stretch, for one slot

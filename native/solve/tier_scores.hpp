@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "huge_array.hpp"
-#include "solve/integer_sums.hpp"
+#include "solve/feature_tiers.hpp"
 #include "solve/lanes.hpp"
 #include "solve/rows.hpp"
 #include "solve/tier_pass.hpp"
-#include "solve/tiers.hpp"
 #include "solve/violators.hpp"
 #include "solve/working_set.hpp"
 
@@ -25,32 +24,32 @@ namespace dismec::solve {
 /// integer multiples of one unit per slot.
 class TierScores {
  public:
-  TierScores(const Tiers& tiers, const Summary& summary)
+  TierScores(const FeatureTiers& tiers, const Summary& summary)
       : tiers_(tiers),
         summary_(summary),
         weights_(tiers.n_codes()),
         near_(tiers.n_rows()),
-        own_desk_(tiers, weights_) {}
+        own_scratch_(tiers, weights_) {}
   TierScores(const TierScores&) = delete;
 
-  /// The place of a row in the order of a pass.
-  std::int64_t place(std::int64_t row) const { return tiers_.place(row); }
+  /// The position of a row in the order of a pass.
+  std::int64_t position(std::int64_t row) const { return tiers_.position(row); }
 
   /// Sets the weights that rows are scored with, except the bias; returns a bound on how much too
   /// low a score can be.
-  double set_weights(int slot, WorkingSet& set) {
-    find_codes(set);
+  double set_weights(int slot, SetVectors& vectors) {
+    find_codes(vectors);
     clear(slot);
-    const double error = set_weights(slot, set, tiers_.n_frequent() + 1);
+    const double error = set_weights(slot, vectors, tiers_.n_frequent() + 1);
     if (weights_.n_entries(slot) <= tiers_.n_rows() / kHeavy) return error;
     clear(slot);
     weights_.heavy[slot] = true;
-    return set_weights(slot, set, tiers_.n_codes());
+    return set_weights(slot, vectors, tiers_.n_codes());
   }
 
   /// Bytes used by the lists of a slot.
   std::int64_t bytes(int slot) const {
-    return bytes_of(used_[slot]) + bytes_of(weights_.rare[slot]) + own_desk_.bytes(slot);
+    return bytes_of(used_[slot]) + bytes_of(weights_.rare[slot]) + own_scratch_.bytes(slot);
   }
 
   void clear(int slot) {
@@ -65,14 +64,14 @@ class TierScores {
     clear(slot);
     empty(used_[slot]);
     empty(weights_.rare[slot]);
-    own_desk_.close(slot);
+    own_scratch_.close(slot);
   }
 
   /// Finds the `most` rows that score highest by a slot's rare features, except those in its set.
   /// If the lists have more than kEntriesPerRow entries per requested row, only those with the
   /// largest weight per entry are read.
   void find_near(int slot, std::int64_t most, const ViolatorLists& lists,
-                 std::vector<Violator>& found) {
+                 std::vector<Violator>& near) {
     constexpr std::int64_t kEntriesPerRow = 16;
     constexpr std::size_t kAhead = 16;
     if (weights_.n_entries(slot) > kEntriesPerRow * most) {
@@ -93,39 +92,39 @@ class TierScores {
     for (const RareList& list : weights_.rare[slot]) {
       for (std::size_t k = 0; k < list.rows.size(); ++k) {
         if (k + kAhead < list.rows.size()) {
-          __builtin_prefetch(near_.data() + list.rows[k + kAhead].place, 1);
+          __builtin_prefetch(near_.data() + list.rows[k + kAhead].position, 1);
         }
-        const auto [place, value] = list.rows[k];
-        float& sum = near_[place];
-        if (sum == 0) found.push_back({place, 0});
+        const auto [position, value] = list.rows[k];
+        float& sum = near_[position];
+        if (sum == 0) near.push_back({position, 0});
         sum += list.weight * static_cast<float>(value);
       }
     }
-    for (Violator& v : found) {
+    for (Violator& v : near) {
       std::swap(v.score, near_[v.row]);
       // Rows of the set are not wanted.
       if ((lists.joined(v.row) >> slot & 1U) != 0) v.score = 0;
     }
-    // If a sum returned to 0 in between, its row is found twice, the second time with 0.
-    std::erase_if(found, [&](const Violator& v) { return v.score == 0; });
-    keep_worst(found, most);
-    for (Violator& v : found) v.row = tiers_.row(v.row);
+    // If a sum returned to 0 in between, its row is listed twice, the second time with 0.
+    std::erase_if(near, [&](const Violator& v) { return v.score == 0; });
+    keep_worst(near, most);
+    for (Violator& v : near) v.row = tiers_.row(v.row);
   }
 
   /// What a thread needs to score rows, a multiple of this many at a time.
-  using Desk = TierPass;
+  using PassScratch = TierPass;
   static constexpr std::int64_t kRowsTogether = TierPass::kPart;
-  Desk desk() const { return {tiers_, weights_}; }
-  Desk& own_desk() { return own_desk_; }
+  PassScratch scratch() const { return {tiers_, weights_}; }
+  PassScratch& own_scratch() { return own_scratch_; }
 
-  /// Lists the violators among the rows at a range of places.
+  /// Lists the violators among the rows at a range of positions.
   template <typename Stop>
-  void run(std::int64_t first, std::int64_t last, Desk& desk, const PerSlot& biases,
+  void run(std::int64_t first, std::int64_t last, PassScratch& scratch, const PerSlot& biases,
            ViolatorLists& violators, const Stop& stop) const {
     std::int64_t n_rare = 0;
     for (int slot = 0; slot < kSlots; ++slot) n_rare += weights_.n_entries(slot);
     const std::int64_t rows = std::max<std::int64_t>(tiers_.n_rows(), 1);
-    desk.run(first, last, n_rare * (last - first) / rows, biases, violators, stop);
+    scratch.run(first, last, n_rare * (last - first) / rows, biases, violators, stop);
   }
 
  private:
@@ -164,19 +163,19 @@ class TierScores {
   };
 
   std::int16_t& at(int slot, std::int64_t code) {
-    return weights_.lines[code * kSlots + place_in_line(slot)];
+    return weights_.lines[code * kSlots + index_in_line(slot)];
   }
 
   /// The same, where features with codes below `n_codes` are scored row by row and the others by
   /// their lists.
-  double set_weights(int slot, const WorkingSet& set, std::int64_t n_codes) {
-    split(set, static_cast<std::int32_t>(n_codes));
+  double set_weights(int slot, const SetVectors& vectors, std::int64_t n_codes) {
+    split(vectors, static_cast<std::int32_t>(n_codes));
     const double squared = coded_.squared() + uncoded_.squared();
     // Weights of frequent features must fit in sixteen bits, and sums in 32.
     const double length = std::sqrt(squared);
     const double step =
         std::max({coded_.largest() / 32766.0, length * tiers_.largest_score() / (1 << 30), 1e-30});
-    double lost = find_lists(slot, set, static_cast<float>(1 / step));
+    double lost = find_lists(slot, vectors, static_cast<float>(1 / step));
     lost += round_coded(slot, static_cast<float>(step));
     weights_.unit[slot] = step * tiers_.unit();
     // Σ_j |w_j·x_j| ≤ ‖w‖·‖x‖ bounds scores, and likewise the effect of rounding weights and rows.
@@ -184,8 +183,8 @@ class TierScores {
   }
 
   /// Separates the weights of features with codes below `n_codes` from the others.
-  void split(const WorkingSet& set, std::int32_t n_codes) {
-    const std::int64_t n = set.n_features();
+  void split(const SetVectors& vectors, std::int32_t n_codes) {
+    const std::int64_t n = vectors.n_features();
     coded_.make_room(n);
     uncoded_.make_room(n);
     // If no value is negative, negative weights of features scored by lists can only lower scores.
@@ -200,14 +199,14 @@ class TierScores {
     };
     const std::int64_t whole = n / kLanes * kLanes;
     for (std::int64_t f = 0; f < whole; f += kLanes) {
-      take(from(static_cast<std::int32_t>(f)), load_codes(set.codes.data() + f),
-           load(set.w.data() + f));
+      take(from(static_cast<std::int32_t>(f)), load_codes(vectors.codes.data() + f),
+           load(vectors.w.data() + f));
     }
     if (whole < n) {
       std::array<std::uint16_t, kLanes> codes = {};
       std::array<float, kLanes> w = {};
-      std::copy(set.codes.begin() + whole, set.codes.end(), codes.begin());
-      std::copy(set.w.begin() + whole, set.w.end() - 1, w.begin());
+      std::copy(vectors.codes.begin() + whole, vectors.codes.end(), codes.begin());
+      std::copy(vectors.w.begin() + whole, vectors.w.end() - 1, w.begin());
       take(from(static_cast<std::int32_t>(whole)), load_codes(codes.data()), load(w.data()));
     }
     coded_.end();
@@ -235,21 +234,21 @@ class TierScores {
     return inner(off_, off_);
   }
 
-  /// Fills in the missing entries of set.codes.
-  void find_codes(WorkingSet& set) const {
+  /// Fills in the missing entries of vectors.codes.
+  void find_codes(SetVectors& vectors) const {
     constexpr std::int64_t kAhead = 16;
-    const std::int64_t n = set.n_features();
-    std::int64_t f = std::ssize(set.codes);
-    set.codes.resize(n);
+    const std::int64_t n = vectors.n_features();
+    std::int64_t f = std::ssize(vectors.codes);
+    vectors.codes.resize(n);
     for (; f < n; ++f) {
-      if (f + kAhead < n) tiers_.prefetch_code(set.feature(f + kAhead));
-      set.codes[f] = tiers_.code(set.feature(f));
+      if (f + kAhead < n) tiers_.prefetch_code(vectors.feature(f + kAhead));
+      vectors.codes[f] = tiers_.code(vectors.feature(f));
     }
   }
 
   /// Finds the lists of a slot's rare features, except those with negligible weights; returns Σw²
   /// over the latter.
-  double find_lists(int slot, const WorkingSet& set, float steps_per_unit) {
+  double find_lists(int slot, const SetVectors& vectors, float steps_per_unit) {
     constexpr std::int64_t kAhead = 16;
     const auto [least_squared, lost] = negligible();
     Weighted& rare = uncoded_;
@@ -264,8 +263,8 @@ class TierScores {
     auto& lists = weights_.rare[slot];
     lists.resize(n);
     for (std::int64_t k = 0; k < n; ++k) {
-      if (k + kAhead < n) tiers_.prefetch_list(set.feature(rare.of[k + kAhead]));
-      lists[k] = {tiers_.list(set.feature(rare.of[k])), rare.weights[k] * steps_per_unit};
+      if (k + kAhead < n) tiers_.prefetch_list(vectors.feature(rare.of[k + kAhead]));
+      lists[k] = {tiers_.list(vectors.feature(rare.of[k])), rare.weights[k] * steps_per_unit};
     }
     return lost;
   }
@@ -303,7 +302,7 @@ class TierScores {
   }
   static Lanes squares(Lanes w) { return fused(w, w, broadcast(0)); }
 
-  const Tiers& tiers_;
+  const FeatureTiers& tiers_;
   const Summary& summary_;
   TierWeights weights_;
   std::array<std::vector<std::uint16_t>, kSlots> used_;  // codes in use
@@ -311,7 +310,7 @@ class TierScores {
   std::vector<std::int16_t> rounded_;                    // scratch
   std::vector<float> off_;                               // scratch
   HugeArray<float> near_;                                // scores of rows; zero between uses
-  Desk own_desk_;
+  PassScratch own_scratch_;
 };
 
 }  // namespace dismec::solve

@@ -37,16 +37,12 @@ struct Violator {
   float score;
 };
 
-/// Whether `a` is the worse of two violators; ties are broken by row number, so the order is total.
-inline bool worse(const Violator& a, const Violator& b) {
-  return a.score > b.score || (a.score == b.score && a.row < b.row);
-}
-
-/// Moves the worst `n` to the front, unordered. Rows must be distinct.
+/// Moves the worst `n`, those of the highest scores, to the front, unordered. Ties are broken by
+/// row number, and rows must be distinct, so the order is total.
 ///
-/// Quickselect on integer keys in the order of `worse`. Whether a row is worse than another is
-/// unpredictable, so nothing branches on it: what is above a pivot is compacted in place, and the
-/// rest is copied.
+/// Quickselect on integer keys in this order. Whether a row is worse than another is
+/// unpredictable, so nothing branches on it: what is above a pivot is compacted in position, and
+/// the rest is copied.
 inline void bring_worst(std::span<Violator> violators, std::int64_t n) {
   if (std::ssize(violators) <= n) return;
   const auto key = [](const Violator& v) {
@@ -115,14 +111,15 @@ class ViolatorLists {
     }
   }
 
-  /// Sorts the lists that are not too long by `place`, the order in which a single thread finds
+  /// Sorts the lists that are not too long by `position`, the order in which a single thread finds
   /// rows.
-  template <typename Place>
-  void sort(const Place& place) {
+  template <typename Position>
+  void sort(const Position& position) {
     for (int slot = 0; slot < kSlots; ++slot) {
       if (more_[slot] || is_full(slot)) continue;
-      std::sort(lists_[slot].begin(), lists_[slot].end(),
-                [&](const Violator& a, const Violator& b) { return place(a.row) < place(b.row); });
+      std::sort(
+          lists_[slot].begin(), lists_[slot].end(),
+          [&](const Violator& a, const Violator& b) { return position(a.row) < position(b.row); });
     }
   }
 
@@ -137,11 +134,11 @@ class ViolatorLists {
   }
 
   /// Marks a row as a member of the working set of a slot's label: it is not listed. Rows are
-  /// identified by their places in the order of passes.
-  void join(int slot, std::int64_t place) { in_set_[place] |= bit(slot); }
-  void leave(int slot, std::int64_t place) { in_set_[place] &= ~bit(slot); }
+  /// identified by their positions in the order of passes.
+  void join(int slot, std::int64_t position) { in_set_[position] |= bit(slot); }
+  void leave(int slot, std::int64_t position) { in_set_[position] &= ~bit(slot); }
   /// One bit per slot: set if the row is in the slot's working set.
-  std::uint32_t joined(std::int64_t place) const { return in_set_[place]; }
+  std::uint32_t joined(std::int64_t position) const { return in_set_[position]; }
 
   /// Begins a list of at least the worst `most` rows above the threshold, and of all of them unless
   /// `more` is set.
@@ -178,8 +175,8 @@ class ViolatorLists {
     return true;
   }
 
-  /// Lists a row, whose place is its number, for the slots for which it scores above the threshold;
-  /// `scores` holds those of the first and of the second half of the slots.
+  /// Lists a row, whose position is its number, for the slots for which it scores above the
+  /// threshold; `scores` holds those of the first and of the second half of the slots.
   void look(std::int64_t row, const std::array<Lanes, 2>& scores) {
     std::uint32_t hits = greater(scores[0], load(thresholds_.data())) |
                          greater(scores[1], load(thresholds_.data() + kLanes)) << kLanes;
@@ -204,7 +201,7 @@ class ViolatorLists {
   bool is_full(int slot) const { return std::ssize(lists_[slot]) >= 2 * most_[slot]; }
 
   std::vector<std::uint32_t> own_;
-  std::uint32_t* in_set_;  // one bit per slot: the row at this place is in its set
+  std::uint32_t* in_set_;  // one bit per slot: the row at this position is in its set
   PerSlot thresholds_;     // kIdle where the slot is idle
   std::array<std::int64_t, kSlots> most_ = {};
   std::array<bool, kSlots> more_ = {};

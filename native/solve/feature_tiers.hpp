@@ -20,21 +20,21 @@ namespace dismec::solve {
 /// Values are x_ij with scale and idf applied, as sixteen-bit multiples of `unit`. Rows are sorted
 /// by their number of frequent features: loops over these then have the same trip count for
 /// thousands of rows, and the CPU predicts their end.
-class Tiers {
+class FeatureTiers {
  public:
   /// Two non-zeros of frequent or middle features of a row.
   struct CodedPair {
     std::array<std::uint16_t, 2> codes;  // which features; 0 for none
     std::array<std::int16_t, 2> values;
   };
-  /// A non-zero of a rare feature. Entries are sorted by place.
+  /// A non-zero of a rare feature. Entries are sorted by position.
   struct RareEntry {
-    std::int32_t place;  // of the row
+    std::int32_t position;  // of the row
     std::int16_t value;
   } __attribute__((packed));
   /// Consecutive rows with equally many pairs.
   struct Group {
-    std::int64_t begin, end;  // places
+    std::int64_t begin, end;  // positions
     std::int64_t n_pairs;     // per row
     std::int64_t first;       // index of the first row's first pair
   };
@@ -50,7 +50,7 @@ class Tiers {
 
   /// Stays empty unless there are many features, all of them sparse, and rows are short and of
   /// similar length.
-  Tiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
+  FeatureTiers(const Transformed& X, const Summary& summary) : longest_(summary.longest_features) {
     const std::int64_t nnz = std::ssize(X.x.indices);
     if (X.dense.width > 0 || X.n_features() * X.size() <= kFeaturesPerNonZero * nnz) return;
     if (summary.longest_features > kUneven * summary.mean_length) return;
@@ -81,26 +81,28 @@ class Tiers {
   std::int64_t n_middle() const { return n_coded_ - n_frequent_; }
   std::int64_t n_rows() const { return n_rows_; }
   std::int64_t n_codes() const { return n_coded_ + 1; }
-  /// The row at a place, and the place of a row.
-  std::int32_t row(std::int64_t place) const { return rows_[place]; }
-  std::int32_t place(std::int64_t row) const { return places_[row]; }
-  /// All rows, in ascending order of places.
+  /// The row at a position, and the position of a row.
+  std::int32_t row(std::int64_t position) const { return rows_[position]; }
+  std::int32_t position(std::int64_t row) const { return positions_[row]; }
+  /// All rows, in ascending order of positions.
   std::span<const Group> groups() const { return groups_; }
-  /// The frequent features of the row at a place of a group.
-  const CodedPair* frequent(const Group& group, std::int64_t place) const {
-    return frequent_.data() + group.first + (place - group.begin) * group.n_pairs;
+  /// The frequent features of the row at a position of a group.
+  const CodedPair* frequent(const Group& group, std::int64_t position) const {
+    return frequent_.data() + group.first + (position - group.begin) * group.n_pairs;
   }
-  /// The middle features of the row at a place.
-  std::span<const CodedPair> middle(std::int64_t place) const {
-    return {middle_.data() + middle_starts_[place], middle_.data() + middle_starts_[place + 1]};
+  /// The middle features of the row at a position.
+  std::span<const CodedPair> middle(std::int64_t position) const {
+    return {middle_.data() + middle_starts_[position],
+            middle_.data() + middle_starts_[position + 1]};
   }
   /// The rows that have a rare or middle feature.
   std::span<const RareEntry> list(std::int64_t feature) const {
     return {rare_.data() + list_starts_[feature], rare_.data() + list_starts_[feature + 1]};
   }
-  /// Number of entries of all lists for places below this one, a multiple of kTogether or the end.
-  std::int64_t entries_below(std::int64_t place) const {
-    return entries_below_[(place + kTogether - 1) / kTogether];
+  /// Number of entries of all lists for positions below this one, a multiple of kTogether or the
+  /// end.
+  std::int64_t entries_below(std::int64_t position) const {
+    return entries_below_[(position + kTogether - 1) / kTogether];
   }
   /// Prefetches a feature's code, or its list.
   void prefetch_code(std::int64_t feature) const { __builtin_prefetch(codes_.data() + feature); }
@@ -138,7 +140,7 @@ class Tiers {
     return codes_[feature] != 0 && codes_[feature] <= n_frequent_;
   }
 
-  /// Gives rows their places: by number of pairs, ties in the order of X.
+  /// Gives rows their positions: by number of pairs, ties in the order of X.
   void arrange(const Transformed& X) {
     n_rows_ = X.size();
     std::vector<std::int32_t> pairs(n_rows_);
@@ -152,20 +154,20 @@ class Tiers {
       ++sizes[n_pairs];
     }
     std::vector<std::int64_t> next;
-    std::int64_t place = 0;
+    std::int64_t position = 0;
     std::int64_t n_all = 0;
     for (std::int64_t n_pairs = 0; n_pairs < std::ssize(sizes); ++n_pairs) {
-      next.push_back(place);
+      next.push_back(position);
       if (sizes[n_pairs] == 0) continue;
-      groups_.push_back({place, place + sizes[n_pairs], n_pairs, n_all});
-      place += sizes[n_pairs];
+      groups_.push_back({position, position + sizes[n_pairs], n_pairs, n_all});
+      position += sizes[n_pairs];
       n_all += sizes[n_pairs] * n_pairs;
     }
     rows_ = HugeArray<std::int32_t>(n_rows_);
-    places_ = HugeArray<std::int32_t>(n_rows_);
+    positions_ = HugeArray<std::int32_t>(n_rows_);
     for (std::int64_t i = 0; i < n_rows_; ++i) {
-      places_[i] = static_cast<std::int32_t>(next[pairs[i]]++);
-      rows_[places_[i]] = static_cast<std::int32_t>(i);
+      positions_[i] = static_cast<std::int32_t>(next[pairs[i]]++);
+      rows_[positions_[i]] = static_cast<std::int32_t>(i);
     }
     frequent_ = HugeArray<CodedPair>(n_all);
   }
@@ -178,20 +180,20 @@ class Tiers {
     rare_ = HugeArray<RareEntry>(list_starts_.back());
     std::vector<std::int64_t> next(list_starts_.begin(), list_starts_.end() - 1);
     middle_starts_ = HugeArray<std::int64_t>(n_rows_ + 1);
-    for (std::int64_t place = 0; place < n_rows_; ++place) {
+    for (std::int64_t position = 0; position < n_rows_; ++position) {
       std::int64_t n = 0;
-      for (const auto j : X.x.columns(rows_[place])) n += codes_[j] > n_frequent_;
-      middle_starts_[place + 1] = middle_starts_[place] + (n + 1) / 2;
+      for (const auto j : X.x.columns(rows_[position])) n += codes_[j] > n_frequent_;
+      middle_starts_[position + 1] = middle_starts_[position] + (n + 1) / 2;
     }
     middle_ = HugeArray<CodedPair>(middle_starts_[n_rows_]);
     double worst = 0;
     entries_below_.assign((n_rows_ + kTogether - 1) / kTogether + 1, 0);
     for (const Group& group : groups_) {
-      for (std::int64_t place = group.begin; place < group.end; ++place) {
-        const Row x = row_of(X, rows_[place]);
+      for (std::int64_t position = group.begin; position < group.end; ++position) {
+        const Row x = row_of(X, rows_[position]);
         CodedPair* frequent =
-            frequent_.data() + group.first + (place - group.begin) * group.n_pairs;
-        CodedPair* middle = middle_.data() + middle_starts_[place];
+            frequent_.data() + group.first + (position - group.begin) * group.n_pairs;
+        CodedPair* middle = middle_.data() + middle_starts_[position];
         std::int64_t n_frequent = 0;
         std::int64_t n_middle = 0;
         const auto add = [&](CodedPair* pairs, std::int64_t& n, std::int32_t j,
@@ -211,11 +213,11 @@ class Tiers {
             add(frequent, n_frequent, j, value);
             continue;
           }
-          rare_[next[j]++] = {static_cast<std::int32_t>(place), value};
+          rare_[next[j]++] = {static_cast<std::int32_t>(position), value};
           if (codes_[j] != 0) add(middle, n_middle, j, value);
         }
         worst = std::max(worst, squared);
-        entries_below_[place / kTogether + 1] += x.size - n_frequent;
+        entries_below_[position / kTogether + 1] += x.size - n_frequent;
       }
     }
     std::partial_sum(entries_below_.begin(), entries_below_.end(), entries_below_.begin());
@@ -227,10 +229,10 @@ class Tiers {
   double error_ = 0;
   std::int64_t n_rows_ = 0;
   std::int64_t n_frequent_ = 0;
-  std::int64_t n_coded_ = 0;           // frequent and middle features
-  HugeArray<std::uint16_t> codes_{0};  // by feature
-  HugeArray<std::int32_t> rows_{0};    // by place
-  HugeArray<std::int32_t> places_{0};  // by row
+  std::int64_t n_coded_ = 0;              // frequent and middle features
+  HugeArray<std::uint16_t> codes_{0};     // by feature
+  HugeArray<std::int32_t> rows_{0};       // by position
+  HugeArray<std::int32_t> positions_{0};  // by row
   std::vector<Group> groups_;
   HugeArray<CodedPair> frequent_{0};
   HugeArray<std::int64_t> middle_starts_{0};

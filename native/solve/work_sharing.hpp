@@ -1,7 +1,7 @@
 // Work in pieces → the same work, done by all threads that have nothing else to do.
 //
 // Which thread does a piece must not matter: pieces depend on the data alone and write to different
-// places, and their results are combined in piece order.
+// memory, and their results are combined in piece order.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace dismec::solve {
 
 /// The threads of one run. Those without labels help the others until they are called back; no
 /// thread is started here.
-class Team {
+class WorkSharing {
  public:
   /// Calls work(0), …, work(n − 1) on this thread and on those in `help`, concurrently and in any
   /// order, and returns when all calls are done. If a call throws, rethrows its exception; later
