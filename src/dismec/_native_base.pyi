@@ -58,24 +58,6 @@ class AllowedLabels:
         classifiers: NDArray[np.uint16],
     ) -> None: ...
 
-class LabelWeights:
-    def __init__(self, shards: list[Shard]) -> None: ...
-    def rank(
-        self,
-        scales: NDArray[np.float32],
-        bias: NDArray[np.float32],
-        indptr: NDArray[np.int64],
-        indices: NDArray[np.int32],
-        data: NDArray[np.float32],
-        label_starts: NDArray[np.int64],
-        allowed: NDArray[np.int32],
-        classifiers: NDArray[np.int32],
-        labels: NDArray[np.int32],
-        scores: NDArray[np.float32],
-        ranked: NDArray[np.uint8],
-        always: bool = False,
-    ) -> None: ...
-
 def cut(
     shards: list[Shard], to: list[NDArray[np.int32]], n_rows: int, split: bool
 ) -> tuple[NDArray[Any], ...]: ...
@@ -125,7 +107,7 @@ class Problem:
         label_rows: NDArray[np.int32],
     ) -> None: ...
 
-class Team:
+class WorkSharing:
     def __init__(self) -> None: ...
     @property
     def calls(self) -> int: ...
@@ -149,7 +131,7 @@ class Worker:
         positive_costs: NDArray[np.float64],
         negative_costs: NDArray[np.float64],
         cancel: NDArray[np.uint8],
-        team: Team,
+        sharing: WorkSharing,
     ) -> None: ...
     def follow(self, path: NDArray[np.float32]) -> None: ...
     def solve(self, labels: NDArray[np.int64], drain: bool) -> tuple[NDArray[Any], ...]: ...

@@ -20,8 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from dismec.data.files import whole_file
-from dismec.data.mapped_files import map_file
+from dismec.data.files import map_file, whole_file
 
 __all__ = ["ContainerError", "Spooled", "forget", "open_arrays", "write_arrays"]
 

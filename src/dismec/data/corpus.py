@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 from dismec.data.columns import column_values, frame_columns
 from dismec.data.files import StrPath
 from dismec.data.formats import DataFile, Kind, detect
-from dismec.data.label_cells import LabelCells
-from dismec.data.text_format import RefusedError, TextFormat, TextRow, unused_entries
-from dismec.data.text_lines import fasttext_rows, json_array_rows, json_rows, lines_of, plain_rows
-from dismec.data.text_tables import arrow_rows, csv_rows, table_rows
+from dismec.data.text_format import LabelCells, RefusedError, TextFormat, TextRow, unused_entries
+from dismec.data.text_readers import (
+    arrow_rows,
+    csv_rows,
+    fasttext_rows,
+    json_array_rows,
+    json_rows,
+    lines_of,
+    plain_rows,
+    table_rows,
+)
 from dismec.data.types import Frame
 from dismec.errors import DataError
 

@@ -5,20 +5,39 @@ This is the only module that looks at how a file starts; callers pass the result
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import re
+import shutil
+import tempfile
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dismec.data.files import StrPath
-from dismec.data.unpacking import STDIN, UnreadableError, open_unpacked, spooled
 from dismec.errors import DataError
 
-__all__ = ["BOM", "FASTTEXT_LABEL", "KINDS", "DataFile", "Kind", "UnreadableError", "detect"]
+__all__ = [
+    "BOM",
+    "FASTTEXT_LABEL",
+    "KINDS",
+    "STDIN",
+    "DataFile",
+    "Kind",
+    "UnreadableError",
+    "detect",
+    "open_unpacked",
+    "spooled",
+]
+
+STDIN = Path("-")  # stands for standard input
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# Maximum expansion of a compressed file: text shrinks to a third or a tenth, not to a thousandth.
+_MOST_TIMES, _ALWAYS = 100, 1 << 25
 
 Kind: TypeAlias = Literal[
     "JSON",
@@ -211,3 +230,102 @@ def detect(path: StrPath, kind: str | None = None) -> DataFile:
     if kind is not None and kind not in KINDS:
         raise DataError(f"{kind!r} is not a kind of file; expected {', '.join(KINDS)}")
     return DataFile(path, None if kind is None else KINDS[kind])
+
+
+class UnreadableError(Exception):
+    """The rest of a file cannot be read; the message is the reason."""
+
+
+class _File(io.FileIO):
+    """Fills a buffer even from a pipe, so one peek shows the first line; counts its bytes."""
+
+    n_read = 0
+
+    def readinto(self, buffer: Any) -> int:
+        view, size = memoryview(buffer).cast("B"), 0
+        while size < len(view) and (n := super().readinto(view[size:])):
+            size += n
+        self.n_read += size
+        return size
+
+
+class _Unpacked(io.RawIOBase):
+    """The text of an open compressed file; closing it closes the file.
+
+    If the data are damaged, truncated or a decompression bomb, `UnreadableError` is raised after
+    what could be read before that point.
+    """
+
+    def __init__(self, file: io.BufferedReader[Any], text: Any, kind: str) -> None:
+        self._file, self._text, self._kind = file, text, kind
+        self._n_made = 0
+        self._damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as many bytes as are available, at least one before the end."""
+        try:
+            if self._damage:
+                raise self._damage
+            text: bytes = self._text.read1(len(buffer))
+        except (EOFError, OSError, zlib.error) as error:
+            self._damage = error  # the next reader is told as well
+            how = "cut off" if isinstance(error, EOFError) else "damaged or cut off"
+            raise UnreadableError(f"the {self._kind} data is {how} here") from error
+        self._n_made += len(text)
+        if self._n_made > max(_ALWAYS, _MOST_TIMES * self._file.raw.n_read):
+            raise UnreadableError(
+                f"the file expands to more than {_MOST_TIMES} times its size from here on; "
+                "if that is intended, unpack it first"
+            )
+        buffer[: len(text)] = text
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _unzstd(file: io.BufferedReader[Any], path: Path) -> Any:
+    try:
+        from dismec.data.arrow import zstd_stream
+    except ModuleNotFoundError:
+        file.close()
+        raise DataError(
+            f"{path}: Zstandard files are read with pyarrow: pip install 'dismec[arrow]'"
+        ) from None
+    return zstd_stream(file)
+
+
+def open_unpacked(path: Path, copy: int | None = None) -> Any:
+    """Open a file, decompressing it if it starts like gzip or Zstandard data.
+
+    Return a ``BufferedReader``, and whether the file was compressed. `copy` is the descriptor of a
+    file to read instead (`spooled`).
+    """
+    file: io.BufferedReader[Any]
+    if copy is not None:
+        os.lseek(copy, 0, os.SEEK_SET)
+        file = io.BufferedReader(_File(copy, closefd=False), _BUFFER)
+    elif path == STDIN:
+        file = io.BufferedReader(_File(0, closefd=False), _BUFFER)
+    else:
+        file = io.BufferedReader(_File(str(path)), _BUFFER)
+    start = file.peek(4)
+    if start[:2] == _GZIP:
+        unpacked = _Unpacked(file, gzip.GzipFile(fileobj=file), "gzip")
+    elif start[:4] == _ZSTD:
+        unpacked = _Unpacked(file, _unzstd(file, path), "Zstandard")
+    else:
+        return file, False
+    return io.BufferedReader(unpacked, _BUFFER // 4), True
+
+
+def spooled(file: io.BufferedReader[Any]) -> int:
+    """Return the descriptor of an unlinked temporary file with the rest of a pipe."""
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(file, copy, _BUFFER)
+        copy.flush()
+        return os.dup(copy.fileno())

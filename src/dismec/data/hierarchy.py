@@ -1,22 +1,25 @@
-"""A file of child and parent names → a hierarchy of labels."""
+"""A file of child and parent names → a hierarchy, and the labels of a model in it."""
 
 from __future__ import annotations
 
 import csv
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from dismec.data.files import StrPath
-from dismec.data.label_tree import LabelTree
 from dismec.errors import DataError
 
-__all__ = ["Hierarchy", "load_tree"]
+__all__ = ["Hierarchy", "LabelTree", "load_tree"]
 
 Ints = npt.NDArray[np.int64]
 _HEADERS = {("child", "parent"): 1, ("parent", "child"): -1}  # with the order of the columns
@@ -128,39 +131,25 @@ class Hierarchy:
 
     def _find_levels(self) -> Ints:
         """Return 1 for names without parents; otherwise 1 more than the highest parent level."""
-        n_names = len(self.names)
-        waiting = np.bincount(self._child, minlength=n_names)  # parents without a level so far
-        by_parent = np.argsort(self._parent, kind="stable")
-        starts = np.searchsorted(self._parent[by_parent], np.arange(n_names + 1))
-        levels, level = np.zeros(n_names, np.int64), 1
-        ready = np.flatnonzero(waiting == 0)
-        while len(ready):
-            levels[ready] = level
-            above = ready[starts[ready + 1] > starts[ready]].tolist()
-            below = [self._child[by_parent[starts[n] : starts[n + 1]]] for n in above]
-            children = np.concatenate([np.empty(0, np.int64), *below])
-            np.subtract.at(waiting, children, 1)
-            ready = np.unique(children[waiting[children] == 0])
-            level += 1
-        if (levels == 0).any():
-            self._refuse_cycle(levels == 0)
-        return levels
-
-    def _refuse_cycle(self, left: npt.NDArray[np.bool_]) -> None:
-        """Raise for a cycle; each remaining name has a remaining parent, so one must repeat."""
-        edge_of = {
-            int(self._child[edge]): int(edge)
-            for edge in np.flatnonzero(left[self._child] & left[self._parent])
-        }
-        name, seen = next(iter(edge_of)), dict[int, int]()
-        while name not in seen:
-            seen[name] = len(seen)
-            name = int(self._parent[edge_of[name]])
-        cycle = list(seen)[seen[name] :]
-        last = max(int(self._place[edge_of[name]]) for name in cycle)
-        shown = [self.names[name] for name in (*cycle[:5], *([] if len(cycle) > 5 else cycle[:1]))]
-        text = " → ".join(map(repr, shown)) + (" → …" if len(cycle) > 5 else "")
-        raise DataError(f"{self._at(last)}: a cycle of children and parents: {text}")
+        edges = list(zip(self._child.tolist(), self._parent.tolist(), strict=True))
+        parents: dict[int, list[int]] = {number: [] for number in range(len(self.names))}
+        for child, parent in edges:
+            parents[child].append(parent)
+        levels = [1] * len(self.names)
+        try:
+            for number in TopologicalSorter(parents).static_order():
+                levels[number] += max((levels[parent] for parent in parents[number]), default=0)
+        except CycleError as error:
+            cycle = error.args[1][::-1]  # from a child to its parents, back to the child
+            place_of = dict(zip(edges, self._place.tolist(), strict=True))
+            last = max(place_of[edge] for edge in pairwise(cycle))
+            shown = cycle if len(cycle) <= 6 else cycle[:5]
+            text = " → ".join(repr(self.names[n]) for n in shown)
+            more = " → …" if len(cycle) > 6 else ""
+            raise DataError(
+                f"{self._at(last)}: a cycle of children and parents: {text}{more}"
+            ) from None
+        return np.array(levels, np.int64)
 
     @cached_property
     def _parents(self) -> dict[str, list[str]]:
@@ -347,3 +336,101 @@ def _fields(path: Path, lines: list[str], with_tabs: bool) -> Iterator[tuple[int
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{path}:{begin}: {error}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTree:
+    """The labels of a model in a hierarchy; created by `Hierarchy.over`.
+
+    The nodes are the labels 0 … n_labels − 1, followed by groups: names above labels that are not
+    labels themselves.
+    """
+
+    names: Sequence[str]  # names of the nodes
+    n_labels: int
+    child: Ints  # for each pair of a child and a parent
+    parent: Ints
+    levels: Ints  # (n_nodes,), from 1: roots, and labels outside the hierarchy
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of labels and groups."""
+        return len(self.levels)
+
+    @cached_property
+    def leaves(self) -> npt.NDArray[np.bool_]:
+        """Labels without children: bool (n_labels,)."""
+        found = np.ones(self.n_nodes, np.bool_)
+        found[self.parent] = False
+        return found[: self.n_labels]
+
+    @cached_property
+    def up(self) -> sp.csr_array:
+        """int32 (n_nodes, n_nodes): 1 if the column is the row's own node or an ancestor."""
+        shape = self.n_nodes, self.n_nodes
+        ones = np.ones(len(self.child), np.int32)
+        step: Any = sp.csr_array((ones, (self.child, self.parent)), shape=shape)
+        found: Any = sp.eye_array(self.n_nodes, dtype=np.int32, format="csr")
+        reached = found
+        while reached.nnz:
+            reached = _ones(reached @ step)
+            found = _ones(found + reached)
+        found.sort_indices()
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def labels_below(self) -> Ints:
+        """int64 (n_nodes,): number of labels below each node, excluding itself."""
+        up: Any = self.up
+        found: Ints = np.bincount(up[: self.n_labels].indices, minlength=self.n_nodes)
+        found[: self.n_labels] -= 1
+        return found
+
+    def closed(self, Y: Any) -> sp.csr_array:
+        """Return the labels of rows with all their ancestors: bool (n_rows, n_nodes).
+
+        Y is sparse (n_rows, up to n_labels); nonzero entries are labels.
+        """
+        rows: Any = sp.csr_array(Y, copy=True)
+        rows.eliminate_zeros()
+        rows.resize((rows.shape[0], self.n_nodes))
+        rows.data = np.ones(rows.nnz, np.int32)
+        return _ones(rows @ self.up).astype(np.bool_)  # type: ignore[no-any-return]
+
+    def add_ancestors(
+        self, labels: npt.NDArray[np.int32], scores: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Add those ancestors that are labels to ranked labels of rows, (n_rows, places).
+
+        An ancestor gets the highest score of the labels below it, or its own if that is higher.
+        Best first; among equal scores, ancestors come before their descendants, then smaller labels
+        first. Empty places hold label −1 and score −inf, in the input and the output.
+        """
+        up, there = self.up, labels >= 0
+        n_rows = len(labels)
+        row, label = np.nonzero(there)[0], labels[there]
+        sizes = np.diff(up.indptr)[label]
+        begins = np.repeat(up.indptr[label] - np.cumsum(sizes) + sizes, sizes)
+        node = up.indices[begins + np.arange(sizes.sum())]
+        row, score = np.repeat(row, sizes), np.repeat(scores[there], sizes)
+        of_label = node < self.n_labels
+        row, node, score = row[of_label], node[of_label], score[of_label]
+        order = np.lexsort((-score, node, row))
+        row, node, score = row[order], node[order], score[order]
+        first = np.append(True, (np.diff(row) != 0) | (np.diff(node) != 0))[: len(row)]
+        row, node, score = row[first], node[first], score[first]
+        order = np.lexsort((node, self.levels[node], -score, row))
+        row, node, score = row[order], node[order], score[order]
+        lengths = np.bincount(row, minlength=n_rows)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        width = int(lengths.max(initial=0))
+        closed = np.full((n_rows, width), -1, np.int32)
+        values = np.full((n_rows, width), -np.inf, np.float32)
+        closed[row, place], values[row, place] = node, score
+        return closed, values
+
+
+def _ones(matrix: Any) -> Any:
+    """Return the matrix with all stored values set to 1, so sums and products count paths."""
+    matrix.data = np.ones(len(matrix.data), np.int32)
+    return matrix

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.data.files import whole_file
-from dismec.data.prediction_formats import BINARY_FORMATS, json_text, spell_name
+from dismec.data.printable import json_text, spell_name
 from dismec.errors import DataError
 
 __all__ = ["Columns", "PredictionWriter", "prediction_file", "prediction_writer"]
@@ -91,7 +91,7 @@ def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[P
     path
         The file; a name that ends in ``.gz`` is gzipped. A device or a pipe is written to directly.
     form
-        One of `dismec.data.prediction_formats.FORMATS`.
+        One of the formats of `dismec.cli.output.FORMATS`.
     columns
         What to write.
 
@@ -102,7 +102,7 @@ def prediction_file(path: str | Path, form: str, columns: Columns) -> Iterator[P
     """
     path = Path(path)
     is_packed = path.suffix.lower() == ".gz"
-    if is_packed and form in BINARY_FORMATS:
+    if is_packed and form in ("parquet", "npz"):
         raise DataError(f"{path}: {form} is already compressed; leave out .gz")
     with ExitStack() as opened:
         file: Any = opened.enter_context(whole_file(path))

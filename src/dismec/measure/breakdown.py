@@ -29,8 +29,22 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.measure import metrics
+from dismec.measure.metrics import Truth
 
-__all__ = ["GROUPS", "by_group", "by_label", "frequency_groups"]
+__all__ = [
+    "GROUPS",
+    "POINTS",
+    "by_group",
+    "by_label",
+    "describe_frequencies",
+    "frequency_groups",
+    "histogram",
+    "precision_of_guesses",
+    "spread_ranks",
+]
+
+POINTS = 200
+RARE = (1, 5, 10)
 
 GROUPS = 10
 Ints = npt.NDArray[np.int64]
@@ -128,4 +142,87 @@ def by_label(Y_true: sp.csr_array, top: npt.NDArray[Any]) -> dict[str, npt.NDArr
         "recall": hits / np.maximum(true, 1),
         "precision": hits / np.maximum(given, 1),
         "F1": 2 * hits / np.maximum(true + given, 1),
+    }
+
+
+def describe_frequencies(counts: npt.ArrayLike) -> dict[str, Any]:
+    """Describe how the rows are distributed over the labels; labels without rows have no rank.
+
+    The keys are "ranks" and "rows", at most `POINTS` points of the ranked counts; "beta", "n_1" and
+    "R2" of the power law, with the same weights, None with fewer than two ranks (R2 also if all
+    counts are equal); "fitted ranks", the first and the last rank; and "share with at most", the
+    share of the labels with rows that have at most the given number of rows.
+    """
+    n = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
+    n = n[n > 0]
+    ranks = spread_ranks(len(n))
+    beta, first, r2 = _law(n)
+    return {
+        "ranks": ranks.tolist(),
+        "rows": [round(value) for value in n[ranks - 1].tolist()],
+        "beta": beta,
+        "n_1": first,
+        "R2": r2,
+        "fitted ranks": [1, len(n)] if beta is not None else None,
+        "share with at most": {
+            str(most): float(np.mean(n <= most)) if len(n) else 0.0 for most in RARE
+        },
+    }
+
+
+def spread_ranks(n: int) -> npt.NDArray[np.int64]:
+    """Return up to `POINTS` of the ranks 1 … n, both ends included, even on a log axis."""
+    if n <= POINTS:
+        return np.arange(1, n + 1)
+    return np.unique(np.rint(np.geomspace(1, n, POINTS)).astype(np.int64))
+
+
+def _law(n: npt.NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
+    """Return β, n_1 and R² of the fit on log axes."""
+    if len(n) < 2:
+        return None, None, None
+    ranks = np.arange(1, len(n) + 1)
+    x, y, weight = np.log(ranks), np.log(n), 1 / ranks
+    slope, intercept = np.polyfit(x, y, 1, w=np.sqrt(weight))
+    spread = float(weight @ (y - np.average(y, weights=weight)) ** 2)
+    missed = float(weight @ (y - intercept - slope * x) ** 2)
+    r2 = 1 - missed / spread if n[0] > n[-1] else None
+    return -float(slope), float(np.exp(intercept)), r2
+
+
+def histogram(values: npt.ArrayLike, bins: int = 40) -> dict[str, list[int]]:
+    """Count integers in bins of equal width: "edges" has one entry more than "rows".
+
+    The last bin starts at or below the 99.5th percentile and includes everything above, so a few
+    very large values do not squeeze the others into one bin.
+    """
+    numbers = np.asarray(values, dtype=np.int64)
+    if numbers.size == 0:
+        return {"edges": [], "rows": []}
+    low, high = int(numbers.min()), int(np.quantile(numbers, 0.995, method="higher"))
+    width = max(1, -(-(high - low + 1) // bins))
+    edges = np.arange(low, high + width + 1, width)
+    place = np.minimum((numbers - low) // width, len(edges) - 2)
+    edges[-1] = max(int(edges[-1]), int(numbers.max()) + 1)
+    return {"edges": edges.tolist(), "rows": np.bincount(place, minlength=len(edges) - 1).tolist()}
+
+
+def precision_of_guesses(
+    truth: Truth, ks: Sequence[int] = (1, 3, 5)
+) -> dict[str, dict[str, float]]:
+    """Return P@k in percent for "most frequent labels" and, in expectation, "random labels".
+
+    If there are fewer labels than places, the remaining places are empty but still count.
+    """
+    n_rows = max(truth.Y.shape[0], 1)
+    counts = truth.label_counts
+    pairs = np.bincount(truth.Y.indices, minlength=len(counts))
+    n_trained = int(np.count_nonzero(counts))
+    ranked = np.argsort(-counts, kind="stable")[:n_trained]
+    hit = pairs[counts > 0].sum() / (n_rows * max(n_trained, 1))
+    return {
+        "most frequent labels": {
+            f"P@{k}": 100 * float(pairs[ranked[:k]].sum() / (n_rows * k)) for k in ks
+        },
+        "random labels": {f"P@{k}": 100 * float(hit) * min(k, n_trained) / k for k in ks},
     }

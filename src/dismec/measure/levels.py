@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.data.label_tree import LabelTree
+from dismec.data.hierarchy import LabelTree
 from dismec.data.row_weights import RowWeights, check_row_weights
 from dismec.data.types import MatrixLike, WeightsLike
 

@@ -31,7 +31,7 @@ the two sums, which gives more weight to rows with fewer than k labels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,30 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.counts import check_k, check_ks, counted
-from dismec.data.labels import propensities as propensities_of
 from dismec.data.matrices import check_csr, indicator
 from dismec.data.row_weights import check_row_weights
+from dismec.data.targets import propensities as propensities_of
 from dismec.data.types import MatrixLike, WeightsLike
 from dismec.errors import DataError
 
-__all__ = ["Truth", "check_truth", "evaluate", "hits", "psp_at_k", "shares_of_rows"]
+__all__ = [
+    "DRAWS",
+    "Truth",
+    "check_truth",
+    "difference",
+    "drawn",
+    "evaluate",
+    "hits",
+    "interval",
+    "psp_at_k",
+    "shares_of_rows",
+]
+
+DRAWS = 1000
+_MIDDLE = (2.5, 97.5)  # percent
+_AT_A_TIME = 4_000_000  # numbers drawn at a time
+
+Draws = npt.NDArray[np.float64]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -162,7 +179,7 @@ class Truth:
     ) -> Truth:
         """Build the truth for a model with these label counts and `n_rows` training rows.
 
-        `Y` is sparse or dense and is not modified. `A` and `B` are as in `dismec.data.labels`.
+        `Y` is sparse or dense and is not modified. `A` and `B` are as in `dismec.data.targets`.
         """
         truth: Any = check_csr(Y, "Y", "labels").copy()
         counts = np.zeros(max(len(label_counts), truth.shape[1]), np.int64)
@@ -357,3 +374,40 @@ def _check_propensities(propensities: npt.ArrayLike, n_labels: int) -> Floats:
     if wrong.size:
         raise DataError(f"label {wrong[0]}: propensity {p[wrong[0]]:g}; expected 0 < p ≤ 1")
     return p
+
+
+def drawn(
+    Y_true: Any,
+    top: npt.ArrayLike,
+    propensities: npt.ArrayLike,
+    ks: Sequence[int] = (1, 3, 5),
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> dict[str, Draws]:
+    """Return P@k, nDCG@k and PSP@k in percent for each draw of the rows; see `evaluate`."""
+    shares = shares_of_rows(Y_true, top, propensities, ks)
+    parts = np.array([part for pair in shares.values() for part in pair])
+    n_rows = parts.shape[1]
+    sums = np.empty((draws, len(parts)))
+    rng = np.random.default_rng(seed)
+    step = max(1, _AT_A_TIME // n_rows)
+    for begin in range(0, draws, step):
+        end = min(begin + step, draws)
+        rows = rng.integers(n_rows, size=(end - begin, n_rows), dtype=np.int32)
+        for place, some in enumerate(rows, begin):
+            sums[place] = parts @ np.bincount(some, minlength=n_rows)
+    above, below = sums[:, 0::2], sums[:, 1::2]
+    values = 100 * np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    return dict(zip(shares, values.T, strict=True))
+
+
+def interval(values: Draws) -> tuple[float, float]:
+    """Return the bounds of the middle 95 % of the values."""
+    low, high = np.percentile(values, _MIDDLE)
+    return float(low), float(high)
+
+
+def difference(one: Mapping[str, Draws], other: Mapping[str, Draws], name: str) -> Draws:
+    """Return a metric of one system minus that of another on the same draws."""
+    return one[name] - other[name]

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dismec.data.labels import propensities
 from dismec.data.row_weights import RowWeights
+from dismec.data.targets import propensities
 
 __all__ = [
     "LARGEST_COST",
@@ -47,7 +47,7 @@ class Weighting:
 
     positive_weight: float = 1.0  # factor of the losses of positive rows, for all labels
     kind: str | None = None  # "propensity": another factor 2/p − 1, p being the label's propensity
-    A: float = 0.55  # as in `dismec.data.labels.propensities`
+    A: float = 0.55  # as in `dismec.data.targets.propensities`
     B: float = 1.5
     factors: Costs | None = field(default=None, compare=False)  # for individual labels
 

@@ -46,8 +46,8 @@ from dismec.data.pair_weights import PairWeights
 from dismec.data.row_weights import RowWeights
 from dismec.errors import DataError
 from dismec.features.transform import Transform
-from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs, Weighting, split_weights
+from dismec.solve.partition import EqualLabels
 from dismec.solve.weight_counts import BINS
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
     "ProblemFacts",
     "Solution",
     "SolverParams",
-    "Team",
+    "WorkSharing",
     "empty_array",
 ]
 
@@ -99,11 +99,11 @@ class Solution:
     objective: npt.NDArray[np.float64]  # f(w) before pruning
     # Upper bound of ‖∇f(w)‖, or of the gap with L1, divided by what the stopping rule allows; at
     # most 1 means solved.
-    gradient: npt.NDArray[np.float64]
+    stop_ratio: npt.NDArray[np.float64]
     passes: npt.NDArray[np.int32]  # passes over all rows
     steps: npt.NDArray[np.int32]  # steps on the working set
     set_size: npt.NDArray[np.int64]  # rows in the working set at the end
-    place: npt.NDArray[np.int32]  # index of the C on the path that this solution belongs to
+    path_index: npt.NDArray[np.int32]  # index of the C on the path that this solution belongs to
     seconds: npt.NDArray[np.float64]  # including a share of the work done for several labels
     weight_counts: npt.NDArray[np.int32]  # (len(labels), BINS): nonzero weights before pruning
 
@@ -143,7 +143,7 @@ class Cancel:
         return bool(self.byte[0])
 
 
-Team = kernels.Team  # threads that help each other: see `LabelSolver`
+WorkSharing = kernels.WorkSharing  # threads that help each other: see `LabelSolver`
 
 
 class Problem:
@@ -286,7 +286,7 @@ class LabelSolver:
     solving at a single C. A label is done when its objective is certain to be within 0.1·tol of the
     optimum, or when LIBLINEAR's rule holds and it is certain to be within 0.9·tol.
 
-    Threads in ``team.help`` do part of the work, which does not change the weights.
+    Threads in ``sharing.help`` do part of the work, which does not change the weights.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class LabelSolver:
         cancel: Cancel,
         costs: Costs | None = None,
         path: Sequence[float] = (),
-        team: Team | None = None,
+        sharing: WorkSharing | None = None,
     ) -> None:
         self._n_columns = problem.n_columns + 1
         if costs is None:
@@ -310,7 +310,7 @@ class LabelSolver:
             params.penalty == "l1",
             *costs,
             cancel.byte,
-            Team() if team is None else team,
+            WorkSharing() if sharing is None else sharing,
         )
         self._native.follow((np.asarray(path) * problem.C_factor).astype(np.float32))
 

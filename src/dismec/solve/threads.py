@@ -17,15 +17,15 @@ import numpy.typing as npt
 from dismec.cpu import available_cpus, kernels
 from dismec.data.matrices import csr_on
 from dismec.solve.block import Block, BlockStats, sum_counts
-from dismec.solve.blocks import EqualLabels
 from dismec.solve.costs import Costs
+from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import (
     Cancel,
     LabelSolver,
     Problem,
     Solution,
     SolverParams,
-    Team,
+    WorkSharing,
     empty_array,
 )
 
@@ -236,7 +236,7 @@ class _OpenBlock:
         parts, equal = self._parts, self.equal
         stats = BlockStats(
             solved=sum(int(np.count_nonzero(s.passes[which])) for s, which in parts),
-            unsolved=sum(int(np.count_nonzero(~(s.gradient[which] <= 1))) for s, which in parts),
+            unsolved=sum(int(np.count_nonzero(~(s.stop_ratio[which] <= 1))) for s, which in parts),
             passes=sum(int(s.passes[which].sum(dtype=np.int64)) for s, which in parts),
             steps=sum(int(s.steps[which].sum(dtype=np.int64)) for s, which in parts),
             set_rows=sum(int(s.set_size[which].sum()) for s, which in parts),
@@ -267,7 +267,7 @@ class _LabelQueue:
     """
 
     def __init__(self) -> None:
-        self.team = Team()
+        self.sharing = WorkSharing()
         self._portions: deque[npt.NDArray[np.int64]] = deque()
         self._lock = Lock()
         self._ended = False
@@ -276,12 +276,12 @@ class _LabelQueue:
     def add(self, portions: Iterable[npt.NDArray[np.int64]]) -> None:
         with self._lock:
             self._portions.extend(portions)
-        self.team.call_back()
+        self.sharing.call_back()
 
     def end(self) -> None:
         with self._lock:
             self._ended = True
-        self.team.call_back()
+        self.sharing.call_back()
 
     def next(self) -> npt.NDArray[np.int64] | None:
         """Return some labels, or None if there are none at the moment."""
@@ -294,30 +294,30 @@ class _LabelQueue:
         A thread that gets True must call `done` when it has finished.
         """
         while True:
-            calls = self.team.calls
+            calls = self.sharing.calls
             with self._lock:
                 if self._portions:
                     self._solving += 1
                     return True
                 if self._ended:
                     return False
-            self.team.help(calls)
+            self.sharing.help(calls)
 
     def done(self) -> None:
         with self._lock:
             self._solving -= 1
             last = not self._solving
         if last:
-            self.team.call_back()
+            self.sharing.call_back()
 
     def help(self) -> None:
         """Help until no thread has labels left."""
         while True:
-            calls = self.team.calls
+            calls = self.sharing.calls
             with self._lock:
                 if not self._solving:
                     return
-            self.team.help(calls)
+            self.sharing.help(calls)
 
 
 def _work(
@@ -331,7 +331,7 @@ def _work(
 ) -> None:
     """Solve the labels in the queue until it ends, passing on each result."""
     try:
-        solver = LabelSolver(problem, params, cancel, costs, path, queue.team)
+        solver = LabelSolver(problem, params, cancel, costs, path, queue.sharing)
         while not cancel and queue.begin():
             try:
                 labels: npt.NDArray[np.int64] | None = _NONE
