@@ -20,7 +20,7 @@ lines = [
 counts = TextParams(sublinear=False)  # no logarithms, whose last bits are the C library's business
 train(X, Y, folder / "l2")
 train(X, Y, folder / "l1", TrainingParams(penalty="l1"))
-train(X, Y, folder / "int8", TrainingParams(precision="int8", positive_weight=2.0, delta=0.05))
+train(X, Y, folder / "int8", TrainingParams(precision="float8", positive_weight=2.0, delta=0.05))
 model = train_text(folder / "texts.jsonl", folder / "text", TrainingParams(tfidf=False), counts)
 
 

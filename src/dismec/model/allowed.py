@@ -23,6 +23,11 @@ T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 
 _PASS_FACTOR = 16  # sorting n labels is faster than a pass over more than 16·n labels
+# If few labels are allowed for many rows, their weights are copied. A copy takes about as long as
+# ranking _MANY_ROWS rows, and makes rows as fast as in a model with only these labels.
+_FEW_COPIED = 1 / 8  # of the labels
+_MANY_ROWS = 256
+_FEW_LISTED = 1 / 16  # largest share of the labels that is listed for one row, without a mask
 
 
 class Allowed:
@@ -51,11 +56,6 @@ class Allowed:
                 "one per label"
             )
         return cls(n_labels, None, rows)
-
-    @property
-    def by_row(self) -> bool:
-        """Whether each row has its own set."""
-        return self._rows is not None
 
     @cached_property
     def mask(self) -> npt.NDArray[np.bool_] | None:
@@ -90,6 +90,18 @@ class Allowed:
         found = np.zeros(self.n_labels, np.bool_)
         found[self._rows.indices] = True
         return found
+
+    def is_few_for(self, n_rows: int) -> bool:
+        """Return whether it pays to copy the weights of these labels to rank so many rows."""
+        return n_rows >= _MANY_ROWS and len(self.labels) <= _FEW_COPIED * self.n_labels
+
+    def is_fleeting(self, owner: Any, n_rows: int) -> bool:
+        """Return whether a mask does not pay: for few labels, a single row, and the first time."""
+        few = n_rows == 1 and self.mean_size < _FEW_LISTED * self.n_labels
+        if not few or owner in self._known:
+            return False
+        self._known.add(owner)
+        return True
 
     @property
     def starts(self) -> npt.NDArray[np.int64] | None:
@@ -138,13 +150,6 @@ class Allowed:
             kept = sp.csr_array(Y.multiply(inside))
         kept.eliminate_zeros()
         return kept, int(np.count_nonzero(Y.data)) - kept.nnz
-
-    def is_new(self, owner: Any) -> bool:
-        """Return whether this is the first call for this owner."""
-        if owner in self._known:
-            return False
-        self._known.add(owner)
-        return True
 
     def prepared(self, owner: Any, make: Callable[[], T]) -> T:
         """Return the result of `make` for this owner, calling it only the first time."""

@@ -3,7 +3,7 @@
 P(label l | score s) = 1/(1 + exp(−bend(z))), z = slope_l·s + intercept_l. Without the bend this is
 Platt's curve. Labels with few rows have the slope and intercept of the *shared* curve, which are
 linear in c = log(1 + training rows of the label). The *bend* is the same for all labels, increasing
-and linear between a few knots. `dismec.training.calibrating` fits all three.
+and linear between a few knots. `dismec.training.calibrate` fits all three.
 
 Because z is linear in the row and the bend is increasing, the most probable labels are found in the
 same way as those with the best scores. Labels that share a classifier have the same scores and

@@ -27,20 +27,19 @@ from dismec.data.container import ContainerError, open_arrays, write_arrays
 from dismec.data.counts import counted
 from dismec.data.files import sync_directory, whole_file
 from dismec.errors import ModelError
-from dismec.model.format import (
+from dismec.model.manifest import (
     DATA,
     EDIT,
     FORMAT,
-    FORMAT_VERSION,
     LOCK,
     MANIFEST,
     NEW,
     RUN,
     STAGE,
+    Manifest,
     is_own,
+    read_journal,
 )
-from dismec.model.journal import read_journal
-from dismec.model.manifest import Manifest
 
 __all__ = [
     "check_place",
@@ -61,6 +60,7 @@ __all__ = [
 ]
 
 _MOST_MANIFEST_BYTES = 1 << 30
+_ARRAYS_VERSION = "3"  # of the arrays, in the metadata of their files
 
 
 def make_directory(directory: Path) -> None:
@@ -201,7 +201,8 @@ def edit_folder(directory: Path) -> Path:
 def read_manifest(directory: Path) -> Manifest:
     """Read a manifest, including the blocks in its journal.
 
-    Raise `ModelError` if there is none, it is too new, or it contradicts itself or its journal.
+    Raise `ModelError` if there is none, or if it is of another format or contradicts itself or its
+    journal.
     """
     manifest = _read_manifest(directory)
     while manifest.journal is not None:
@@ -262,7 +263,7 @@ def _is_started(directory: Path) -> bool:
 def write_hashed(path: Path, arrays: Mapping[str, npt.NDArray[Any]], **metadata: str) -> str:
     """Write a file of arrays and return its SHA-256; the format is added to the metadata."""
     digest = hashlib.sha256()
-    about = {"format": FORMAT, "version": str(FORMAT_VERSION), **metadata}
+    about = {"format": FORMAT, "version": _ARRAYS_VERSION, **metadata}
     write_arrays(path, arrays, about, digest, follow=False)
     return digest.hexdigest()
 

@@ -1,4 +1,4 @@
-"""A score → the contributions of each feature, and of each word of a text."""
+"""A row and a label → what each feature of the row, or word of the text, adds to the score."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dismec.data.counts import counted
 from dismec.data.matrices import Rows
+from dismec.errors import DataError
+from dismec.model.rankings import Rankings
+from dismec.model.refined_transform import RefinedTransform
+from dismec.model.scoring import Predictor
 
-__all__ = ["Contribution", "Explanation", "Reason", "contributions", "highlights"]
+__all__ = ["Contribution", "Explanation", "Reason", "explain", "highlights"]
+
+_TRACED, _TRACED_TERMS = 5, 5  # labels explained by terms of their own, and terms of each
 
 
 class Contribution(NamedTuple):
@@ -93,7 +100,70 @@ class Explanation:
         return result
 
 
-def contributions(
+def explain(
+    rankings: Rankings,
+    X: Any,
+    label: int,
+    names: Sequence[str] | None,
+    terms: Sequence[str] | None,
+) -> Explanation:
+    """Explain a score, as in `Model.explain`; `names` are those of the labels."""
+    transform = rankings.transform
+    if terms is not None and len(terms) != transform.n_features:
+        raise DataError(
+            f"{counted(len(terms), 'term')} for {counted(transform.n_features, 'feature')}"
+        )
+    row, weights, score = rankings.by_score.explain(X, label)
+    probability = None
+    if rankings.calibration is not None:
+        z = rankings.by_logit.explain(X, label)[2]
+        probability = float(rankings.calibration.of_logits(z))
+    bias, found = _contributions(row, weights, transform.n_columns, terms)
+    embedding = None
+    if transform.dense:
+        of_dense = (part.contribution for part in found if part.feature >= transform.first_dense)
+        embedding = float(sum(of_dense))
+    reasons = []
+    if isinstance(transform, RefinedTransform):
+        reasons = _reasons(transform, X, found, names, terms)
+    return Explanation(
+        int(label),
+        None if names is None else names[label],
+        score,
+        probability,
+        bias,
+        [term for term in found if term.feature < transform.n_features],
+        reasons,
+        embedding,
+    )
+
+
+def _reasons(
+    transform: RefinedTransform,
+    X: Any,
+    parts: Sequence[Contribution],
+    names: Sequence[str] | None,
+    terms: Sequence[str] | None,
+) -> list[Reason]:
+    """Return the contributions of labels among `parts`; explain the largest by their terms."""
+    informing, own = transform.informing, transform.own
+    first = Predictor(transform.first, int(informing.max(initial=-1)) + 1, own)
+    found: list[Reason] = []
+    for part in parts:
+        if not own.n_features <= part.feature < transform.first_dense:
+            continue
+        label = int(informing[part.feature - own.n_features])
+        why: list[Contribution] = []
+        if len(found) < _TRACED:
+            row, weights, _ = first.explain(X, label)
+            all_parts = _contributions(row, weights, own.n_columns, terms)[1]
+            why = [term for term in all_parts if term.feature < own.n_features][:_TRACED_TERMS]
+        name = None if names is None else names[label]
+        found.append(Reason(label, name, part.value, part.weight, part.contribution, why))
+    return found
+
+
+def _contributions(
     row: Rows, weights: npt.NDArray[np.float32], n_columns: int, terms: Sequence[str] | None = None
 ) -> tuple[float, list[Contribution]]:
     """Return the contribution of the bias, and those of the features as in `Explanation.terms`.

@@ -1,34 +1,67 @@
-"""``manifest.json`` ⇄ the facts of a model; nothing in the file is trusted unchecked."""
+"""``manifest.json`` and the journal ⇄ the facts of a model; neither file is trusted unchecked.
+
+``docs/reference/model-format.md`` specifies the format; its constants are here. Replacing the
+manifest after every block would write thousands of receipts thousands of times. Instead, the
+manifest that a training run starts with names a journal, and every finished block adds one line to
+it: 16 hex digits of a checksum, a space, and the receipt as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dismec.data.counts import counted
-from dismec.model.format import (
-    ARRAYS,
-    DENSE_VERSION,
-    FORMAT,
-    FORMAT_VERSION,
-    PARTS,
-    REFINED_VERSION,
-)
+from dismec.data.files import whole_file
+from dismec.errors import DataError, ModelError
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS
 
 __all__ = [
     "BlockReceipt",
+    "Journal",
     "Manifest",
     "PartReceipt",
     "ShardReceipt",
-    "parse_block",
-    "receipt_text",
+    "check_precision",
+    "is_own",
+    "make_journal",
+    "read_journal",
 ]
+
+FORMAT = "dismec-model"
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+PARTS = ("labels", "vocabulary", "calibration")  # parts of a model other than its weights
+BLOCK, SHARD = "block-", "shard-"  # prefixes of the files of weights
+FIRST = "first-"  # prefix of the shards of the first stage of a refined model
+STAGE = ".stage-"  # prefix of folders that a stage of training leaves for the next one
+JOURNAL = "blocks-", ".journal"  # prefix and suffix of the journal of a training run
+ARRAYS = ".safetensors"  # suffix of all files of arrays
+EDIT = ".edit"  # folder for labels being trained for a finished model
+NEW = ".new"  # folder for a model that will replace a finished one
+DATA, RUN = ".data-", ".run-"  # prefixes of the data and folders of training on a cluster
+
+PRECISIONS: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "float8": np.dtype("u1"),  # sign, three bits of exponent, four of mantissa
+}
+PADDING = 16  # zeros after the weights of a shard, so that kernels can read whole vectors
+MOST_WEIGHTS = 1 << 26  # weights per shard: it is assembled in memory
+QUICK_BYTES = 1 << 26  # up to this size, comparing files with their SHA-256 takes little time
 
 R = TypeVar("R", bound="_Receipt | PartReceipt")
 
@@ -36,6 +69,25 @@ _NAME = re.compile(r"[a-z][a-z0-9.-]{0,99}", re.ASCII)  # a file name
 _MOST = 1 << 62  # upper limit for every count
 _MOST_LABELS = 1 << 31  # so that labels × features fits 64 bits
 _CHECKSUM = "checksum"  # key of the checksum of everything before it in the file
+_MOST_JOURNAL_BYTES = 1 << 30
+_PAGE = bytes(512)  # the smallest unit that a disk writes
+
+
+def check_precision(precision: str) -> None:
+    """Raise `DataError` unless `precision` is one of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise DataError(f"precision is {precision!r}; expected {', '.join(PRECISIONS)}")
+
+
+def is_own(name: str) -> bool:
+    """Return whether a file with this name in a model directory belongs to the model."""
+    return (
+        name in (MANIFEST, LOCK, EDIT, NEW)
+        or (name.startswith((*PARTS, BLOCK, SHARD, FIRST)) and name.endswith(ARRAYS))
+        or (name.startswith(JOURNAL[0]) and name.endswith(JOURNAL[1]))
+        or (name.startswith(".") and name.endswith(".tmp"))
+        or name.startswith((DATA, RUN, STAGE))
+    )
 
 
 @dataclass(frozen=True)
@@ -70,7 +122,7 @@ class BlockReceipt(_Receipt):
 class ShardReceipt(_Receipt):
     """A shard of the weights of a finished model."""
 
-    precision: str  # one of `dismec.model.format.PRECISIONS`
+    precision: str  # one of `PRECISIONS`
 
 
 @dataclass(frozen=True)
@@ -78,8 +130,7 @@ class Manifest:
     """The contents of ``manifest.json``; an immutable value.
 
     For a finished model, `isa` lists the instruction sets that solved its blocks, and `stats` adds
-    up the work. Models of format version 1 have only blocks; up to version 2, the file of the
-    labels has a fixed name.
+    up the work.
     """
 
     n_rows: int  # number of training rows
@@ -98,17 +149,14 @@ class Manifest:
     isa: str = ""
     stats: BlockStats | None = None
     blocks: tuple[BlockReceipt, ...] = ()  # finished blocks of an unfinished training, by number
-    journal: str | None = None  # a file with more blocks (`dismec.model.journal`)
+    journal: str | None = None  # a file with more blocks (`Journal`)
     shards: tuple[ShardReceipt, ...] | None = None  # the weights of a finished model
     refined: dict[str, Any] | None = None  # how labels become features (`Refinement`)
     first: tuple[ShardReceipt, ...] | None = None  # the first stage of a refined model
-    version: int = FORMAT_VERSION
 
     @property
     def complete(self) -> bool:
         """Whether this is a finished model."""
-        if self.version == 1:
-            return self.labels_done == self.n_labels
         return self.shards is not None
 
     @property
@@ -158,37 +206,30 @@ class Manifest:
         if self.blocks:
             isa = ", ".join(sorted({r.isa for r in self.blocks}))
             stats = BlockStats.total([r.stats for r in self.blocks if r.stats])
-        version = REFINED_VERSION if self.refined else FORMAT_VERSION
-        if self.dense:
-            version = DENSE_VERSION
-        done = replace(self, isa=isa, stats=stats, shards=tuple(shards), version=version)
-        return replace(done, blocks=(), journal=None)
+        done = tuple(shards)
+        return replace(self, isa=isa, stats=stats, shards=done, blocks=(), journal=None)
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        content = {"format": FORMAT, "version": self.version, "complete": self.complete}
+        content = {"format": FORMAT, "version": FORMAT_VERSION, "complete": self.complete}
         lists = ("blocks", "shards", *(["first"] if self.refined else []))
-        left_out = (*lists, "version", "first", *([] if self.refined else ["refined"]))
+        left_out = (*lists, "first")
         content |= {k: v for k, v in vars(self).items() if k not in left_out}
         content["stats"] = self.stats and asdict(self.stats)
         content["parts"] = {name: asdict(part) for name, part in self.parts.items()}
-        for key in ("journal", "columns", "examples"):
+        for key in ("journal", "columns", "examples", "refined"):
             if not content[key]:
                 del content[key]
         text = json.dumps(content, indent=1).removesuffix("\n}")
         for name in lists:
             receipts = getattr(self, name)
-            lines = ",\n  ".join(map(receipt_text, receipts or ()))
+            lines = ",\n  ".join(map(_receipt_text, receipts or ()))
             text += f',\n "{name}": ' + ("null" if receipts is None else f"[\n  {lines}\n ]")
         return f'{text},\n "{_CHECKSUM}": "{sha256(text.encode()).hexdigest()}"\n}}\n'
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """Invert `to_json`, from the bytes of the file.
-
-        Manifests of earlier versions have no checksum, which is then not checked. Errors are those
-        of `from_json`.
-        """
+        """Invert `to_json`, from the bytes of the file; errors are those of `from_json`."""
         try:
             parsed = json.loads(content)
         except (ValueError, RecursionError):
@@ -204,43 +245,110 @@ class Manifest:
         """Invert `to_json`, from parsed JSON.
 
         Raise `ValueError`, with the reason as its text, if this is not the manifest of a model, is
-        of a newer format, or contradicts itself.
+        of another format, or contradicts itself.
         """
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError("not the manifest of a dismec model")
         version = content.get("version")
-        if not isinstance(version, int) or version < 1:
-            raise ValueError(f"format version is {version!r}; expected a number of at least 1")
-        if version > DENSE_VERSION:
+        if version != FORMAT_VERSION:
             raise ValueError(
-                f"format version {version} is too new: this dismec reads up to version "
-                f"{DENSE_VERSION}; upgrade dismec"
+                f"model format {version!r}, but this version of dismec reads format "
+                f"{FORMAT_VERSION}: use the version that wrote the model, or train it again"
             )
         try:
             manifest = _parse(content)
         except KeyError as error:
             raise ValueError(f"{error.args[0]!r} is missing") from None
-        except TypeError as error:
-            raise ValueError(str(error)) from None
         _check_sizes(manifest)
         return manifest
 
 
-def receipt_text(receipt: _Receipt) -> str:
+def make_journal(directory: Path) -> str:
+    """Create an empty journal with a unique name, which no manifest mentions yet."""
+    name = f"{JOURNAL[0]}{secrets.token_hex(8)}{JOURNAL[1]}"
+    with whole_file(directory / name, follow=False):
+        pass
+    return name
+
+
+class Journal:
+    """An open journal; receipts are on disk when `append` returns.
+
+    An ``OSError`` has the journal's path as its ``filename``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, *receipts: BlockReceipt) -> None:
+        """Add the receipts of blocks whose files are complete.
+
+        The time does not depend on the length of the journal; receipts passed together are flushed
+        to disk together.
+        """
+        texts = [_receipt_text(receipt).encode() for receipt in receipts]
+        lines = b"".join(b"%s %s\n" % (_checksum(text), text) for text in texts)
+        try:
+            while lines:
+                lines = lines[self._file.write(lines) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[BlockReceipt]:
+    """Return the receipts in a journal, in the order in which blocks were finished.
+
+    An incomplete last line, whose writer was killed, and lines with a page that has not reached the
+    disk are ignored: their blocks are solved again. Raise `ModelError` for any other damage, and
+    ``FileNotFoundError`` if there is no such file.
+    """
+    if path.stat().st_size > _MOST_JOURNAL_BYTES:
+        raise ModelError(f"{path}: too large for a journal")
+    *lines, _ = path.read_bytes().split(b"\n")  # a line without a newline is incomplete
+    receipts = []
+    for number, line in enumerate(lines, start=1):
+        checksum, _, text = line.partition(b" ")
+        if checksum != _checksum(text):
+            if _PAGE in line or (number == len(lines) and b"\0" in line):
+                continue  # lost in a power cut: later pages may have reached the disk before it
+            raise ModelError(
+                f"{path}:{number}: damaged (its checksum differs); "
+                "delete this line, and its block is solved again"
+            )
+        try:
+            receipts.append(_parse_receipt(BlockReceipt, json.loads(text)))
+        except KeyError as error:
+            raise ModelError(f"{path}:{number}: {error.args[0]!r} is missing") from None
+        except ValueError as error:
+            raise ModelError(f"{path}:{number}: {error}") from None
+    return receipts
+
+
+def _checksum(text: bytes) -> bytes:
+    return sha256(text).hexdigest()[:16].encode()
+
+
+def _receipt_text(receipt: _Receipt) -> str:
     """Return a receipt as JSON on one line."""
     return json.dumps(vars(receipt), default=vars)  # `asdict` would copy every number
 
 
-def parse_block(entry: Any) -> BlockReceipt:
-    """Return a block's receipt from parsed JSON; raise `ValueError` with the reason as its text."""
-    try:
-        return _parse_receipt(BlockReceipt, entry)
-    except KeyError as error:
-        raise ValueError(f"{error.args[0]!r} is missing") from None
-
-
 def _parse(content: Mapping[str, Any]) -> Manifest:
-    values: dict[str, Any] = {"version": content["version"]}
+    values: dict[str, Any] = {}
     kinds: dict[str, type] = {"n_rows": int, "n_features": int, "n_labels": int}
     kinds |= {"params": dict, "transform": dict, "data": str, "dismec": str, "blocks": list}
     for key, kind in kinds.items():
@@ -276,10 +384,7 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
 
 
 def _parse_parts(content: Mapping[str, Any]) -> dict[str, PartReceipt]:
-    if content["version"] < 3:
-        named = {"labels": {"file": f"labels{ARRAYS}", "sha256": content["labels_sha256"]}}
-    else:
-        named = content["parts"]
+    named = content["parts"]
     if not isinstance(named, dict) or not named.keys() <= set(PARTS):
         raise ValueError(f"'parts' has entries other than {', '.join(PARTS)}")
     if "labels" not in named:

@@ -10,13 +10,13 @@ from dismec.data.counts import counted
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
 from dismec.model import weight_files
-from dismec.model.archive import unpacked
 from dismec.model.directory import read_manifest, unfinished
-from dismec.model.informed import Informed, Refinement
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
-from dismec.model.parts import Parts, read_parts
+from dismec.model.refined_transform import RefinedTransform, Refinement
+from dismec.model.saving import unpacked
 from dismec.model.scoring import RowTransform
+from dismec.model.sidecar_files import Parts, read_parts
 
 __all__ = ["open_model", "read_head"]
 
@@ -71,7 +71,7 @@ def _open_directory(directory: Path, *, check: bool | None) -> Model:
         try:
             manifest, transform, parts = read_head(directory, check=check)
             shards = weight_files.read_shards(directory, manifest, parts.labels.counts, check=check)
-            return Model(manifest, transform, parts, shards)
+            return Model.from_shards(manifest, transform, parts, shards)
         except ModelError:
             # A concurrent edit may have removed files that the manifest named: then there is a new
             # manifest, to be read instead.
@@ -79,13 +79,15 @@ def _open_directory(directory: Path, *, check: bool | None) -> Model:
                 raise
 
 
-def _informed(
+def _refined_transform(
     directory: Path, manifest: Manifest, own: Transform, check: bool | None
 ) -> RowTransform:
     """Return the transform of a refined model."""
     first = weight_files.read_first(directory, manifest, check=check)
     try:
-        transform = Informed(own, first, Refinement.from_dict(manifest.refined or {}), own.bias)
+        transform = RefinedTransform(
+            own, first, Refinement.from_dict(manifest.refined or {}), own.bias
+        )
     except ModelError as error:
         raise ModelError(f"{directory}: {error}") from None
     if transform.n_columns != manifest.n_columns:
@@ -113,5 +115,5 @@ def read_head(
     except ModelError as error:
         raise ModelError(f"{directory}: {error}") from None
     if manifest.refined:
-        return manifest, _informed(directory, manifest, transform, check), parts
+        return manifest, _refined_transform(directory, manifest, transform, check), parts
     return manifest, transform, parts

@@ -12,13 +12,11 @@ manifest say so:
   and how many of these had weight 0, if there were any
 
 "rows" is the number of rows, and "data" the first sixteen digits of the fingerprint of the rows
-given for this purpose. Without "data", they were held out from the training data. Older manifests
-contain the sentences themselves; `parse` turns them into fields.
+given for this purpose. Without "data", they were held out from the training data.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,15 +27,12 @@ import numpy.typing as npt
 
 from dismec.data.counts import counted
 
-__all__ = ["format_ranges", "history_entry", "parse", "parse_ranges", "sentence", "shown"]
+__all__ = ["format_ranges", "history_entry", "parse_ranges", "sentence", "shown"]
 
 _KEYS = (
     *("C_auto", "delta_auto", "delta_effect", "refine_effect", "calibrated"),
     *("row_weights", "pair_weights"),
 )
-_ROWS = re.compile(r"on (\d+) (?:held-out rows|rows of data ([0-9a-f]{16}))")
-_C = re.compile(r"by (\S+) from (.+) (on \d.*)")
-_EFFECT = re.compile(r"(.+) \(at (\S+): (.+)\)")
 
 
 def shown(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,22 +70,6 @@ def _sentence(key: str, value: dict[str, Any]) -> str:
     if key == "C_auto":
         return f"by {value['metric']} from {', '.join(f'{C:g}' for C in value['grid'])} {judged}"
     return judged
-
-
-def parse(key: str, value: Any) -> Any:
-    """Return the fields for a sentence of an older manifest: invert `sentence`."""
-    if not isinstance(value, str):
-        return value
-    if key == "delta_effect" and (match := _EFFECT.fullmatch(value)):
-        after = {name: float(p) for name, p in (part.split() for part in match[1].split(", "))}
-        before = dict(zip(after, map(float, match[3].split(", ")), strict=True))
-        return {"at": float(match[2]), "before": before, "after": after}
-    if key == "C_auto" and (match := _C.fullmatch(value)):
-        grid = [float(C) for C in match[2].split(", ")]
-        return {"metric": match[1], "grid": grid} | parse("calibrated", match[3])
-    if match := _ROWS.fullmatch(value):
-        return {"rows": int(match[1])} | ({"data": match[2]} if match[2] else {})
-    return value
 
 
 def history_entry(action: str, **facts: Any) -> dict[str, Any]:

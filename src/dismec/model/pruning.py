@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dismec.errors import DataError, ModelError
-from dismec.model.informed import Informed
 from dismec.model.manifest import Manifest
+from dismec.model.refined_transform import RefinedTransform
 from dismec.model.scoring import RowTransform
 from dismec.model.shards import Shard, gather, pack, prune
 
@@ -42,7 +42,7 @@ def repacked(
     precision: str,
 ) -> list[Shard]:
     """Return the shards without weights below `delta`, stored with this precision."""
-    more = [transform.pruned_more(delta)] if isinstance(transform, Informed) else []
+    more = [transform.pruned_more(delta)] if isinstance(transform, RefinedTransform) else []
     if transform.dense:  # dense features keep all of their weights
         more.append((transform.first_dense, 0.0))
     if not manifest.history:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels, thread_count
+from dismec.data.columns import is_matrix, is_texts, text_column
 from dismec.data.counts import check_k, counted
-from dismec.data.matrices import Rows, csr_on
-from dismec.data.mixed import MixedArrays
+from dismec.data.matrices import Rows
+from dismec.data.mixed import MixedArrays, MixedRows, is_parts, mixed_rows
 from dismec.errors import DataError, ModelError
+from dismec.features.text_rows import TextRows
+from dismec.features.vocabulary import Vocabulary
 from dismec.model.allowed import Allowed
-from dismec.model.by_label import WeightsByLabel
-from dismec.model.held_labels import HeldLabels
+from dismec.model.label_index import LabelIndex
 from dismec.model.shards import Shard
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "count_before",
     "empty_topk",
     "explained",
+    "input_rows",
 ]
 
 # Rows that a thread transforms and scores at a time: enough to share decoded weights, few enough
@@ -44,7 +46,7 @@ Scores = npt.NDArray[np.float32]
 
 
 class RowTransform(Protocol):
-    """The steps between input rows and scored rows: a `Transform`, or an `Informed` one."""
+    """The steps between input rows and scored rows: a `Transform` or a `RefinedTransform`."""
 
     @property
     def n_features(self) -> int:
@@ -119,18 +121,11 @@ class Predictor:
     had it, is never ranked. Results depend neither on how labels are divided into shards nor on the
     number of threads.
 
-    Shards may be in any order. `by_label` holds the weights of the same classifiers by label, for
-    rows with few allowed labels; scales and biases are taken from the shards. Raises `ModelError`
-    if shards do not fit the transform, hold a label twice, or hold one beyond `n_labels`.
+    Shards may be in any order. Raises `ModelError` if shards do not fit the transform, hold a label
+    twice, or hold one beyond `n_labels`.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        n_labels: int,
-        transform: RowTransform,
-        by_label: WeightsByLabel | None = None,
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], n_labels: int, transform: RowTransform) -> None:
         self.n_labels = n_labels
         self.transform = transform
         held = np.zeros(n_labels, np.int64)
@@ -146,15 +141,12 @@ class Predictor:
             raise ModelError(f"label {np.argmax(held)} is in the shards {held.max()} times")
         self._unseen = held == 0
         self._shards = [shard.native for shard in shards]
-        self._held = HeldLabels(shards, n_labels)
-        self._by_label = by_label
-        self._scales = [shard.scales for shard in shards]
-        self._biases = [shard.bias for shard in shards]
+        self._index = LabelIndex(shards, n_labels)
 
     def topk(
         self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
     ) -> tuple[Labels, Scores]:
-        """Return the k labels with the highest scores for each row, as `TopkModel.predict_topk`.
+        """Return the k labels with the highest scores for each row, as `Model.predict_topk`.
 
         X contains input rows, which are transformed chunk by chunk.
         """
@@ -169,43 +161,12 @@ class Predictor:
 
         def rank(start: int, stop: int) -> None:
             chunk = self.transform.apply_between(rows, start, stop)
-            if allowed is None:
-                best = best_labels(self._shards, chunk, places)
-            else:
-                best = self._best_among(chunk, places, allowed, start, stop)
+            among = None if allowed is None else self._index.among(allowed, start, stop)
+            best = best_labels(self._shards, chunk, places, among)
             labels[start:stop, :places], scores[start:stop, :places] = best
 
         _for_chunks(rank, rows.n_rows, threads)
         return labels, scores
-
-    def _best_among(
-        self, chunk: Rows, places: int, allowed: Allowed, start: int, stop: int
-    ) -> tuple[Labels, Scores]:
-        """Return the best allowed labels of rows start … stop − 1, as `best_labels`."""
-        copy = None if self._by_label is None else self._by_label.copy_for(allowed)
-        if copy is None:
-            return best_labels(self._shards, chunk, places, self._held.among(allowed, start, stop))
-        labels, scores = empty_topk(stop - start, places)
-        ranked = np.empty(stop - start, np.uint8)
-        few = (*allowed.between(start, stop), self._held.numbers)
-        copy.rank(*self._scales_and_biases, *chunk, *few, labels, scores, ranked)
-        left = np.flatnonzero(ranked == 0)
-        if len(left):  # the kernel expects these to be faster by feature
-            rest: Any = csr_on(
-                chunk.data,
-                chunk.indices,
-                chunk.indptr,
-                (chunk.n_rows, self.transform.n_columns + 1),
-            )[left]
-            rest = Rows(rest.indptr.astype(np.int64), rest.indices, rest.data)
-            among = self._held.among(allowed.take(start + left), 0, len(left))
-            labels[left], scores[left] = best_labels(self._shards, rest, places, among)
-        return labels, scores
-
-    @cached_property
-    def _scales_and_biases(self) -> tuple[Scores, Scores]:
-        """Scales and biases of the classifiers of all shards."""
-        return np.concatenate(self._scales), np.concatenate(self._biases)
 
     def decision_function(self, X: Any, threads: int | None = None) -> Scores:
         """Return the scores of all labels, float32 (n_rows, n_labels).
@@ -233,7 +194,7 @@ class Predictor:
         """
         rows = self.transform.arrays(X)
         check_explained(rows.n_rows, label, self.n_labels)
-        shard, classifier = self._held.find(label)
+        shard, classifier = self._index.find(label)
         if shard < 0:
             raise DataError(f"label {label} was never trained: no training row had it")
         row = self.transform.apply_between(rows, 0, 1)
@@ -247,6 +208,48 @@ class Predictor:
         """
         row, _, score = self.explain(X, label)
         return 1 + count_before(self._shards, row, self.n_labels, label, score)
+
+
+def input_rows(
+    X: Any, transform: RowTransform, vocabulary: Vocabulary | None, threads: int | None
+) -> Any:
+    """Turn texts into rows and check the kind of other rows, as `Model.rows_of`."""
+    if isinstance(X, MixedRows) or is_parts(X):
+        return transform.take(_mixed_rows(X, vocabulary, threads))
+    if transform.dense and (transform.n_features or is_texts(X)):
+        raise DataError(
+            f"X has no dense features, but the model takes {transform.dense} in addition to "
+            f"{transform.n_features} sparse ones: pass [X, E]"
+        )
+    if vocabulary is None:
+        if is_texts(X):
+            raise DataError("the model was trained on numeric features, but X is texts")
+        return X
+    if isinstance(X, TextRows):
+        return X
+    if is_matrix(X):
+        raise DataError(
+            "the model takes texts, but X is a matrix; if its columns are the terms of the "
+            "model's vocabulary, pass dismec.TextRows(X)"
+        )
+    return vocabulary.rows(text_column(X), threads=threads)
+
+
+def _mixed_rows(X: Any, vocabulary: Vocabulary | None, threads: int | None) -> MixedRows:
+    if isinstance(X, MixedRows):
+        return X
+    sparse = X[0] if len(X) == 2 else None
+    if sparse is not None and vocabulary is not None and not isinstance(sparse, TextRows):
+        if is_matrix(sparse):
+            raise DataError(
+                "the model takes texts and dense features, but the first part of X is a "
+                "matrix; if its columns are the terms of the model's vocabulary, pass "
+                "[dismec.TextRows(X), E]"
+            )
+        sparse = vocabulary.rows(text_column(sparse), threads=threads)
+    elif sparse is not None and is_texts(sparse):
+        raise DataError("the model was trained on numeric features, but X has texts")
+    return mixed_rows(sparse, X[-1])
 
 
 def empty_topk(n_rows: int, k: int) -> tuple[Labels, Scores]:

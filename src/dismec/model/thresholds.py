@@ -43,7 +43,7 @@ def by_score(threshold: Any) -> Rule:
 def by_probability(threshold: Any, calibration: Calibration) -> Rule:
     """Return the rule that takes labels whose probabilities are at or above a threshold.
 
-    It expects the scores of `Orders.by_logit`.
+    It expects the scores of `Rankings.by_logit`.
     """
     least = _checked_threshold(threshold)
     if not 0 <= least <= 1:
@@ -59,7 +59,7 @@ def by_probability(threshold: Any, calibration: Calibration) -> Rule:
 def by_margin(calibration: Calibration) -> Rule:
     """Return the rule that takes labels above their thresholds for macro-F1.
 
-    It expects the scores of `Orders.by_margin`; its values are probabilities.
+    It expects the scores of `Rankings.by_margin`; its values are probabilities.
     """
     least = calibration.logits(calibration.macro_thresholds)
     return lambda labels, z: (z >= 0, calibration.of_logits(z + least[labels]))

@@ -15,18 +15,19 @@ from dismec.cpu import kernels
 from dismec.data.files import whole_file
 from dismec.data.matrices import Rows, csr_on
 from dismec.errors import ModelError
-from dismec.model.classifiers import LabeledWeights
 from dismec.model.directory import commit, open_checked, tidy, write_hashed
-from dismec.model.format import (
+from dismec.model.manifest import (
     ARRAYS,
     BLOCK,
     PADDING,
     PRECISIONS,
     QUICK_BYTES,
     SHARD,
+    BlockReceipt,
+    Manifest,
+    ShardReceipt,
 )
-from dismec.model.manifest import BlockReceipt, Manifest, ShardReceipt
-from dismec.model.shards import Packing, Shard, pack
+from dismec.model.shards import LabeledWeights, Packing, Shard
 from dismec.solve.block import Block
 
 __all__ = [
@@ -86,7 +87,9 @@ def adopt_block(directory: Path, receipt: BlockReceipt, source: Path | bytes) ->
 def write_shard(directory: Path, number: int, shard: Shard, prefix: str = SHARD) -> ShardReceipt:
     """Write the file of a shard, which no manifest names yet; return its receipt."""
     path = directory / f"{prefix}{number:06d}{ARRAYS}"
-    sha256 = write_hashed(path, shard.arrays, precision=shard.precision)
+    # The file calls the eight-bit float int8: its bytes are the same in every release.
+    stored = shard.precision.replace("float8", "int8")
+    sha256 = write_hashed(path, shard.arrays, precision=stored)
     return ShardReceipt(
         file=path.name,
         n_labels=len(shard.labels),
@@ -155,8 +158,6 @@ def read_block(
     if metadata.get("number") != str(receipt.number):
         raise ModelError(f"{path}: not block {receipt.number}, although the manifest says so")
     n_labels = receipt.n_labels
-    if "rows" not in arrays and "labels" in arrays:  # an earlier version: a row for each label
-        arrays["rows"] = np.arange(arrays["labels"].size, dtype=np.int32)
     n_rows = arrays["indptr"].size - 1 if "indptr" in arrays else 0
     shape = (n_rows, manifest.n_columns + 1)
     for name, dtype, size in (
@@ -195,34 +196,28 @@ def read_shards(
     `counts` are the training rows of each label. With `check`, every file is read and compared with
     its SHA-256; by default this is done for small models. Otherwise only sizes are compared.
     """
-    if manifest.shards is None:  # format version 1
-        blocks = [
-            read_block(directory, manifest, r, check=check is not False) for r in manifest.blocks
-        ]
-        held = np.concatenate([np.empty(0, np.int64), *(block.labels for block in blocks)])
-        if not np.array_equal(np.sort(held), np.arange(manifest.n_labels)):
-            raise ModelError(f"{directory}: the blocks do not hold every label once")
-        stored = [(block.labels, block.weights, block.rows) for block in blocks]
-        return list(pack(stored, manifest.n_features, "float32", counts))
-    if check is None:
-        check = sum(receipt.bytes for receipt in manifest.shards) <= QUICK_BYTES
-    shards = [
-        read_shard(directory / r.file, r, manifest.n_labels, manifest.n_columns, check=check)
-        for r in manifest.shards
-    ]
+    receipts = manifest.shards or ()
+    shards = _read_files(directory, manifest.n_labels, receipts, manifest.n_columns, check)
     _check_held(directory, counts, shards)
     return shards
 
 
 def read_first(directory: Path, manifest: Manifest, *, check: bool | None = None) -> list[Shard]:
     """Return the first stage of a refined model; `check` as in `read_shards`."""
-    receipts, n_columns = manifest.first or (), manifest.n_features + manifest.dense
+    n_columns = manifest.n_features + manifest.dense
+    return _read_files(directory, manifest.n_labels, manifest.first or (), n_columns, check)
+
+
+def _read_files(
+    directory: Path,
+    n_labels: int,
+    receipts: Sequence[ShardReceipt],
+    n_columns: int,
+    check: bool | None,
+) -> list[Shard]:
     if check is None:
         check = sum(receipt.bytes for receipt in receipts) <= QUICK_BYTES
-    return [
-        read_shard(directory / r.file, r, manifest.n_labels, n_columns, check=check)
-        for r in receipts
-    ]
+    return [read_shard(directory / r.file, r, n_labels, n_columns, check=check) for r in receipts]
 
 
 def read_shard(

@@ -17,8 +17,7 @@ from dismec.errors import ModelError
 from dismec.features.vocabulary import TextParams, Vocabulary
 from dismec.model.calibration import Calibration
 from dismec.model.directory import open_checked, write_hashed
-from dismec.model.format import ARRAYS, QUICK_BYTES
-from dismec.model.manifest import Manifest, PartReceipt
+from dismec.model.manifest import ARRAYS, QUICK_BYTES, Manifest, PartReceipt
 
 __all__ = ["LabelTable", "Parts", "read_parts", "write_parts"]
 

@@ -20,8 +20,7 @@ from typing import TypeVar
 from dismec.data.files import sync_directory
 from dismec.errors import ModelError
 from dismec.model.directory import commit, read_manifest, tidy
-from dismec.model.format import ARRAYS, NEW
-from dismec.model.manifest import PartReceipt, ShardReceipt
+from dismec.model.manifest import ARRAYS, NEW, PartReceipt, ShardReceipt
 
 __all__ = ["install_replacement", "replacement_folder"]
 

@@ -1,8 +1,11 @@
-"""The labels of shards, and those that a caller allows → the candidates for the kernels."""
+"""Labels by name, number and shard: a name → its label, a label → its shard and classifier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import re
+import reprlib
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,15 +13,68 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels
+from dismec.data.names import Names
+from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.shards import Shard
 
-__all__ = ["HeldLabels"]
-
-_FEW = 1 / 16  # of the labels
+__all__ = ["LabelIndex", "LabelNames"]
 
 
-class HeldLabels:
+class LabelNames:
+    """The names of a model's labels, if they have any; finds labels by name or number."""
+
+    def __init__(self, names: Sequence[str] | None, n_labels: int) -> None:
+        self._names, self._n_labels = names, n_labels
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Numbers of the labels by their names; of equal names, the first."""
+        return {name: number for number, name in reversed(list(enumerate(self._names or ())))}
+
+    def find_name(self, name: str) -> int | None:
+        """Return the number of the first label with a name, or None if there is none."""
+        known = self._names
+        return known.find(name) if isinstance(known, Names) else self.numbers.get(name)
+
+    def find(self, label: Any) -> int:
+        """Return the number of a label, as `Model.find_label`."""
+        if isinstance(label, str):
+            number = self.find_name(label)
+            if number is None:  # white space around a name is not part of it
+                number = self.find_name(label := label.strip())
+            if self._names is None and re.fullmatch(r"\d{1,20}", label):
+                number = int(label)
+            if number is None or number >= self._n_labels:
+                raise DataError(f"the model has no label {reprlib.repr(label)}")
+            return number
+        try:
+            number = -1 if isinstance(label, bool) else operator.index(label)
+        except TypeError:
+            raise DataError(f"the model has no label {reprlib.repr(label)}") from None
+        if not 0 <= number < self._n_labels:
+            raise DataError(f"label {reprlib.repr(label)} is outside 0 … {self._n_labels - 1}")
+        return number
+
+    def find_all(self, labels: Any, what: str) -> npt.NDArray[np.int64]:
+        """Return the numbers of labels; `what` names the argument in errors."""
+        if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+            raise DataError(f"{what} is {reprlib.repr(labels)}; expected a list of labels")
+        if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
+            outside = (labels < 0) | (labels >= self._n_labels)
+            if outside.any():
+                self.find(int(labels[np.argmax(outside)]))
+            return labels.astype(np.int64)
+        wanted = list(labels)
+        known = self._names
+        numbers: list[int | None] = [None] * len(wanted)
+        if isinstance(known, Names) and all(isinstance(label, str) for label in wanted):
+            numbers = known.find_all(wanted)
+        pairs = zip(numbers, wanted, strict=True)
+        return np.array([self.find(x) if n is None else n for n, x in pairs], np.int64)
+
+
+class LabelIndex:
     """The labels of some shards, with the shard and the classifier of each."""
 
     def __init__(self, shards: Sequence[Shard], n_labels: int) -> None:
@@ -37,13 +93,11 @@ class HeldLabels:
 
     def among(self, allowed: Allowed, start: int, stop: int) -> list[Any]:
         """Return, for each shard, the labels allowed for rows start … stop − 1."""
-        # Preparing a set for a single row does not pay off, unless the set is used again.
-        fleeting = stop - start == 1 and allowed.mean_size < _FEW * self.n_labels
-        if not (fleeting and allowed.is_new(self)) and allowed.mask is not None:
-            mask = allowed.mask
+        mask = allowed.mask
+        if mask is not None and not allowed.is_fleeting(self, stop - start):
             return allowed.prepared(self, lambda: self._allowed_for_all(mask))
         label_starts, labels = allowed.between(start, stop)
-        numbers, first = self.numbers[labels], 0
+        numbers, first = self._numbers[labels], 0
         found = []
         for _, starts in self._labels:
             last = first + len(starts) - 1
@@ -71,7 +125,7 @@ class HeldLabels:
         return found
 
     @cached_property
-    def numbers(self) -> npt.NDArray[np.int32]:
+    def _numbers(self) -> npt.NDArray[np.int32]:
         """(n_labels,): the classifier of each label, counted through all shards; −1 if unseen."""
         sizes = [len(starts) - 1 for _, starts in self._labels]
         first = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])

@@ -19,17 +19,15 @@ from dismec.data.matrices import Rows
 from dismec.data.mixed import MixedArrays
 from dismec.errors import ModelError
 from dismec.features.transform import Transform
-from dismec.model.explanation import Contribution, Reason, contributions
-from dismec.model.scoring import Labels, Predictor, Scores, best_labels
+from dismec.model.scoring import Labels, Scores, best_labels
 from dismec.model.shards import Shard
 
-__all__ = ["Informed", "Refinement", "label_columns", "widened"]
+__all__ = ["RefinedTransform", "Refinement", "label_columns", "widened"]
 
 # Factor on delta for the weights of labels: most of these weights are between delta and this limit,
 # and dropping them costs no accuracy (``docs/howto/refining.md``).
 _PRUNED_MORE = 5.0
 _MOST_LABELS = 1000  # labels per row that a manifest may ask for
-_TRACED, _TRACED_TERMS = 5, 5  # labels explained by terms of their own, and terms of each
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Refinement:
 
 
 @dataclass(frozen=True, eq=False)
-class Informed:
+class RefinedTransform:
     """The transform of rows before the second stage; plain models have a `Transform` instead.
 
     A row consists of its own sparse features, transformed; then a feature for each label that
@@ -133,30 +131,6 @@ class Informed:
         found = best_labels(self._natives, chunk, self.refinement.labels)
         return widened(chunk, self.own, *found, self._columns, self.refinement, self.bias)
 
-    def reasons(
-        self,
-        X: Any,
-        parts: Sequence[Contribution],
-        names: Sequence[str] | None,
-        terms: Sequence[str] | None,
-    ) -> list[Reason]:
-        """Return the contributions of labels among `parts`; explain the largest by their terms."""
-        first = Predictor(self.first, int(self.informing.max(initial=-1)) + 1, self.own)
-        found: list[Reason] = []
-        for part in parts:
-            if not self.n_features <= part.feature < self.first_dense:
-                continue
-            label = int(self.informing[part.feature - self.n_features])
-            why: list[Contribution] = []
-            if len(found) < _TRACED:
-                row, weights, _ = first.explain(X, label)
-                all_parts = contributions(row, weights, self.own.n_columns, terms)[1]
-                own_terms = [term for term in all_parts if term.feature < self.n_features]
-                why = own_terms[:_TRACED_TERMS]
-            name = None if names is None else names[label]
-            found.append(Reason(label, name, part.value, part.weight, part.contribution, why))
-        return found
-
     @cached_property
     def _columns(self) -> npt.NDArray[np.int32]:
         return label_columns(self.informing)
@@ -165,7 +139,7 @@ class Informed:
     def _natives(self) -> list[Any]:
         return [shard.native for shard in self.first]
 
-    def with_bias(self, bias: float) -> Informed:
+    def with_bias(self, bias: float) -> RefinedTransform:
         """Return the same transform with another bias for the second stage."""
         return replace(self, bias=bias)
 

@@ -1,0 +1,340 @@
+"""Weights, here or on a cluster → the rankings of labels that a model needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dismec.data.counts import check_k
+from dismec.data.matrices import Rows
+from dismec.errors import DataError, ModelError
+from dismec.model.allowed import Allowed
+from dismec.model.calibration import Calibration, Float32s, Floats
+from dismec.model.scoring import (
+    Labels,
+    Predictor,
+    Ranking,
+    RowTransform,
+    Scores,
+    check_explained,
+    empty_topk,
+)
+from dismec.model.select_labels import cut_down
+from dismec.model.shards import Shard, first_labels
+from dismec.model.thresholds import (
+    MACRO_F1,
+    MICRO_F1,
+    Rule,
+    assigned,
+    by_margin,
+    by_probability,
+    by_score,
+    ranked,
+)
+
+__all__ = ["Gains", "Rankings", "RerankedRankings", "ShardRankings"]
+
+_ABOVE_ZERO = float(np.nextafter(np.float32(0), np.float32(1)))
+_CHUNK_SCORES = 1 << 22  # scores converted to probabilities at a time
+_FIRST_LEVEL, _STEP = -1.0, 0.25  # levels of log(P/p^alpha) are multiples of the step
+_LEAST_LOG_P, _MOST_P = -80.0, 1 - 1e-7  # limits of log P and P for a level
+_ROUNDING = 1e-4  # largest rounding error of z
+_VIEWS = 16  # rankings that are kept, one per level
+
+
+class Rankings(ABC):
+    """The rankings of a model's labels, each created when it is first needed.
+
+    Parameters
+    ----------
+    n_labels, transform
+        As for `Predictor`.
+    calibration
+        Maps scores to probabilities. Methods that need it raise `ModelError` if it is None.
+    """
+
+    not_ready: str | None = None  # why nothing can be ranked at the moment
+
+    def __init__(
+        self, n_labels: int, transform: RowTransform, calibration: Calibration | None
+    ) -> None:
+        self.n_labels, self.transform = n_labels, transform
+        self._own_calibration = calibration
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The weights; raises `ModelError` if they are not in this process."""
+        raise ModelError(
+            "this needs the weights, which are not in this process: use dismec.open_model"
+        )
+
+    @property
+    @abstractmethod
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same weights, int64 (n_labels,)."""
+
+    @abstractmethod
+    def _by_score(self) -> Ranking:
+        """Create the ranking by score."""
+
+    @abstractmethod
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Ranking:
+        """Create the ranking by slope·score + offset, with one of each per label."""
+
+    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Rankings, Allowed | None]:
+        """Return the rankings to use for `n_rows` rows, and what to pass as `allowed` to them."""
+        return self, allowed
+
+    def close(self) -> None:  # noqa: B027
+        """Release what the rankings hold outside of this process, if anything."""
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The calibration; labels that share their weights have that of the first of them."""
+        own = self._own_calibration
+        return None if own is None else own.taken_from(self.first_labels)
+
+    def _calibrated(self) -> Calibration:
+        if self.calibration is None:
+            raise ModelError("the model gives no probabilities: train it with calibrate=True")
+        return self.calibration
+
+    @cached_property
+    def by_score(self) -> Ranking:
+        """The ranking by score."""
+        return self._by_score()
+
+    @cached_property
+    def by_logit(self) -> Ranking:
+        """The ranking by slope·score + intercept, which is the order of probabilities."""
+        calibration = self._calibrated()
+        return self._rescaled(calibration.slopes, calibration.intercepts)
+
+    @cached_property
+    def by_margin(self) -> Ranking:
+        """The ranking by how far this logit is above the label's threshold for macro-F1."""
+        calibration = self._calibrated()
+        least = calibration.logits(calibration.macro_thresholds).astype(np.float32)
+        return self._rescaled(calibration.slopes, calibration.intercepts - least)
+
+    def by_gain(self, bonus: Floats, *, probabilities: bool) -> Ranking:
+        """Return the ranking by log P + bonus, or by score + bonus."""
+        if probabilities:
+            return Gains(self._rescaled, self._calibrated(), bonus)
+        return self._rescaled(np.ones(self.n_labels, np.float32), bonus.astype(np.float32))
+
+    def topk(
+        self, X: Any, k: int, probabilities: bool, threads: int | None, allowed: Allowed | None
+    ) -> tuple[Labels, Scores]:
+        """Return the k best labels and their probabilities or scores, as `Model.predict_topk`."""
+        if not probabilities:
+            return self.by_score.topk(X, k, threads, allowed)
+        labels, z = self.by_logit.topk(X, k, threads, allowed)
+        return labels, np.where(labels < 0, np.float32(0), self._calibrated().of_logits(z))
+
+    def rule(self, threshold: Any, probabilities: bool) -> tuple[Ranking, Rule]:
+        """Return the ranking and the rule that select labels at a threshold; see `Model.assign`."""
+        if threshold is None:
+            probabilities = probabilities and self.calibration is not None
+            threshold = MICRO_F1 if probabilities else _ABOVE_ZERO
+        named = (MICRO_F1, MACRO_F1) if probabilities else ()
+        if isinstance(threshold, str) and threshold not in named:
+            wanted = " or ".join(["a number", *named])
+            raise DataError(f"threshold is {threshold!r}; expected {wanted}")
+        if not probabilities:
+            return self.by_score, by_score(threshold)
+        calibration = self._calibrated()
+        if threshold == MACRO_F1:
+            return self.by_margin, by_margin(calibration)
+        least = calibration.micro_threshold if threshold == MICRO_F1 else threshold
+        return self.by_logit, by_probability(least, calibration)
+
+    def dense_probabilities(self, X: Any, threads: int | None) -> Scores:
+        """Return the probabilities of all labels, float32 (n_rows, n_labels)."""
+        result = self.by_logit.decision_function(X, threads)
+        step = max(1, _CHUNK_SCORES // max(1, self.n_labels))
+        for begin in range(0, len(result), step):
+            part = result[begin : begin + step]
+            part[:] = self._calibrated().of_logits(part)
+        return result
+
+
+class ShardRankings(Rankings):
+    """The rankings of a model whose weights are in this process; `shards` as in `Predictor`."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        n_labels: int,
+        transform: RowTransform,
+        calibration: Calibration | None,
+    ) -> None:
+        super().__init__(n_labels, transform, calibration)
+        self._shards = tuple(shards)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The weights."""
+        return self._shards
+
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same weights, int64 (n_labels,)."""
+        return first_labels(self._shards, self.n_labels)
+
+    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Rankings, Allowed | None]:
+        """Like `Rankings.among`; for many rows and few labels, use shards of only these labels."""
+        if allowed is None or not allowed.is_few_for(n_rows):
+            return self, allowed
+        few = allowed.prepared(self, lambda: self._cut_down(allowed))
+        return few, None if allowed.mask is not None else allowed
+
+    def _cut_down(self, allowed: Allowed) -> ShardRankings:
+        shards = cut_down(self._shards, allowed.anywhere)
+        return ShardRankings(shards, self.n_labels, self.transform, self.calibration)
+
+    def _by_score(self) -> Predictor:
+        return Predictor(self._shards, self.n_labels, self.transform)
+
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Predictor:
+        bias = self.transform.bias
+        shards = [s.rescaled(slopes[s.leaders], offsets[s.leaders], bias) for s in self._shards]
+        return Predictor(shards, self.n_labels, self.transform.with_bias(1.0))
+
+
+class RerankedRankings(Rankings):
+    """Rankings that put rare labels higher (`Model.reranked`): scores are what they rank by.
+
+    `bonus` and `probabilities` as in `Rankings.by_gain`.
+    """
+
+    def __init__(self, rankings: Rankings, bonus: Floats, *, probabilities: bool) -> None:
+        super().__init__(rankings.n_labels, rankings.transform, None)
+        self._rankings, self._bonus, self._probabilities = rankings, bonus, probabilities
+
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:
+        """For each label the first label with the same weights, int64 (n_labels,)."""
+        return self._rankings.first_labels
+
+    def among(self, allowed: Allowed | None, n_rows: int) -> tuple[Rankings, Allowed | None]:
+        """Like `Rankings.among`."""
+        few, left = self._rankings.among(allowed, n_rows)
+        if few is self._rankings:
+            return self, left
+        return RerankedRankings(few, self._bonus, probabilities=self._probabilities), left
+
+    def _by_score(self) -> Ranking:
+        return self._rankings.by_gain(self._bonus, probabilities=self._probabilities)
+
+    def _rescaled(self, slopes: Float32s, offsets: Float32s) -> Ranking:
+        raise ModelError("this model is reranked already")
+
+
+class Gains:
+    """An exact ranking by P/p^alpha, where P is a label's probability and p its propensity.
+
+    P is not linear in the row, but it increases with z = slope·score + intercept, which is. So
+    log(P/p^alpha) of a label reaches a level exactly if its z reaches a bound that depends only on
+    the label: z minus the bound, the margin, is at least 0. A first pass finds a level that k
+    labels reach; a second pass finds all labels that reach it, and the best k of these are the best
+    of all.
+    """
+
+    def __init__(
+        self,
+        rescaled: Callable[[Float32s, Float32s], Ranking],  # ranks by slope·score + offset
+        calibration: Calibration,
+        bonus: Floats,  # (n_labels,): −alpha·log p, at least 0
+    ) -> None:
+        self._rescaled = rescaled
+        self._calibration = calibration
+        self.n_labels = calibration.n_labels
+        self._bonus = bonus
+        self._lowest = _LEAST_LOG_P + float(bonus.max(initial=0.0))
+        self._margins = lru_cache(_VIEWS)(self._make_margins)
+
+    @property
+    def transform(self) -> RowTransform:
+        """Transform applied to rows before scoring."""
+        return self._margins(_FIRST_LEVEL).transform
+
+    def topk(
+        self, X: Any, k: int = 5, threads: int | None = None, allowed: Allowed | None = None
+    ) -> tuple[Labels, Scores]:
+        """Return the k labels with the highest P/p^alpha, best first, and these values.
+
+        Ties go to the smaller label; empty places hold label −1 and value 0. Arguments and errors
+        are those of `Predictor.topk`.
+        """
+        k = check_k(k)
+        first = self._margins(_FIRST_LEVEL)
+        rows = first.transform.take(X)
+        labels, logs = empty_topk(rows.shape[0], k)
+        places = min(k, len(self._bonus))
+        if places == 0:
+            return labels, np.exp(logs)
+        found, margins = first.topk(rows, 2 * places + 8, threads, allowed)
+        ascending = np.sort(self._values(found, margins, _FIRST_LEVEL), axis=1)
+        reached = _STEP * np.floor(ascending[:, -places] / _STEP)
+        level = np.where(reached < self._lowest, -np.inf, reached)
+        for at in np.unique(level).tolist():
+            some = np.flatnonzero(level == at)
+            rule, among = self._reaching(at), None if allowed is None else allowed.take(some)
+            sets = assigned(self._margins(at), rows[some], rule, None, threads, among)
+            best, values = ranked(sets)
+            width = min(places, best.shape[1])
+            labels[some, :width], logs[some, :width] = best[:, :width], values[:, :width]
+        return labels, np.exp(np.minimum(logs, np.float32(80)))
+
+    def decision_function(self, X: Any, threads: int | None = None) -> Scores:
+        """Return P/p^alpha of all labels, float32 (n_rows, n_labels); 0 for untrained labels."""
+        labels, values = self.topk(X, max(1, self.n_labels), threads)
+        result = np.zeros((len(labels), self.n_labels), np.float32)
+        row, place = np.nonzero(labels >= 0)
+        result[row, labels[row, place]] = values[row, place]
+        return result
+
+    def explain(self, X: Any, label: int) -> tuple[Rows, Scores, float]:
+        """Raise `ModelError`: P/p^alpha is not a sum over features."""
+        raise ModelError("reranked values cannot be explained: explain the model itself")
+
+    def place(self, X: Any, label: int) -> int:
+        """Return the rank of a label for one row, as `Predictor.place`."""
+        labels, _ = self.topk(X, max(1, self.n_labels))
+        check_explained(len(labels), label, self.n_labels)
+        return int(np.flatnonzero(labels[0] == label)[0]) + 1
+
+    def _make_margins(self, level: float) -> Ranking:
+        """Create the ranking by the margin: how far z is above the bound for a level."""
+        offsets = (self._calibration.intercepts - self._least(level)).astype(np.float32)
+        return self._rescaled(self._calibration.slopes, offsets)
+
+    def _least(self, level: float) -> Floats:
+        """Return the bound of each label: the z at which it reaches a level, or slightly less."""
+        log_p = np.maximum(level, self._lowest) - self._bonus
+        return self._calibration.logits(np.minimum(np.exp(np.minimum(log_p, 0.0)), _MOST_P))
+
+    def _reaching(self, level: float) -> Rule:
+        """Return the rule that takes the labels that reach a level, with their log(P/p^alpha)."""
+
+        def rule(labels: Labels, margins: Scores) -> tuple[npt.NDArray[np.bool_], Scores]:
+            values = self._values(labels, margins, level).astype(np.float32)
+            if level < self._lowest:
+                return np.ones(labels.shape, np.bool_), values
+            return margins >= -_ROUNDING, values
+
+        return rule
+
+    def _values(self, labels: Labels, margins: Scores, level: float) -> Floats:
+        """Return log(P/p^alpha) of labels, given their margins; −inf for empty places."""
+        there = labels >= 0
+        of = np.where(there, labels, 0)
+        z = np.where(there, margins, 0) + self._least(level)[of]
+        values = np.log(self._calibration.of_logits(z).astype(np.float64)) + self._bonus[of]
+        return np.where(there, values, -np.inf)
