@@ -1,39 +1,34 @@
-"""Training request → checked data, and the manifest of the model to be trained."""
+"""Data and options → checked data, and the manifest of the model to be trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 
 from dismec.cluster.placed import PlacedData
 from dismec.cpu import physical_memory
 from dismec.data.counts import counted
-from dismec.data.dataset import fingerprint
-from dismec.data.matrices import check_Y
-from dismec.data.mixed import MixedRows, check_features, is_mostly_full
+from dismec.data.mixed import check_features, is_mostly_full
 from dismec.data.names import check_names
-from dismec.data.pair_weights import PairWeights, find_pairs, known_labels, pairs_at
-from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
-from dismec.data.targets import is_label_lists, named_matrix
+from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.manifest import Manifest
-from dismec.model.parts import LabelTable, Parts
-from dismec.solve.blocks import BlockCutter, by_frequency, cut, effort
+from dismec.model.sidecar_files import LabelTable, Parts
+from dismec.solve.partition import BlockCutter, by_frequency, cut, effort
 from dismec.solve.problem import Problem, ProblemFacts, SolverParams
+from dismec.training.params import TrainingParams, TrainOptions
 
 if TYPE_CHECKING:
     from dismec.model.calibration import Calibration
-    from dismec.model.informed import Informed
+    from dismec.model.refined_transform import RefinedTransform
     from dismec.solve.costs import Costs
-    from dismec.training.params import TrainingParams
-    from dismec.training.request import Request
 
 __all__ = ["Blocks", "Job", "Mask"]
 
@@ -44,6 +39,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 # Training allocates memory per feature and per label, even for those that no row has. Up to
 # _ALWAYS_COLUMNS of each are accepted; more need an entry per _COLUMNS_PER_ENTRY of them.
 _ALWAYS_COLUMNS, _COLUMNS_PER_ENTRY = 1 << 24, 100
+_CHOOSING_C = ("grid", "metric")  # recorded in ``C_auto`` if they are used
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,22 +49,20 @@ class Job:
     Immutable: choosing a parameter or calibrating the model returns another job.
     """
 
-    X: sp.csr_array | MixedRows | PlacedData
-    Y: sp.csr_array | PlacedData
+    data: TrainingData
     problem: Problem | ProblemFacts
     params: TrainingParams
     transform: Transform  # of rows of X
     parts: Parts
     manifest: Manifest
-    data: str  # fingerprint of X, Y and all weights
-    informed: Informed | None = None  # how rows are extended to X in a second stage
-    weights: RowWeights | None = None  # row weights, all above 0; None: all 1
-    pairs: PairWeights | None = None  # weights of (row, label) pairs; None: all 1
     costs: Costs | None = None  # factors for the losses of each label's rows
+    informed: RefinedTransform | None = None  # how rows are extended to X in a second stage
 
     @classmethod
-    def prepare(cls, request: Request, transform: Transform | None = None) -> Job:
-        """Check the data of a request, and return the job of training on them.
+    def prepare(
+        cls, data: TrainingData, options: TrainOptions, transform: Transform | None = None
+    ) -> Job:
+        """Check the data, and return the job of training on them.
 
         Without `transform`, one is fitted to X according to the parameters.
 
@@ -77,50 +71,80 @@ class Job:
         DataError
             If X, Y, the names or the weights are invalid.
         """
-        if isinstance(request.X, PlacedData):
-            return cls._of_placed(request, request.X)
-        X = transform.take(request.X) if transform else check_features(_with_dense_part(request))
+        if isinstance(data.X, PlacedData):
+            return cls._of_placed(data, options)
+        params = options.params
+        X = transform.take(data.X) if transform else check_features(_with_dense_part(data, options))
         if X.shape[0] == 0:
             raise DataError("there are no rows to train on")
-        params = request.params
-        if params.penalty == "l1" and not (request.weights is None and request.costs is None):
+        if params.penalty == "l1" and not (data.weights is None and options.costs is None):
             raise DataError("row weights and class weights are not supported with penalty='l1'")
-        if request.pair_weights is not None:
-            _check_pairs_supported(params)
-        X, Y, named, weights, pairs = _weighted_data(X, request)
-        names = check_names(named, Y.shape[1])
-        _check_memory(X.shape[1], Y.shape[1])
-        _check_columns("labels", Y.shape[1], Y.nnz + len(names or ()))
+        if data.pairs is not None and params.penalty == "l1":
+            raise DataError("pair weights are not supported with penalty='l1'")
+        if data.pairs is not None and params.refine:
+            raise DataError("pair weights are not supported with refine=True")
+        data = data.checked(X)
+        _check_memory(X.shape[1], data.Y.shape[1])
+        _check_columns("labels", data.Y.shape[1], data.Y.nnz + len(data.names or ()))
         if transform is None:
-            _check_columns("features", X.shape[1], X.nnz)
+            _check_columns("features", X.shape[1], data.X.nnz)
+        job = cls._of(data, options, transform, data.fingerprint)
+        for C in (params.grid[0], params.grid[-1]) if params.chooses_C else (params.solver.C,):
+            job.problem.check_C(C)
+        return job
+
+    @classmethod
+    def _of(
+        cls, data: TrainingData, options: TrainOptions, transform: Transform | None, identity: str
+    ) -> Job:
+        """Return the job for checked data with this identity."""
+        params = options.params
+        if transform is None:
             transform = Transform.fit(
-                X,
+                data.X,
                 tfidf=params.tfidf,
                 normalize=params.normalize,
                 bias=params.bias,
                 dense_scale=params.dense_scale,
             )
-        problem = Problem(X, Y, transform, weights, request.costs, pairs)
-        problem.check_C(params.C)
-        data = fingerprint(X, Y, weights, pairs)
-        checked = _CheckedData(problem, transform, data, names, weights, pairs)
-        rest: dict[str, Any] = {"weights": weights, "pairs": pairs, "costs": request.costs}
-        return cls(X, Y, problem, params, transform, *checked.describe(request), data, **rest)
+        problem = Problem(data.X, data.Y, transform, data.weights, options.costs, data.pairs)
+        described = _describe(data, problem, options, transform, identity)
+        return cls(data, problem, params, transform, *described, options.costs)
 
     @classmethod
-    def _of_placed(cls, request: Request, placed: PlacedData) -> Job:
+    def _of_placed(cls, data: TrainingData, options: TrainOptions) -> Job:
         """Return the job for data on cluster workers, which have already checked them."""
-        facts, problem = placed.facts, placed.problem
-        names = check_names(
-            facts.names if request.names is None else request.names, problem.n_labels
-        )
+        facts, problem = data.X.facts, data.X.problem
+        names = check_names(facts.names if data.names is None else data.names, problem.n_labels)
         if problem.n_rows == 0:
             raise DataError("there are no rows to train on")
         _check_memory(problem.n_columns, problem.n_labels)
-        problem.check_C(request.params.C)
-        checked = _CheckedData(problem, facts.transform, facts.fingerprint, names)
-        given = request.params, facts.transform
-        return cls(placed, placed, problem, *given, *checked.describe(request), facts.fingerprint)
+        problem.check_C(options.params.solver.C)
+        data = replace(data, names=names, hashed=facts.fingerprint)
+        described = _describe(data, problem, options, facts.transform, facts.fingerprint)
+        return cls(data, problem, options.params, facts.transform, *described)
+
+    def stage(
+        self,
+        name: str,
+        data: TrainingData,
+        params: TrainingParams,
+        transform: Transform | None = None,
+    ) -> Job:
+        """Return the job of a stage on some of the rows and labels of this job.
+
+        It is identified by this job and its own name, so its data need not be hashed.
+        """
+        identity = hashlib.sha256(f"{self.digest} {name}".encode()).hexdigest()
+        return Job._of(data, TrainOptions(params, costs=self.costs), transform, identity)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the data, the parameters and what has been chosen so far."""
+        params = self.manifest.params
+        known = {key: params[key] for key in sorted(params) if key != "block_size"}
+        text = json.dumps([self.manifest.data, known, self.manifest.dismec])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def solver(self) -> SolverParams:
@@ -172,93 +196,51 @@ class Job:
         return labels, by_frequency(equal.groups, counts), effort(equal, counts)
 
 
-@dataclass(frozen=True, eq=False)
-class _CheckedData:
-    """The facts about checked data that determine the manifest of a model."""
-
-    problem: Problem | ProblemFacts
-    transform: Transform
-    data: str
-    names: list[str] | None
-    weights: RowWeights | None = None
-    pairs: PairWeights | None = None
-
-    def describe(self, request: Request) -> tuple[Parts, Manifest]:
-        """Return the parts of the model other than its weights, and its manifest."""
-        problem, transform, vocabulary = self.problem, self.transform, request.vocabulary
-        labels = LabelTable(problem.label_counts, self.names, transform.idf)
-        manifest = Manifest(
-            n_rows=problem.n_rows,
-            n_features=problem.n_features,
-            n_labels=problem.n_labels,
-            params=_params_in_manifest(request.params, transform)
-            | _weights_in_manifest(self.weights, self.pairs),
-            transform=transform.to_dict(),
-            data=self.data,
-            dismec=version("dismec"),
-            text=vocabulary.params.to_dict() if vocabulary else None,
-            columns=dict(request.columns) if request.columns else None,
-            examples=request.examples,
-        )
-        return Parts(labels, vocabulary), manifest
+def _describe(
+    data: TrainingData,
+    problem: Problem | ProblemFacts,
+    options: TrainOptions,
+    transform: Transform,
+    identity: str,
+) -> tuple[Parts, Manifest]:
+    """Return the parts of the model other than its weights, and its manifest."""
+    vocabulary = options.vocabulary
+    params = {k: v for k, v in asdict(options.params).items() if k not in _CHOOSING_C}
+    if not transform.dense:
+        del params["dense_scale"]
+    manifest = Manifest(
+        n_rows=problem.n_rows,
+        n_features=problem.n_features,
+        n_labels=problem.n_labels,
+        params=params | _weights_in_manifest(data),
+        transform=transform.to_dict(),
+        data=identity,
+        dismec=version("dismec"),
+        text=vocabulary.params.to_dict() if vocabulary else None,
+        columns=dict(options.columns) if options.columns else None,
+        examples=options.examples,
+    )
+    names = None if data.names is None else list(data.names)
+    return Parts(LabelTable(problem.label_counts, names, transform.idf), vocabulary), manifest
 
 
-def _weighted_data(
-    X: Any, request: Request
-) -> tuple[Any, sp.csr_array, Sequence[str] | None, RowWeights | None, PairWeights | None]:
-    """Return X, Y, label names, row weights and pair weights, without what has weight 0."""
-    keep = weights = None
-    labels, n_rows = request.Y, X.shape[0]
-    if request.weights is not None:
-        keep, weights = kept_rows(check_row_weights(request.weights, n_rows))
-    left = keep
-    if keep is not None and is_label_lists(labels) and len(labels) == n_rows:
-        # Rows of weight 0 are ignored, so labels that only they have do not exist.
-        listed = list(labels)
-        labels = [listed[row] for row in keep.tolist()]
-        X, left = X[keep], None
-    found, named = named_matrix(labels, request.names)
-    Y: Any = check_Y(found, X.shape[0])
-    if left is not None:
-        X, Y = X[left], Y[left]
-    pairs = pairs_at(find_pairs(request.pair_weights, (n_rows, Y.shape[1]), named), keep)
-    return X, known_labels(Y, pairs), named, weights, pairs
-
-
-def _weights_in_manifest(weights: RowWeights | None, pairs: PairWeights | None) -> dict[str, Any]:
+def _weights_in_manifest(data: TrainingData) -> dict[str, Any]:
     """Return the manifest entries about weights, as `dismec.model.provenance` specifies them."""
     entries: dict[str, Any] = {}
-    if weights is not None:
-        least, most, total = (float(f(weights)) for f in (np.min, np.max, np.sum))
+    if data.weights is not None:
+        least, most, total = (float(f(data.weights)) for f in (np.min, np.max, np.sum))
         entries["row_weights"] = {"least": least, "most": most, "sum": total}
-    if pairs is not None:
-        left_out = int(np.count_nonzero(pairs.data == 0))
-        entries["pair_weights"] = {"pairs": pairs.nnz, "left_out": left_out}
+    if data.pairs is not None:
+        left_out = int(np.count_nonzero(data.pairs.data == 0))
+        entries["pair_weights"] = {"pairs": data.pairs.nnz, "left_out": left_out}
     return entries
 
 
-def _with_dense_part(request: Request) -> Any:
+def _with_dense_part(data: TrainingData, options: TrainOptions) -> Any:
     """Return X, as dense features if most of it is nonzero and the parameters allow it."""
-    params = request.params
-    if params.tfidf or request.vocabulary is not None:
-        return request.X
-    return [request.X] if is_mostly_full(request.X) else request.X
-
-
-def _params_in_manifest(params: TrainingParams, transform: Transform) -> dict[str, Any]:
-    """Return the parameters for a manifest: `dense_scale` only with dense features."""
-    entries = asdict(params)
-    if not transform.dense:
-        del entries["dense_scale"]
-    return entries
-
-
-def _check_pairs_supported(params: TrainingParams) -> None:
-    """Raise `DataError` if the parameters do not support pair weights."""
-    if params.penalty == "l1":
-        raise DataError("pair weights are not supported with penalty='l1'")
-    if params.refine:
-        raise DataError("pair weights are not supported with refine=True")
+    if options.params.tfidf or options.vocabulary is not None:
+        return data.X
+    return [data.X] if is_mostly_full(data.X) else data.X
 
 
 def _check_columns(what: str, n_columns: int, n_entries: int) -> None:

@@ -21,12 +21,12 @@ from dismec.model.calibration import Calibration
 from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
-from dismec.model.parts import LabelTable, Parts
 from dismec.model.provenance import format_ranges, history_entry
-from dismec.model.subsets import check_separable, parts_in_use, parts_of, renumbered
+from dismec.model.select_labels import check_separable, parts_of, renumbered
+from dismec.model.sidecar_files import LabelTable, Parts
 from dismec.solve.block import BlockStats
-from dismec.training.calibrating import fit_calibration
-from dismec.training.examples import EXAMPLES
+from dismec.training.calibrate import fit_calibration
+from dismec.training.params import EXAMPLES
 
 __all__ = ["merge_models", "with_probabilities"]
 
@@ -109,8 +109,9 @@ def with_probabilities(model: Model, X: Any, Y: Any, *, threads: int | None = No
     found = fit_calibration(model, rows, Y, threads=threads)
     learned = {"rows": Y.shape[0], "data": fingerprint(rows, Y)[:16]}
     params = model.params | {"calibrate": True, "calibrated": learned}
-    parts = replace(parts_in_use(model), calibration=found)
-    return Model(replace(model.manifest, params=params), model.transform, parts, model.shards)
+    parts = replace(model.parts, calibration=found)
+    manifest = replace(model.manifest, params=params)
+    return Model.from_shards(manifest, model.transform, parts, model.shards)
 
 
 def _obstacles(one: Model, other: Model) -> Iterator[str]:
@@ -134,8 +135,7 @@ def _obstacles(one: Model, other: Model) -> Iterator[str]:
         yield "the names of their features differ"
     if one.precision != other.precision:
         yield (
-            f"their precision is {one.precision} and {other.precision}; "
-            "change that of one (Model.pruned)"
+            f"their precision is {one.precision} and {other.precision}; change that of one (prune)"
         )
     for key, default in _SAME.items():
         values = [manifest.params.get(key, default) for manifest in (first, second)]
@@ -191,7 +191,7 @@ def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
                 where = f"{names[home[name]]} and {names[place]}"
                 raise ModelError(
                     f"label {name!r} is in {where}: labels must be disjoint; leave it out of "
-                    "one (Model.subset)"
+                    "one (subset)"
                 )
             if count or name not in home:
                 home[name] = place
@@ -205,7 +205,7 @@ def _labels_taken(models: Sequence[Model], names: Sequence[str]) -> list[Ids]:
 
 def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     first = models[0]
-    pieces = [parts_of(parts_in_use(m), labels) for m, labels in zip(models, kept, strict=True)]
+    pieces = [parts_of(m.parts, labels) for m, labels in zip(models, kept, strict=True)]
     counts = np.concatenate([part.labels.counts for part in pieces])
     names = None
     if first.names is not None:
@@ -219,7 +219,7 @@ def _merged(models: Sequence[Model], kept: Sequence[Ids]) -> Model:
     calibration = _joined_curves([part.calibration for part in pieces])
     parts = Parts(LabelTable(counts, names, first.transform.idf), first.vocabulary, calibration)
     manifest = _manifest([m.manifest for m in models], offsets, calibration is not None)
-    return Model(manifest, first.transform, parts, shards)
+    return Model.from_shards(manifest, first.transform, parts, shards)
 
 
 def _joined_curves(parts: Sequence[Calibration | None]) -> Calibration | None:

@@ -1,4 +1,4 @@
-"""The hyperparameters of training, each defined once.
+"""What a training run is asked for: the hyperparameters, each defined once, and the options.
 
 Command-line options, estimator parameters, manifest entries and the comparison with an earlier run
 are all derived from the fields of `TrainingParams`. This module imports nothing heavy, as
@@ -8,23 +8,53 @@ are all derived from the fields of `TrainingParams`. This module imports nothing
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from dismec.data.counts import counted
 
 if TYPE_CHECKING:
+    from dismec.features.vocabulary import Vocabulary
+    from dismec.solve.costs import Costs
     from dismec.solve.problem import SolverParams
 
-__all__ = ["AUTO", "LEAST_DELTA", "TrainingParams"]
+__all__ = [
+    "AUTO",
+    "DELTAS",
+    "EXAMPLES",
+    "KINDS",
+    "LEAST_DELTA",
+    "Progress",
+    "TrainOptions",
+    "TrainingParams",
+    "WorkProgress",
+    "part_of",
+    "report",
+    "share_of",
+]
 
 AUTO = "auto"
+EXAMPLES = 5  # number of training texts that a model may keep
 LEAST_DELTA = 0.01  # the default, and the smallest delta that "auto" may choose
+# The values that "auto" chooses from: 0.01 · 50^(i/20), rounded to two digits.
+DELTAS = (
+    *(LEAST_DELTA, 0.012, 0.015, 0.018, 0.022, 0.027, 0.032, 0.039, 0.048, 0.058),
+    *(0.071, 0.086, 0.10, 0.13, 0.15, 0.19, 0.23, 0.28, 0.34, 0.41, 0.50),
+)
+KINDS = ("P", "nDCG", "PSP")  # of metrics that C may be chosen by
+_MOST_DEPTH = 100  # of these metrics
+Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_SCALE = 1e6  # of dense features
 # The normal numbers of float32, in which the solver computes.
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 _NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
+    "float | str": float,
     "float | str | None": float,
     "int": operator.index,
     "bool": bool,
@@ -42,8 +72,9 @@ class TrainingParams:
 
     Attributes
     ----------
-    C : float, default=1.0
-        Weight of the loss: the inverse of the regularization strength.
+    C : float or "auto", default=1.0
+        Weight of the loss: the inverse of the regularization strength. "auto" chooses the value of
+        `grid` that ranks the labels of held-out rows best (``docs/howto/tuning.md``).
     delta : float or "auto", default=None
         Weights closer to 0 than delta are dropped. "auto" chooses the largest delta that costs at
         most 0.1 points of P@1, P@3 and P@5 on held-out rows. None becomes 0.01 under the L2 penalty
@@ -58,7 +89,7 @@ class TrainingParams:
         Value of the bias feature; 0 for none.
     block_size : int, default=1000
         Maximum number of labels trained together. It does not affect the model.
-    precision : {"float16", "float32", "int8"}, default="float16"
+    precision : {"float16", "float32", "float8"}, default="float16"
         How the model stores weights.
     calibrate : bool, default=False
         Whether to calibrate scores to probabilities, on held-out rows.
@@ -77,6 +108,11 @@ class TrainingParams:
         (``docs/tutorial/embeddings.md``). Larger values give dense features more influence.
     penalty : {"l2", "l1"}, default="l2"
         The regularizer: "l2" is ½‖w‖², "l1" is ‖w‖₁, which makes weights sparse.
+    grid : sequence of float, default=(0.25, 0.5, 1.0, 2.0)
+        The values that ``C="auto"`` tries, in any order; at least two.
+    metric : str, default="nDCG@5"
+        The metric that ``C="auto"`` maximizes: "P@k", "nDCG@k" or "PSP@k" with a number for k. Ties
+        go to the smallest C.
 
     Raises
     ------
@@ -90,7 +126,11 @@ class TrainingParams:
     0.0
     """
 
-    C: float = _param(1.0, "Loss weight (inverse of regularization strength).")
+    C: float | str = _param(
+        1.0,
+        "Loss weight (inverse of regularization strength); auto: the best of --grid.",
+        metavar="NUMBER|auto",
+    )
     delta: float | str | None = _param(
         None,
         "Drop weights closer to 0 than this; auto: as large as P@k allows [default: 0.01; l1: 0].",
@@ -103,8 +143,8 @@ class TrainingParams:
     block_size: int = _param(1000, "Labels per block.")
     precision: str = _param(
         "float16",
-        "Storage of weights; int8 takes one byte each.",
-        choices=("float16", "float32", "int8"),
+        "Storage of weights; float8 takes one byte each.",
+        choices=("float16", "float32", "float8"),
     )
     calibrate: bool = _param(False, "Calibrate scores to probabilities.")
     refine: bool = _param(False, "Train a second stage on likely labels: more accurate, slower.")
@@ -118,13 +158,17 @@ class TrainingParams:
     propensity_b: float = _param(1.5, "The constant B of propensities.")
     dense_scale: float = _param(1.0, "Factor for dense features used with sparse ones.")
     penalty: str = _param("l2", "Regularizer: l2, or l1 for sparse weights.", choices=("l2", "l1"))
+    grid: tuple[float, ...] = _param(
+        (0.25, 0.5, 1.0, 2.0), "Values for --C auto, separated by commas.", metavar="NUMBERS"
+    )
+    metric: str = _param("nDCG@5", "Metric for --C auto: P@k, nDCG@k or PSP@k.")
 
     def __post_init__(self) -> None:
         if self.delta is None:
             object.__setattr__(self, "delta", 0.0 if self.penalty == "l1" else LEAST_DELTA)
         for name, kind in ((f.name, _NUMBERS.get(str(f.type))) for f in fields(self)):
             value = getattr(self, name)
-            if kind is None or (name == "delta" and self.chooses_delta):
+            if kind is None or (name in ("C", "delta") and value == AUTO):
                 continue
             try:
                 if isinstance(value, str):
@@ -132,7 +176,7 @@ class TrainingParams:
                 # The manifest is JSON, which has no NumPy numbers.
                 object.__setattr__(self, name, kind(value))
             except (TypeError, ValueError):
-                expected = 'a number or "auto"' if name == "delta" else "a number"
+                expected = 'a number or "auto"' if name in ("C", "delta") else "a number"
                 raise ValueError(f"{name} is {value!r}; expected {expected}") from None
         solver = self.solver  # checks its own parameters
         if self.block_size < 1:
@@ -140,8 +184,16 @@ class TrainingParams:
         precisions = self.__dataclass_fields__["precision"].metadata["choices"]
         if self.precision not in precisions:
             raise ValueError(f"precision is {self.precision!r}; expected {', '.join(precisions)}")
-        if not _TINY <= self.C <= _HUGE:
-            raise ValueError(f"C is {self.C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
+        if not self.chooses_C:
+            _check_C(cast(float, self.C))
+        object.__setattr__(self, "grid", _checked_grid(self.grid))
+        kind_of_metric, _, k = str(self.metric).partition("@")
+        known = kind_of_metric in KINDS and re.fullmatch("[1-9][0-9]*", k)
+        if not known or int(k) > _MOST_DEPTH:
+            raise ValueError(
+                f"metric is {self.metric!r}; expected P@k, nDCG@k or PSP@k, k from 1 to "
+                f"{_MOST_DEPTH}"
+            )
         if not 0 < self.dense_scale <= _MOST_SCALE:
             raise ValueError(
                 f"dense_scale is {self.dense_scale}; expected a number above 0 "
@@ -149,6 +201,11 @@ class TrainingParams:
             )
         if solver.delta > _HUGE:
             raise ValueError(f"delta is {self.delta}; expected a number up to {_HUGE:.1e}")
+
+    @property
+    def chooses_C(self) -> bool:
+        """Whether `C` is "auto"."""
+        return isinstance(self.C, str)
 
     @property
     def chooses_delta(self) -> bool:
@@ -165,7 +222,7 @@ class TrainingParams:
 
     @property
     def solver(self) -> SolverParams:
-        """The parameters of the solver, with the smallest candidate if `delta` is "auto"."""
+        """The parameters of the solver; 1 for a `C` and 0.01 for a `delta` that are "auto"."""
         from dismec.solve.costs import Weighting
         from dismec.solve.problem import SolverParams
 
@@ -173,4 +230,118 @@ class TrainingParams:
         weighting = Weighting(
             self.positive_weight, self.weighting, self.propensity_a, self.propensity_b
         )
-        return SolverParams(self.C, delta, self.tol, self.penalty, weighting)
+        C = 1.0 if self.chooses_C else cast(float, self.C)
+        return SolverParams(C, delta, self.tol, self.penalty, weighting)
+
+
+def _check_C(C: float) -> None:
+    if not _TINY <= C <= _HUGE:
+        raise ValueError(f"C is {C}; expected a number from {_TINY:.1e} to {_HUGE:.1e}")
+
+
+def _checked_grid(grid: Iterable[Any]) -> tuple[float, ...]:
+    """Return the distinct values of C, ascending."""
+    found = set()
+    for C in grid:
+        try:
+            found.add(float(C))
+        except (TypeError, ValueError):
+            raise ValueError(f"grid: C is {C!r}; expected a number") from None
+        try:
+            _check_C(float(C))
+        except ValueError as error:
+            raise ValueError(f"grid: {error}") from None
+    if len(found) < 2:
+        raise ValueError(f"grid has {counted(len(found), 'value')} of C; expected at least 2")
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainOptions:
+    """Everything that a training run is asked for, except the data.
+
+    `validation` is X and Y as passed by the caller, not checked yet. `cluster` may also be a
+    `Cluster`, which is left open.
+    """
+
+    params: TrainingParams = field(default_factory=TrainingParams)
+    path: Path | None = None  # None: the model stays in memory
+    validation: tuple[Any, Any] | None = None
+    costs: Costs | None = None  # factors for the losses of each label's rows
+    vocabulary: Vocabulary | None = None
+    columns: Mapping[str, str] | None = None  # of text files, for later commands to use
+    examples: tuple[str, ...] = ()  # texts stored in the model
+    threads: int | None = None
+    overwrite: bool = False
+    progress: Progress | None = None
+    cluster: Any = None
+
+
+class WorkProgress(ABC):
+    """A progress callback that also receives the share of the work done.
+
+    Labels take unequal times, so the number of labels alone does not predict the time left.
+    """
+
+    @abstractmethod
+    def update(self, done: int, total: int, share: float) -> None:
+        """Report that `done` of `total` labels are done, which is this share of the work."""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Report the number of labels done, and take it for the share of the work."""
+        self.update(done, total, done / total if total else 1.0)
+
+
+def report(progress: Progress | None, done: int, total: int, share: float) -> None:
+    """Call a progress callback, with the share of the work if it accepts one."""
+    if isinstance(progress, WorkProgress):
+        progress.update(done, total, share)
+    elif progress:
+        progress(done, total)
+
+
+def part_of(
+    progress: Progress | None,
+    before: int,
+    total: int,
+    shares: tuple[float, float] | None = None,
+) -> Progress | None:
+    """Return the callback for one of several rounds, after `before` of `total` labels.
+
+    `shares` are the shares of the work done when the round begins and ends. By default they are
+    computed from the numbers of labels.
+    """
+    return progress and _Part(progress, before, total, shares)
+
+
+def share_of(progress: Progress | None, begin: float, end: float, n_labels: int) -> Progress | None:
+    """Return the callback for a stage that covers the work between two shares.
+
+    The share done is reported as the number of labels it would be if all took equally long.
+    """
+    return progress and _Share(progress, begin, end, n_labels)
+
+
+@dataclass(frozen=True)
+class _Share(WorkProgress):
+    whole: Progress
+    begin: float
+    end: float
+    n_labels: int
+
+    def update(self, done: int, total: int, share: float) -> None:
+        at = self.begin + share * (self.end - self.begin)
+        report(self.whole, int(at * self.n_labels), self.n_labels, at)
+
+
+@dataclass(frozen=True)
+class _Part(WorkProgress):
+    whole: Progress
+    before: int
+    total: int
+    shares: tuple[float, float] | None
+
+    def update(self, done: int, total: int, share: float) -> None:
+        all_labels = max(self.total, 1)
+        begin, end = self.shares or (self.before / all_labels, (self.before + total) / all_labels)
+        report(self.whole, self.before + done, self.total, begin + share * (end - begin))

@@ -8,7 +8,6 @@ cut into blocks does not change the model and is not compared.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +28,11 @@ from dismec.model.directory import (
     read_manifest,
     tidy,
 )
-from dismec.model.journal import make_journal
-from dismec.model.manifest import BlockReceipt, Manifest
-from dismec.model.parts import read_parts, write_parts
-from dismec.model.provenance import parse, sentence
-from dismec.training.delta import GRID
+from dismec.model.manifest import BlockReceipt, Manifest, make_journal
+from dismec.model.provenance import sentence
+from dismec.model.sidecar_files import read_parts, write_parts
 from dismec.training.job import Job, Mask
-from dismec.training.params import AUTO
+from dismec.training.params import AUTO, DELTAS
 
 __all__ = [
     "begin",
@@ -146,12 +143,12 @@ def begin(directory: Path, job: Job, earlier: Manifest | None) -> tuple[Manifest
     return manifest, held
 
 
-def known_C(job: Job, grid: Sequence[float], earlier: Manifest) -> Job | None:
-    """Return the job with the C that an earlier run chose from the grid, or None."""
+def known_C(job: Job, earlier: Manifest) -> Job | None:
+    """Return the job with the C that an earlier run chose, or None."""
     C, table = earlier.params.get("C"), earlier.params.get("C_table")
     if table is None:
         return None
-    if not isinstance(C, float) or C not in grid or not isinstance(table, list):
+    if not isinstance(C, float) or C not in job.params.grid or not isinstance(table, list):
         raise ModelError(f"the unfinished model's C, {C!r}, is not in the grid")
     return job.with_C(C, table)
 
@@ -165,7 +162,7 @@ def known_trial(directory: Path, job: Job, earlier: Manifest) -> Job | None:
         delta = earlier.params.get("delta")
         if delta == AUTO:
             return None
-        if delta not in GRID:
+        if delta not in DELTAS:
             raise ModelError(
                 f"the unfinished model's delta, {delta!r}, is not one of the candidates"
             )
@@ -218,7 +215,7 @@ def _differences(earlier: Manifest, now: Manifest) -> list[str]:
 
 def _requested(manifest: Manifest) -> dict[str, Any]:
     """Return the parameters as requested: a chosen C or delta as the way of choosing it."""
-    params = {k: parse(k, v) for k, v in manifest.params.items() if k not in _NOT_COMPARED}
+    params = {k: v for k, v in manifest.params.items() if k not in _NOT_COMPARED}
     for key in _CHOSEN:
         if f"{key}_auto" in params:
             params[key] = params.pop(f"{key}_auto")

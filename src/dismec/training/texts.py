@@ -1,12 +1,16 @@
-"""Train models on texts with label names; a file is read in batches, twice."""
+"""Texts with label names → rows for training: a reader in front of `training.train`.
+
+Texts are read a batch at a time, twice: the first reading learns the vocabulary, the second writes
+rows to a file in the model directory.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,131 +19,30 @@ import numpy as np
 from dismec.data.binary import XmcWriter
 from dismec.data.corpus import TextBatch, TextFormat
 from dismec.data.counts import counted
-from dismec.data.dataset import Dataset, fingerprint, load_data
+from dismec.data.dataset import Dataset, load_data
 from dismec.data.files import StrPath
 from dismec.data.mixed import mixed_rows
-from dismec.data.pair_weights import PairWeights, find_pairs, known_labels, pairs_at
-from dismec.data.row_weights import kept_rows
+from dismec.data.pair_weights import find_pairs, known_labels, pairs_at
+from dismec.data.row_weights import RowWeights, kept_rows
+from dismec.data.texts import Texts
+from dismec.data.training_file import TrainingData
 from dismec.data.types import MatrixLike, PairWeightsLike, TextSource, WeightsLike
 from dismec.errors import DataError
+from dismec.features.text_rows import weighted_rows
 from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.model.directory import data_file, make_directory
 from dismec.model.model import Model
-from dismec.training.examples import example_texts
-from dismec.training.params import TrainingParams
-from dismec.training.recipe import train_requested
-from dismec.training.request import Progress, Request
+from dismec.training.params import EXAMPLES, Progress, TrainingParams, TrainOptions
 from dismec.training.resume import check_output
-from dismec.training.text_datasets import (
-    text_dataset,
-    vectorized,
-    vocabulary_of,
-    weighted_rows,
-    weighted_text_dataset,
-)
-from dismec.training.text_source import Texts
+from dismec.training.train import train_on
 
-__all__ = [
-    "TextRequest",
-    "Texts",
-    "learn",
-    "text_dataset",
-    "train_text",
-    "vectorized",
-    "vocabulary_of",
-    "weighted_rows",
-    "weighted_text_dataset",
-]
+__all__ = ["example_texts", "learn", "texts_read", "train_text"]
 
 Log = Callable[[str], None]
 
+_SHORTEST, _LONGEST = 20, 2000  # range of characters in a text that it may keep
+_KEPT = 300  # characters kept of each text
 _LOG_SECONDS = 10.0
-
-
-@dataclass(frozen=True, eq=False)
-class TextRequest:
-    """A request to train on texts; the fields are the parameters of `train_text`."""
-
-    source: Any
-    params: TrainingParams | None = None
-    path: StrPath | None = None
-    text: TextParams | None = None
-    fmt: TextFormat | None = None
-    validation: Any = None
-    threads: int | None = None
-    overwrite: bool = False
-    progress: Progress | None = None
-    log: Log | None = None
-    cluster: Any = None
-    examples: bool = False
-    weights: Any = None
-    pair_weights: Any = None
-    dense: Any = None
-    validation_dense: Any = None
-    dense_only: bool = False  # use only the labels of the texts
-
-    @contextmanager
-    def as_rows(self) -> Iterator[Request]:
-        """Yield the request for the rows of the texts.
-
-        For a model directory, the rows are in a file there, which exists only within the context.
-        """
-        texts = Texts.of(self.source, self.fmt).weighted(self.weights)
-        validation = None
-        if self.validation is not None:  # its rows all count once
-            fmt = None if self.fmt is None else replace(self.fmt, weight_column=None)
-            validation = Texts.of(self.validation, fmt)
-            next(iter(validation.read()), None)  # fail before hours of work if it cannot be read
-        directory = None if self.path is None else Path(self.path)
-        if directory:
-            check_output(directory, self.overwrite)
-        vocabulary: Vocabulary | None = None
-        if self.dense_only:
-            names = _names_of(texts)
-        else:
-            params = self.text or TextParams()
-            vocabulary, names = learn(texts, params, threads=self.threads, log=self.log)
-        numbers = {name: number for number, name in enumerate(names)}
-        judge = None
-        if validation:
-            judge = vectorized(validation, vocabulary, numbers, threads=self.threads)
-        request = Request(
-            X=None,  # filled in below
-            Y=None,
-            params=self.params or TrainingParams(tfidf=not self.dense_only),
-            path=directory,
-            names=names,
-            validation=judge and (_with_dense(judge.X, self.validation_dense), judge.Y),
-            vocabulary=vocabulary,
-            columns=None if self.fmt is None else self.fmt.kept,
-            examples=example_texts(texts.read()) if self.examples and vocabulary else (),
-            threads=self.threads,
-            overwrite=self.overwrite,
-            progress=self.progress,
-            cluster=self.cluster,
-        )
-        if directory is None or vocabulary is None:
-            dataset, weights = weighted_rows(texts, vocabulary, numbers, threads=self.threads)
-            X, pairs = _with_dense(dataset.X, self.dense), self._pairs(dataset, names)
-            yield replace(request, X=X, Y=dataset.Y, weights=weights, pair_weights=pairs)
-            return
-        make_directory(directory)
-        with _rows_in_file(directory, texts, request, self._pairs, self.log) as (
-            dataset,
-            weighed,
-            file,
-        ):
-            X = _with_dense(dataset.X, self.dense)
-            yield replace(request, X=X, Y=dataset.Y, source=file, **weighed)
-
-    def _pairs(self, dataset: Dataset, names: Sequence[str]) -> PairWeights | None:
-        """Return the pair weights of the texts that count; they are given for all texts."""
-        if self.pair_weights is None:
-            return None
-        counting = Texts.of(self.source, self.fmt).which_count(self.weights)
-        n_rows = dataset.Y.shape[0] if counting is None else len(counting)
-        pairs = find_pairs(self.pair_weights, (n_rows, len(names)), names)
-        return pairs_at(pairs, None if counting is None else np.flatnonzero(counting))
 
 
 def train_text(
@@ -157,7 +60,6 @@ def train_text(
     progress: Progress | None = None,
     log: Log | None = None,
     cluster: Any = None,
-    client: Any = None,
     examples: bool = False,
     dense: MatrixLike | None = None,
     validation_dense: MatrixLike | None = None,
@@ -180,8 +82,8 @@ def train_text(
     fmt : TextFormat, default=None
         Column names of a file or frame. They are stored in the model, for reading further files.
     validation : str, path-like, frame or Texts, default=None
-        Texts for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
-        training texts is held out.
+        Texts for choosing ``C="auto"`` and ``delta="auto"`` and learning probabilities. By default
+        a tenth of the training texts is held out.
     weights : array-like of shape (n_texts,), default=None
         Text weights, at least 0. By default the ``weight_column`` of `fmt`, if there is one;
         otherwise all texts have the same weight.
@@ -198,8 +100,6 @@ def train_text(
         Called periodically with a line of text while texts are read.
     cluster : Dask client or str, default=None
         Dask cluster to train on: a client, a scheduler address or a scheduler file.
-    client
-        Former name of `cluster`.
     examples : bool, default=False
         Whether to store the beginnings of up to five training texts in the model, which its server
         shows as examples. Leave this off if the texts are private.
@@ -235,26 +135,126 @@ def train_text(
     ...     model.predict(["a fried egg"])
     [('egg',)]
     """
-    request = TextRequest(
+    options = TrainOptions(
+        params or TrainingParams(tfidf=True),
+        Path(path),
+        threads=threads,
+        overwrite=overwrite,
+        progress=progress,
+        cluster=cluster,
+    )
+    with texts_read(
         source,
-        params,
-        path,
-        text=text,
+        options,
+        text,
         fmt=fmt,
         validation=validation,
         weights=weights,
         pair_weights=pair_weights,
-        threads=threads,
-        overwrite=overwrite,
-        progress=progress,
         log=log,
-        cluster=client if cluster is None else cluster,
         examples=examples,
         dense=dense,
         validation_dense=validation_dense,
+    ) as (data, options):
+        return train_on(data, options)
+
+
+@contextmanager
+def texts_read(
+    source: Any,
+    options: TrainOptions,
+    text: TextParams | None = None,
+    *,
+    fmt: TextFormat | None = None,
+    validation: Any = None,
+    weights: Any = None,
+    pair_weights: Any = None,
+    log: Log | None = None,
+    examples: bool = False,
+    dense: Any = None,
+    validation_dense: Any = None,
+    dense_only: bool = False,
+) -> Iterator[tuple[TrainingData, TrainOptions]]:
+    """Yield the rows of texts, and the options with what else was read.
+
+    Parameters are those of `train_text`; with `dense_only`, only the labels of the texts are used.
+    For a model directory, the rows are in a file there, which exists only within the context.
+    """
+    texts = Texts.of(source, fmt)
+    counting, texts = texts, texts.weighted(weights)
+    judge = None
+    if validation is not None:  # its rows all count once
+        judge = Texts.of(validation, None if fmt is None else replace(fmt, weight_column=None))
+        next(iter(judge.read()), None)  # fail before hours of work if it cannot be read
+    directory, threads = options.path, options.threads
+    if directory:
+        check_output(directory, options.overwrite)
+    vocabulary: Vocabulary | None = None
+    if dense_only:
+        names = _names_of(texts)
+    else:
+        vocabulary, names = learn(texts, text or TextParams(), threads=threads, log=log)
+    numbers = {name: number for number, name in enumerate(names)}
+    options = replace(
+        options,
+        vocabulary=vocabulary,
+        columns=None if fmt is None else fmt.kept,
+        examples=example_texts(texts.read()) if examples and vocabulary else (),
     )
-    with request.as_rows() as rows:
-        return train_requested(rows)
+    if judge:
+        rows, _ = weighted_rows(judge, vocabulary, numbers, threads=threads)
+        options = replace(options, validation=(_with_dense(rows.X, validation_dense), rows.Y))
+
+    def completed(rows: Dataset, found: RowWeights | None) -> TrainingData:
+        pairs = None
+        if pair_weights is not None:  # given for all texts, also those that do not count
+            keep = counting.which_count(weights)
+            n_rows = rows.Y.shape[0] if keep is None else len(keep)
+            pairs = find_pairs(pair_weights, (n_rows, len(names)), names)
+            pairs = pairs_at(pairs, None if keep is None else np.flatnonzero(keep))
+        return TrainingData(_with_dense(rows.X, dense), rows.Y, found, pairs, names)
+
+    if directory is None or vocabulary is None:
+        yield completed(*weighted_rows(texts, vocabulary, numbers, threads=threads)), options
+        return
+    make_directory(directory)
+    begun = file = data_file(directory, secrets.token_hex(8))
+    try:
+        found = _write_rows(begun, texts, vocabulary, numbers, threads, log)
+        data = completed(load_data(begun), found)
+        # A training takes a file of this name as its own.
+        known = replace(data, Y=known_labels(data.Y, data.pairs))
+        file = data_file(directory, known.fingerprint)
+        begun.replace(file)
+        yield replace(data, source=file, hashed=known.fingerprint), options
+    finally:
+        begun.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+
+
+def _write_rows(
+    path: Path,
+    texts: Texts,
+    vocabulary: Vocabulary,
+    numbers: Mapping[str, int],
+    threads: int | None,
+    log: Log | None,
+) -> RowWeights | None:
+    """Write the rows of texts to a dataset file, and return their weights."""
+    found: list[float] = []
+    with XmcWriter(path, len(vocabulary.terms)) as writer:
+        for batch in _logged(texts, "features counted", log):
+            try:
+                ids = [[numbers[name] for name in row] for row in batch.labels]
+            except KeyError as error:
+                raise DataError(
+                    f"{texts.name}: changed while being read: label {error} is new"
+                ) from None
+            writer.append(vocabulary.rows(batch.texts, threads=threads), ids)
+            found.extend(batch.weights or ())
+        weights = kept_rows(np.array(found) if found else None)[1]
+        writer.finish(len(numbers), weights=weights)
+    return weights
 
 
 def _with_dense(X: Any, dense: Any) -> Any:
@@ -301,47 +301,6 @@ def learn(
     return vocabulary, sorted(names)
 
 
-@contextmanager
-def _rows_in_file(
-    directory: Path,
-    texts: Texts,
-    request: Request,
-    pairs_of: Callable[[Dataset, Sequence[str]], PairWeights | None],
-    log: Log | None,
-) -> Iterator[tuple[Dataset, dict[str, Any], Path]]:
-    """Write texts to a dataset file; yield it memory-mapped, and the weights of a `Request`."""
-    vocabulary, names = request.vocabulary, request.names
-    assert vocabulary is not None
-    assert names is not None
-    numbers = {name: number for number, name in enumerate(names)}
-    begun = data_file(directory, secrets.token_hex(8))
-    file = begun
-    found: list[float] = []
-    try:
-        with XmcWriter(begun, len(vocabulary.terms)) as writer:
-            for batch in _logged(texts, "features counted", log):
-                try:
-                    ids = [[numbers[name] for name in row] for row in batch.labels]
-                except KeyError as error:
-                    raise DataError(
-                        f"{texts.name}: changed while being read: label {error} is new"
-                    ) from None
-                writer.append(vocabulary.rows(batch.texts, threads=request.threads), ids)
-                found.extend(batch.weights or ())
-            weights = kept_rows(np.array(found) if found else None)[1]
-            writer.finish(len(names), weights=weights)
-        dataset = load_data(begun)
-        # A training takes a file of this name as its own.
-        pairs = pairs_of(dataset, names)
-        known = known_labels(dataset.Y, pairs)
-        file = data_file(directory, fingerprint(dataset.X, known, weights, pairs))
-        begun.replace(file)
-        yield dataset, {"weights": weights, "pair_weights": pairs}, file
-    finally:
-        begun.unlink(missing_ok=True)
-        file.unlink(missing_ok=True)
-
-
 def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
     """Yield the batches, and log how many texts have been read from time to time."""
     last = time.monotonic()
@@ -350,3 +309,28 @@ def _logged(texts: Texts, what: str, log: Log | None) -> Iterator[TextBatch]:
         if log and time.monotonic() - last > _LOG_SECONDS:
             last = time.monotonic()
             log(f"{counted(batch.first_row + len(batch.texts), 'text')} read, {what}")
+
+
+def example_texts(batches: Iterable[TextBatch]) -> tuple[str, ...]:
+    """Return the beginnings of the first texts of a file, no two of which share a label.
+
+    Only the first batch is read, so the same file always gives the same texts.
+    """
+    found: list[str] = []
+    used: set[str] = set()
+    for batch in batches:
+        for text, labels in zip(batch.texts, batch.labels, strict=True):
+            fits = _SHORTEST <= len(text.strip()) <= _LONGEST
+            if fits and labels and used.isdisjoint(labels) and len(found) < EXAMPLES:
+                used.update(labels)
+                found.append(_opening_words(text.strip()))
+        break
+    return tuple(found)
+
+
+def _opening_words(text: str) -> str:
+    """Return the text, cut after a word if it is long."""
+    if len(text) <= _KEPT:
+        return text
+    kept = text[: _KEPT + 1].rsplit(maxsplit=1)[0]
+    return kept if len(kept) <= _KEPT else kept[:_KEPT]

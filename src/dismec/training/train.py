@@ -1,63 +1,61 @@
-"""Train a model from a request, in a directory or in memory, here or on a cluster.
+"""Train a model on data, in a directory or in memory, here or on a cluster.
 
 1. Check the data, and state in a manifest what the model will be (`training.job`).
-2. Lock the directory, and connect to the cluster (`training.running`).
+2. Lock the directory, and connect to the cluster (`training.execute`).
 3. Look for an earlier run of the same training to resume (`training.resume`).
-4. On held-out rows, choose the parameters that are not fixed: C (`training.tuning`), then delta and
-   probabilities (`training.trial`). Intermediate results are kept beside the model
-   (`training.stages`).
-5. With `refine`, find the likely labels of each row, and train a first stage
-   (`training.refining`).
-6. Solve block by block, saving each block as soon as it is done, and pack the blocks into shards
-   (`training.running`).
+4. Run the stages that the parameters need: choose C (`training.choose_c`), then learn delta and
+   probabilities (`training.held_out`), then refine (`training.refine`). Each is given a job and
+   returns the job that remains; a `Store` keeps its results beside the model.
+5. Solve block by block, saving each block as soon as it is done, and pack the blocks into shards
+   (`training.execute`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dismec.cpu import thread_count
 from dismec.data.files import StrPath
+from dismec.data.training_file import TrainingData
 from dismec.data.types import LabeledRows, LabelsLike, PairWeightsLike, RowsLike, WeightsLike
+from dismec.errors import DataError
+from dismec.model.atomic_replace import install_replacement, replacement_folder
 from dismec.model.directory import locked, make_directory
-from dismec.model.manifest import Manifest
 from dismec.model.model import Model
 from dismec.model.opening import open_model
-from dismec.model.replacing import install_replacement, replacement_folder
 from dismec.training import resume
+from dismec.training.choose_c import ChoiceOfC
+from dismec.training.execute import Executor, Store, opened_executor, run_in_memory, run_into
+from dismec.training.held_out import Trial, Validation
 from dismec.training.job import Job
-from dismec.training.params import TrainingParams
+from dismec.training.params import Progress, TrainingParams, TrainOptions
 from dismec.training.placing import placed
-from dismec.training.refining import Refining, record_held_out
-from dismec.training.request import Progress, Request
-from dismec.training.running import Workplace, run_in_memory, run_into, workplace
-from dismec.training.stages import Stages
-from dismec.training.trial import Trial
+from dismec.training.refine import Refining
 
 if TYPE_CHECKING:
     from dismec.features.vocabulary import Vocabulary
     from dismec.solve.costs import Costs
 
-__all__ = ["Choose", "Settle", "fit", "train", "train_requested"]
+__all__ = ["fit", "train", "train_on"]
 
 
-# Choosing a parameter before anything else takes two steps. `Choose` gets the job and the rows to
-# choose on, and returns the job that states how the choice will be made, and a `Settle` function.
-# Once an earlier run has been looked for, `Settle` makes the choice or takes over that run's, and
-# returns the job, the run to resume, and the progress callback for the remaining work.
-Settle: TypeAlias = Callable[
-    [Job, Manifest | None, Stages, Progress | None],
-    tuple[Job, Manifest | None, Progress | None],
-]
-Choose: TypeAlias = Callable[[Job, tuple[Any, Any] | None], tuple[Job, Settle]]
+class Stage(Protocol):
+    """Something that is learned before the model itself is trained."""
+
+    def stated(self, job: Job) -> Job:
+        """Return the job whose manifest states how it will be learned; check that it can be."""
+        ...
+
+    def run(self, job: Job, store: Store) -> Job:
+        """Learn it, or take it over from an earlier run, and return the job that remains."""
+        ...
 
 
-def train_requested(request: Request, choose: Choose | None = None) -> Model:
-    """Train the model of a request.
+def train_on(data: TrainingData, options: TrainOptions) -> Model:
+    """Train a model on data.
 
     Raises
     ------
@@ -68,59 +66,57 @@ def train_requested(request: Request, choose: Choose | None = None) -> Model:
     ClusterError
         If the cluster cannot be used.
     """
-    threads = thread_count(request.threads)
-    with placed(request, threads, chooses=choose is not None) as found:
-        return _train_requested(found, choose, threads)
+    threads = thread_count(options.threads)
+    with placed(data, options, threads) as (data, options):
+        job = Job.prepare(data, options)
+        stages = _stages(job, options.validation)
+        for stage in stages:
+            job = stage.stated(job)
+        with _locked(options.path), opened_executor(options.cluster, threads) as executor:
+            return _run(job, stages, options, executor)
 
 
-def _train_requested(request: Request, choose: Choose | None, threads: int) -> Model:
-    job, given, settle = Job.prepare(request), request.validation, None
-    if choose:
-        job, settle = choose(job, given)
-        given = given if request.params.holds_out else None
-    trial = Trial.prepare(job, given)
-    if request.params.refine:
-        trial = trial._replace(job=record_held_out(trial.job))
-    with _locked(request.path), workplace(request, threads) as place:
-        path, earlier, progress = request.path, None, request.progress
-        new = replacement_folder(path) if path and request.overwrite else None
-        if new:
-            path = new
-            make_directory(path)
-            earlier = resume.earlier_edit(path, trial.job, "training")
-        elif path and not request.overwrite:
-            earlier = resume.earlier_run(path, trial.job)
-        if not (new and earlier and earlier.complete):
-            trained = _train_stages(path, trial, settle, earlier, place, progress)
-            if trained is not None:
-                return trained
-        assert request.path is not None
-        if new:
-            install_replacement(request.path)
-    return open_model(request.path, check=False)
+def _stages(job: Job, given: tuple[Any, Any] | None) -> list[Stage]:
+    """Return the stages that the parameters need, in order."""
+    params = job.params
+    stages: list[Stage] = []
+    if params.chooses_C or params.holds_out:
+        validation = Validation.prepare(job, given)
+        stages += [ChoiceOfC(validation)] if params.chooses_C else []
+        stages += [Trial(validation)] if params.holds_out else []
+    elif given is not None and params.refine:
+        raise DataError(
+            "validation data is not supported with refine, which holds out training rows"
+        )
+    elif given is not None:
+        raise DataError(
+            'validation data is used only with C="auto", delta="auto" or calibrate=True, '
+            f"but delta is {params.delta}"
+        )
+    return [*stages, Refining()] if params.refine else stages
 
 
-def _train_stages(
-    path: Path | None,
-    trial: Trial,
-    settle: Settle | None,
-    earlier: Manifest | None,
-    place: Workplace,
-    progress: Progress | None,
-) -> Model | None:
-    """Run steps 4 to 6; return the model if there is no directory to write it to."""
-    stages = Stages(path, replace(place, source=None))
-    if settle:
-        job, earlier, progress = settle(trial.job, earlier, stages, progress)
-        trial = trial._replace(job=job)
-    job, earlier, progress = trial.outcome(stages, earlier, progress)
-    if job.params.refine:
-        job, earlier, progress = Refining.prepare(job, stages).outcome(earlier, progress)
-        place = place if job.informed is None else stages.place
-    if path is None:
-        return run_in_memory(job, place, progress)
-    run_into(path, job, earlier, place, progress)
-    return None
+def _run(job: Job, stages: Sequence[Stage], options: TrainOptions, executor: Executor) -> Model:
+    """Run the stages, and train the model; the directory is locked."""
+    path, earlier = options.path, None
+    new = replacement_folder(path) if path and options.overwrite else None
+    if new:
+        path = new
+        make_directory(path)
+        earlier = resume.earlier_edit(path, job, "training")
+    elif path and not options.overwrite:
+        earlier = resume.earlier_run(path, job)
+    if not (new and earlier and earlier.complete):
+        store = Store(path, executor, earlier, options.progress)
+        for stage in stages:
+            job = stage.run(job, store)
+        if path is None:
+            return run_in_memory(job, executor, store.progress)
+        run_into(path, job, store.earlier, executor, store.progress)
+    assert options.path is not None
+    if new:
+        install_replacement(options.path)
+    return open_model(options.path, check=False)
 
 
 @contextmanager
@@ -150,7 +146,6 @@ def train(
     cluster: Any = None,
     source: StrPath | None = None,
     vocabulary: Vocabulary | None = None,
-    client: Any = None,
 ) -> Model:
     """Train a model and write it to a directory.
 
@@ -175,8 +170,8 @@ def train(
     names : sequence of str, default=None
         Label names. By default the columns of Y if it is a frame, or the labels in its lists.
     validation : tuple of X and Y, default=None
-        Rows for choosing ``delta="auto"`` and learning probabilities. By default a tenth of the
-        training rows is held out.
+        Rows for choosing ``C="auto"`` and ``delta="auto"`` and learning probabilities. By default a
+        tenth of the training rows is held out.
     weights : array-like of shape (n_rows,), default=None
         Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored. Metrics on
         held-out rows are weighted, too. Not supported with ``penalty="l1"``.
@@ -191,8 +186,8 @@ def train(
         Whether to overwrite a model in the directory. A finished model remains usable until the new
         one is finished, and is then replaced in one step.
     progress : callable, default=None
-        Called periodically as ``progress(labels_done, labels_total)``. If rows are held out, labels
-        are trained twice and count twice.
+        Called periodically as ``progress(labels_done, labels_total)``. A label counts once for
+        each training: twice if rows are held out, and once more for each C that is tried.
     cluster : Dask client or str, default=None
         Dask cluster to train on: a client, a scheduler address or a scheduler file
         (``docs/howto/cluster.md``).
@@ -201,8 +196,6 @@ def train(
         not sent the data.
     vocabulary : Vocabulary, default=None
         The vocabulary that was used to make X from texts. It is stored in the model.
-    client
-        Former name of `cluster`.
 
     Returns
     -------
@@ -230,24 +223,18 @@ def train(
     ...     model.predict_topk(X, k=1)[0].ravel().tolist()
     [0, 0, 1, 1]
     """
-    return train_requested(
-        Request(
-            X,
-            Y,
-            params or TrainingParams(),
-            Path(path),
-            names=names,
-            validation=validation,
-            weights=weights,
-            pair_weights=pair_weights,
-            vocabulary=vocabulary,
-            source=source,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-            cluster=client if cluster is None else cluster,
-        )
+    data = TrainingData(X, Y, weights, pair_weights, names, source)
+    options = TrainOptions(
+        params or TrainingParams(),
+        Path(path),
+        validation,
+        vocabulary=vocabulary,
+        threads=threads,
+        overwrite=overwrite,
+        progress=progress,
+        cluster=cluster,
     )
+    return train_on(data, options)
 
 
 def fit(
@@ -270,19 +257,13 @@ def fit(
     `costs` are factors of the losses of each label's positive and negative rows. On a cluster, the
     model is trained in a temporary directory and memory-mapped from there.
     """
-    return train_requested(
-        Request(
-            X,
-            Y,
-            params or TrainingParams(),
-            names=names,
-            validation=validation,
-            weights=weights,
-            pair_weights=pair_weights,
-            costs=costs,
-            vocabulary=vocabulary,
-            threads=threads,
-            progress=progress,
-            cluster=cluster,
-        )
+    options = TrainOptions(
+        params or TrainingParams(),
+        validation=validation,
+        costs=costs,
+        vocabulary=vocabulary,
+        threads=threads,
+        progress=progress,
+        cluster=cluster,
     )
+    return train_on(TrainingData(X, Y, weights, pair_weights, names), options)

@@ -1,4 +1,4 @@
-"""Evaluate each C of a grid on held-out rows, as a table.
+"""Choose the C of a grid that ranks the labels of held-out rows best.
 
 Every label is solved at each C of the grid in turn, from the middle out: the solution at one C and
 its working set are the starting point for the next (`LabelSolver` states how exact the result is).
@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +23,23 @@ import scipy.sparse as sp
 
 from dismec.cpu import kernels
 from dismec.data.matrices import Rows
+from dismec.data.training_file import TrainingData
+from dismec.errors import DataError
 from dismec.measure.metrics import Truth
 from dismec.model.scoring import empty_topk
 from dismec.model.shards import pack
-from dismec.solve.blocks import EqualLabels
+from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import Problem, Solution
 from dismec.solve.threads import solve_path
+from dismec.training.execute import Store
+from dismec.training.held_out import Validation
 from dismec.training.job import Job
-from dismec.training.request import Progress, part_of
-from dismec.training.stages import Stages, digest
-from dismec.training.trial import Split
+from dismec.training.params import KINDS, Progress, part_of
+from dismec.training.resume import known_C
 
-__all__ = ["KINDS", "GridTrials", "Row"]
+__all__ = ["ChoiceOfC", "pick"]
 
-KINDS = ("P", "nDCG", "PSP")
+_DEPTHS = (1, 3, 5)
 # Weights that are collected before they are packed to score rows.
 _PENDING = 1 << 24
 _GRID_STAGE = "grid"
@@ -45,33 +48,70 @@ Row = dict[str, float]
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class GridTrials:
-    """Trials of C: the rows, the values to try, the depths of the metrics, and where to run."""
+class ChoiceOfC(NamedTuple):
+    """The stage that chooses C."""
 
-    split: Split
+    validation: Validation
+
+    def stated(self, job: Job) -> Job:
+        """Return the job whose manifest states how C will be chosen."""
+        params, n_labels = job.params, job.problem.n_labels
+        if n_labels < 2:
+            raise DataError(
+                f"choosing C needs at least 2 labels to rank, the data have {n_labels}; "
+                "train with a fixed C"
+            )
+        how = {"metric": params.metric, "grid": list(params.grid)}
+        return job.with_facts(C_auto=how | self.validation.fields)
+
+    def run(self, job: Job, store: Store) -> Job:
+        """Return the job with the best C, which an earlier run may have chosen."""
+        n_labels, progress = job.problem.n_labels, store.progress
+        tried = len(job.params.grid)
+        total = tried + 1 + job.params.holds_out
+        store.progress = part_of(progress, tried * n_labels, total * n_labels)
+        known = store.earlier and known_C(job, store.earlier)
+        if known:
+            return known
+        store.record(job)
+        trials = _GridTrials(*self.validation.split(job), job, store)
+        table = trials.run(part_of(progress, 0, total * n_labels))
+        chosen = job.with_C(pick(table, job.params.metric), table)
+        store.record(chosen)
+        return chosen
+
+
+def pick(table: Sequence[Row], metric: str) -> float:
+    """Return the C with the highest metric; ties go to the smallest C."""
+    return min(table, key=lambda row: (-row[metric], row["C"]))["C"]
+
+
+@dataclass(frozen=True, eq=False)
+class _GridTrials:
+    """Trials of each C: the rows to train on and to judge by."""
+
+    data: TrainingData
+    judge: TrainingData
     job: Job  # its manifest states how C will be chosen
-    grid: list[float]
-    depths: list[int]
-    stages: Stages
+    store: Store
 
     def run(self, progress: Progress | None) -> list[Row]:
         """Return a row of the table for each C, ascending."""
-        on_threads = self.stages.place.cluster is None
+        on_threads = self.store.executor.cluster is None
         return (self._along_a_path if on_threads else self._one_by_one)(progress)
 
     def _along_a_path(self, progress: Progress | None) -> list[Row]:
         """Solve all labels on one path through the grid."""
-        split, grid, threads = self.split, self.grid, self.stages.place.threads
-        params = self.job.params
-        job = split.job(params)
+        params, threads = replace(self.job.params, C=1.0), self.store.threads
+        grid = list(params.grid)
+        job = self.job.stage(_GRID_STAGE, self.data, params)
         problem = cast(Problem, job.problem)  # data on a cluster is tried there
-        given = job.transform.arrays(split.X_judge)
-        rows = job.transform.apply_between(given, 0, given.n_rows)
+        arrays = job.transform.arrays(self.judge.X)
+        rows = job.transform.apply_between(arrays, 0, arrays.n_rows)
         equal = problem.equal_labels.among(np.flatnonzero(problem.label_counts))
-        state = _GridState(equal, [_TrialAt(rows, equal, self._depth) for _ in grid])
-        training = digest(self.job.manifest)
-        state.take_over(self.stages.known(_GRID_STAGE, training))
+        depth = min(max(self._depths), problem.n_labels)
+        state = _GridState(equal, [_TrialAt(rows, equal, depth) for _ in grid])
+        state.take_over(self.store.known(_GRID_STAGE, self.job))
         order = _solving_order(grid)
         total, done = len(grid) * len(equal.labels), state.labels_done
 
@@ -85,21 +125,21 @@ class GridTrials:
         last = monotonic()
         with ThreadPoolExecutor(threads) as pool, closing(path) as solutions:
             for solution in solutions:
-                for place in np.unique(solution.place).tolist():
-                    part = solution[np.flatnonzero(solution.place == place)]
+                for place in np.unique(solution.path_index).tolist():
+                    part = solution[np.flatnonzero(solution.path_index == place)]
                     done += state.add(grid.index(order[place]), part)
                 keep = done == total or monotonic() - last > _KEEP_SECONDS
                 if keep or state.pending > _PENDING:
                     state.score(pool, params.precision)
                 if keep:
-                    self.stages.keep(_GRID_STAGE, training, state.arrays)
+                    self.store.keep(_GRID_STAGE, self.job, state.arrays)
                     last = monotonic()
                 show()
-        counts = problem.label_counts, problem.n_rows
+        truth = Truth.align(self.judge.Y, problem.label_counts, problem.n_rows)
         return [
             {
                 "C": C,
-                **_metrics(split, trial.top, self.depths, *counts),
+                **_columns(truth.metrics(trial.top, self._depths, self.judge.weights)),
                 "weights": trial.nnz,
                 "seconds": round(trial.seconds, 3),
             }
@@ -107,32 +147,29 @@ class GridTrials:
         ]
 
     @property
-    def _depth(self) -> int:
-        return min(max(self.depths), self.job.problem.n_labels)
+    def _depths(self) -> list[int]:
+        return sorted({*_DEPTHS, int(self.job.params.metric.partition("@")[2])})
 
     def _one_by_one(self, progress: Progress | None) -> list[Row]:
         """Train once for each C, as on a cluster."""
         table: list[Row] = []
-        n_labels = self.split.Y.shape[1]
-        for number, C in enumerate(self.grid):
-            count = part_of(progress, number * n_labels, len(self.grid) * n_labels)
+        grid, n_labels = self.job.params.grid, self.job.problem.n_labels
+        for number, C in enumerate(grid):
+            count = part_of(progress, number * n_labels, len(grid) * n_labels)
             find, name = partial(self._trial_row, C, count), f"C-{C}"
-            found = self.stages.found(name, digest(self.job.manifest), find, name)
+            found = self.store.found(name, self.job, find, name)
             table.append({key: value.item() for key, value in found.items()})
         return table
 
     def _trial_row(self, C: float, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Return a row of the table, from a separate training."""
-        begin, params = perf_counter(), self.job.params
+        begin, params, name = perf_counter(), self.job.params, f"C-{C}"
         params = replace(params, C=C, delta=params.solver.delta, calibrate=False, refine=False)
-        model = self.split.fit(params, self.stages, f"C-{C}", progress)
+        model = self.store.train(name, self.job.stage(name, self.data, params), progress)
         seconds = round(perf_counter() - begin, 3)
+        judge = self.judge
         found = model.evaluate(
-            self.split.X_judge,
-            self.split.Y_judge,
-            self.depths,
-            weights=self.split.weights_judge,
-            threads=self.stages.place.threads,
+            judge.X, judge.Y, self._depths, weights=judge.weights, threads=self.store.threads
         )
         row: Row = {"C": C, **_columns(found), "weights": model.nnz, "seconds": seconds}
         return {key: np.array([value]) for key, value in row.items()}
@@ -253,12 +290,6 @@ class _TrialAt:
             )
             kernels.merge_topk(held.native, *self._rows, self.top, self.scores)
             self.nnz += held.nnz
-
-
-def _metrics(split: Split, top: Any, depths: Sequence[int], counts: Ints, n_rows: int) -> Row:
-    """Return the metrics that `Model.evaluate` computes."""
-    truth = Truth.align(split.Y_judge, counts, n_rows)
-    return _columns(truth.metrics(top, depths, split.weights_judge))
 
 
 def _columns(found: Row) -> Row:

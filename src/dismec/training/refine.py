@@ -1,4 +1,4 @@
-"""Training job → the job of its second stage, whose features include likely labels.
+"""The stage that turns a job into that of a second stage, whose features include likely labels.
 
 1. Split the rows into folds. For each fold, train on the others and score its rows, so that every
    row is scored by a model that has not seen it. Only labels with enough rows take part.
@@ -13,38 +13,35 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.cpu import kernels
-from dismec.data.dataset import fingerprint
 from dismec.data.files import sync_directory, whole_file
 from dismec.data.matrices import check_rows, csr_on
 from dismec.data.mixed import MixedRows
-from dismec.data.row_weights import weights_at
+from dismec.data.training_file import TrainingData
 from dismec.errors import DataError
 from dismec.features.transform import Transform
 from dismec.model.calibration import Calibration
-from dismec.model.format import ARRAYS, FIRST, REFINED_VERSION
-from dismec.model.informed import Informed, Refinement, label_columns, widened
-from dismec.model.manifest import Manifest, ShardReceipt
+from dismec.model.manifest import ARRAYS, FIRST, Manifest, ShardReceipt
 from dismec.model.model import Model
+from dismec.model.refined_transform import RefinedTransform, Refinement, label_columns, widened
 from dismec.solve.problem import Problem
-from dismec.training import delta, resume
-from dismec.training.calibrating import fit_calibration
+from dismec.training import resume
+from dismec.training.calibrate import fit_calibration
+from dismec.training.execute import Store
+from dismec.training.held_out import held_out, only_columns, only_known, sampled
 from dismec.training.job import Job
-from dismec.training.params import TrainingParams
-from dismec.training.request import Progress, Request, share_of
-from dismec.training.stages import Stages, digest
-from dismec.training.trial import only_columns, only_known, sampled
+from dismec.training.params import Progress, TrainingParams, share_of
 
-__all__ = ["Refining", "record_held_out"]
+__all__ = ["Refining"]
 
 _log = logging.getLogger("dismec")
 
@@ -54,47 +51,60 @@ _TOLERANCE = 0.1  # of folds and trial, whose scores need not be more exact
 _EVERY = 3  # the trial trains every third label: with fewer, the calibration depends on which
 _CHUNK_ROWS = 8192  # rows extended at a time
 _DEPTHS = (1, 3, 5)
-_Select: TypeAlias = Callable[[npt.NDArray[np.int64]], Any]  # row numbers → these rows
 # Shares of the work done before the trial, the first and the second stage: between those measured
 # on Eurlex-4K and citeulike-t.
 _UNTIL_TRIAL, _UNTIL_FIRST, _UNTIL_SECOND = 0.2, 0.4, 0.55
 
 
-@dataclass(frozen=True, eq=False)
 class Refining:
+    """The stage that refines a model, if that helps."""
+
+    def stated(self, job: Job) -> Job:
+        """Return the job whose manifest states how many rows are held out for calibration.
+
+        Raises
+        ------
+        DataError
+            If there are too few rows for refining.
+        """
+        n_rows = job.problem.n_rows
+        if n_rows < 2 * _FOLDS:
+            raise DataError(
+                f"refine needs at least {2 * _FOLDS} rows, there are {n_rows}; train without it"
+            )
+        if not job.params.calibrate:
+            return job
+        return job.with_facts(calibrated={"rows": len(held_out(n_rows))})
+
+    def run(self, job: Job, store: Store) -> Job:
+        """Return the job of the second stage, or of the plain model if refining does not help."""
+        informing = int(np.count_nonzero(job.parts.labels.counts >= _LEAST_ROWS))
+        return _Steps(job, Refinement(informing, _FOLDS), store).run()
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
     """The steps from the job of a plain model to that of its second stage."""
 
     job: Job  # of the plain model; its parameters request refining
     refinement: Refinement
-    stages: Stages
+    store: Store
 
-    @classmethod
-    def prepare(cls, job: Job, stages: Stages) -> Refining:
-        """Return the steps for a job, with the number of labels used as features."""
-        informing = int(np.count_nonzero(job.parts.labels.counts >= _LEAST_ROWS))
-        return cls(job, Refinement(informing, _FOLDS), stages)
-
-    def outcome(
-        self, earlier: Manifest | None, progress: Progress | None
-    ) -> tuple[Job, Manifest | None, Progress | None]:
-        """Return the job that remains, the run to resume, and the progress callback for it.
-
-        The job is that of the second stage, or of the plain model if refining does not help.
-        """
-        n_labels, directory = self.job.problem.n_labels, self.stages.directory
+    def run(self) -> Job:
+        """Return the job that remains."""
+        n_labels, store, progress = self.job.problem.n_labels, self.store, self.store.progress
+        earlier = store.earlier
         effect = earlier and earlier.params.get("refine_effect")
-        if directory and earlier and effect and earlier.refined is None:
+        if store.directory and earlier and effect and earlier.refined is None:
             # An earlier run found that refining does not help.
             job = self.job.with_facts(refine_effect=effect)
-            known = resume.known_calibration(directory, job, earlier)
+            known = resume.known_calibration(store.directory, job, earlier)
             if known:
-                return known, earlier, progress
+                return known
         if earlier is None or earlier.refined is None:
-            begun = replace(
-                self.job.manifest, refined=self.refinement.to_dict(), version=REFINED_VERSION
-            )
-            before = earlier and replace(earlier, blocks=())
-            earlier = self.stages.begin(replace(self.job, manifest=begun), before)
+            begun = replace(self.job.manifest, refined=self.refinement.to_dict())
+            store.earlier = earlier and replace(earlier, blocks=())
+            store.record(replace(self.job, manifest=begun))
         likely = self._out_of_fold(share_of(progress, 0.0, _UNTIL_TRIAL, n_labels))
         trial = self._trial(likely, share_of(progress, _UNTIL_TRIAL, _UNTIL_FIRST, n_labels))
         job = self.job.with_facts(refine_effect=trial.effect)
@@ -106,15 +116,16 @@ class Refining:
                 "refining does not help on this data (%s): training the plain model",
                 trial.summary,
             )
-            rest = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
-            return job, earlier and replace(earlier, blocks=()), rest
+            store.progress = share_of(progress, _UNTIL_FIRST, 1.0, n_labels)
+            store.earlier = store.earlier and replace(store.earlier, blocks=())
+            return job
         first = self._train_first(share_of(progress, _UNTIL_FIRST, _UNTIL_SECOND, n_labels))
-        job = self._second(job, self._wide(likely), first)
-        return job, earlier, share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
+        store.progress = share_of(progress, _UNTIL_SECOND, 1.0, n_labels)
+        return self._second(job, self._wide(likely), first)
 
     def _informing_Y(self) -> Any:
         """Return Y with only the labels used as features."""
-        return only_columns(self.job.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
+        return only_columns(self.job.data.Y, self.job.parts.labels.counts >= _LEAST_ROWS)
 
     def _stage_params(self, tol: float = 0.0) -> TrainingParams:
         params = self.job.params
@@ -126,24 +137,10 @@ class Refining:
             tol=max(params.tol, tol),
         )
 
-    def _stage_job(
-        self,
-        X: Any,
-        Y: Any,
-        params: TrainingParams,
-        rows: npt.NDArray[np.int64],
-        transform: Transform | None = None,
-    ) -> Job:
-        """Return the job of a stage on some rows, with their weights and costs in this job."""
-        weights = weights_at(self.job.weights, rows)
-        request = Request(X, Y, params, weights=weights, costs=self.job.costs)
-        return Job.prepare(request, transform)
-
     def _out_of_fold(self, progress: Progress | None) -> _Likely:
         """Return the best labels of each row and their scores, by a model that has not seen it."""
-        X: Any = self.job.X
-        Y = self._informing_Y()
-        n_rows, k = X.shape[0], self.refinement.labels
+        data = replace(self.job.data, Y=self._informing_Y())
+        n_rows, k = self.job.problem.n_rows, self.refinement.labels
         fold = np.random.default_rng(0).permutation(n_rows) % _FOLDS
         labels, scores = np.empty((n_rows, k), np.int32), np.empty((n_rows, k), np.float32)
         for number in range(_FOLDS):
@@ -151,15 +148,15 @@ class Refining:
             bounds = number / _FOLDS, (number + 1) / _FOLDS
             part = share_of(progress, *bounds, self.job.problem.n_labels)
             name = f"fold-{number}"
-            find = partial(self._score_fold, name, Y, rows, others, part)
-            found = self.stages.found(name, digest(self.job.manifest), find, name)
+            find = partial(self._score_fold, name, data, rows, others, part)
+            found = self.store.found(name, self.job, find, name)
             labels[rows], scores[rows] = found["labels"], found["scores"]
         return _Likely(labels, scores)
 
     def _score_fold(
         self,
         name: str,
-        Y: Any,
+        data: TrainingData,
         rows: npt.NDArray[np.int64],
         others: npt.NDArray[np.int64],
         progress: Progress | None,
@@ -168,16 +165,15 @@ class Refining:
 
         The rows of either kind are copied, dense features included, only while they are needed.
         """
-        X: Any = self.job.X
-        job = self._stage_job(X[others], Y[others], self._stage_params(_TOLERANCE), others)
-        model = self.stages.trained(name, job, progress)
-        known = _sparse(job.X) if self.job.parts.vocabulary else None
+        job = self.job.stage(name, data.at(others), self._stage_params(_TOLERANCE))
+        model = self.store.train(name, job, progress)
+        known = _sparse(job.data.X) if self.job.parts.vocabulary else None
         del job
-        new = X[rows]
+        new = data.X[rows]
         if known is not None:
             # As in new texts, words that occur in no training text are ignored.
             new = only_known(new, known)
-        found = model.predict_topk(new, self.refinement.labels, threads=self.stages.place.threads)
+        found = model.predict_topk(new, self.refinement.labels, threads=self.store.threads)
         return dict(zip(("labels", "scores"), found, strict=True))
 
     def _wide(self, likely: _Likely, rows: npt.NDArray[np.int64] | None = None) -> Any:
@@ -185,7 +181,7 @@ class Refining:
         own = replace(self.job.transform, bias=0.0, dense=0)
         informing = np.flatnonzero(self.job.parts.labels.counts >= _LEAST_ROWS)
         columns = label_columns(informing)
-        X = _sparse(self.job.X)
+        X = _sparse(self.job.data.X)
         everything = rows is None
         rows = np.arange(X.shape[0]) if rows is None else rows
         # Filled chunk by chunk, so that memory holds only X, the result and one chunk.
@@ -205,10 +201,10 @@ class Refining:
             indices[first : first + len(part.data)] = part.indices
         shape = len(rows), own.n_features + len(informing)
         wide = csr_on(data[: indptr[-1]], indices[: indptr[-1]], indptr, shape)
-        if not isinstance(self.job.X, MixedRows):
+        if not isinstance(self.job.data.X, MixedRows):
             return wide
         # All rows share the dense features of X; some of them get a copy.
-        dense = self.job.X.dense
+        dense = self.job.data.X.dense
         return MixedRows(wide, dense if everything else np.ascontiguousarray(dense[rows]))
 
     @property
@@ -227,8 +223,7 @@ class Refining:
     def _trial(self, likely: _Likely, progress: Progress | None) -> _TrialResults:
         """Measure whether likely labels help as features, and calibrate if requested."""
         find = partial(self._run_trial, likely, progress)
-        training = digest(self.job.manifest)
-        found = dict(self.stages.found("trial", training, find, "plain", "wide"))
+        found = dict(self.store.found("trial", self.job, find, "plain", "wide"))
         measured = {name: found.pop(name) for name in ("plain", "wide", "rows")}
         calibration = None
         if self.job.params.calibrate:
@@ -237,41 +232,46 @@ class Refining:
 
     def _run_trial(self, likely: _Likely, progress: Progress | None) -> dict[str, npt.NDArray[Any]]:
         """Train some labels without and with likely labels, and evaluate both on held-out rows."""
-        job, threads = self.job, self.stages.place.threads
+        job, threads = self.job, self.store.threads
         counts, n_labels = job.parts.labels.counts, job.problem.n_labels
-        held = delta.held_out(job.X.shape[0])
-        others = np.delete(np.arange(job.X.shape[0]), held)
-        Y, share = sampled(job.Y, counts, _EVERY)
+        held = held_out(job.problem.n_rows)
+        others = np.delete(np.arange(job.problem.n_rows), held)
+        Y, share = sampled(job.data.Y, counts, _EVERY)
+        data = replace(job.data, Y=Y)
         plain = self._stage_params(_TOLERANCE)
-        X: Any = job.X
-        wide = replace(plain, normalize=False, tfidf=False)
-        stages: dict[str, tuple[_Select, TrainingParams, Transform | None]] = {
-            "plain": (lambda rows: X[rows], plain, None),
-            "wide": (partial(self._wide, likely), wide, self._wide_transform),
+        stages: dict[str, tuple[TrainingParams, Transform | None]] = {
+            "plain": (plain, None),
+            "wide": (replace(plain, normalize=False, tfidf=False), self._wide_transform),
         }
-        weights = weights_at(job.weights, held)
+
+        def rows_of(name: str, rows: npt.NDArray[np.int64]) -> TrainingData:
+            if name == "plain":
+                return data.at(rows)
+            weights = None if data.weights is None else data.weights[rows]
+            return TrainingData(self._wide(likely, rows), data.Y[rows], weights)
+
         results = {"rows": np.array([float(len(held))])}
         curves: dict[str, Calibration] = {}
-        for number, (name, (only, params, transform)) in enumerate(stages.items()):
+        for number, (name, (params, transform)) in enumerate(stages.items()):
             part = share_of(progress, number / 2, (number + 1) / 2, n_labels)
             # Only one model and one copy of the rows are in memory at a time.
-            trial = self._stage_job(only(others), Y[others], params, others, transform)
-            model = self.stages.trained(name, trial, part)
+            trial = job.stage(name, rows_of(name, others), params, transform)
+            model = self.store.train(name, trial, part)
             del trial
-            new = only(held)
-            found = model.evaluate(new, Y[held], _DEPTHS, weights=weights, threads=threads)
+            new = rows_of(name, held)
+            found = model.evaluate(new.X, new.Y, _DEPTHS, weights=new.weights, threads=threads)
             results[name] = np.array([found[f"P@{k}"] for k in _DEPTHS])
             if job.params.calibrate:
                 curves[name] = fit_calibration(
                     model,
-                    new,
-                    Y[held],
+                    new.X,
+                    new.Y,
                     counts=counts,
                     share=share,
-                    weights=weights,
+                    weights=new.weights,
                     threads=threads,
                 )
-            del model
+            del model, new
             kernels.release_memory()
         if curves:
             results |= curves["wide" if _helps(results) else "plain"].to_arrays()
@@ -279,50 +279,33 @@ class Refining:
 
     def _train_first(self, progress: Progress | None) -> Model:
         """Train the first stage."""
-        everything = np.arange(self.job.X.shape[0])
-        job = self._stage_job(self.job.X, self._informing_Y(), self._stage_params(), everything)
-        return self.stages.trained("first", job, progress)
+        data = replace(self.job.data, Y=self._informing_Y(), names=None, source=None, hashed=None)
+        return self.store.train(
+            "first", self.job.stage("first", data, self._stage_params()), progress
+        )
 
     def _second(self, job: Job, wide: Any, first: Model) -> Job:
         """Return the job of the second stage."""
         transform = self._wide_transform
-        informed = Informed(job.transform, first.shards, self.refinement, job.params.bias)
+        informed = RefinedTransform(job.transform, first.shards, self.refinement, job.params.bias)
         receipts: tuple[ShardReceipt, ...] = ()
-        if self.stages.directory:
-            folder = self.stages.folder("first")
-            receipts = _link_shards(self.stages.directory, folder, first.manifest)
+        if self.store.directory:
+            folder = self.store.folder("first")
+            receipts = _link_shards(self.store.directory, folder, first.manifest)
         manifest = replace(
             job.manifest,
             refined=self.refinement.to_dict(),
             first=receipts,
-            version=REFINED_VERSION,
         )
+        data = TrainingData(wide, job.data.Y, job.data.weights)
         return replace(
             job,
-            X=wide,
-            problem=Problem(wide, job.Y, transform, job.weights, job.costs),
+            data=data,
+            problem=Problem(wide, data.Y, transform, data.weights, job.costs),
             transform=transform,
             manifest=manifest,
-            data=fingerprint(wide, job.Y, job.weights),
             informed=informed,
         )
-
-
-def record_held_out(job: Job) -> Job:
-    """Return the job with a manifest that records how many rows are held out for calibration.
-
-    Raises
-    ------
-    DataError
-        If there are too few rows for refining.
-    """
-    if job.X.shape[0] < 2 * _FOLDS:
-        raise DataError(
-            f"refine needs at least {2 * _FOLDS} rows, there are {job.X.shape[0]}; train without it"
-        )
-    if not job.params.calibrate:
-        return job
-    return job.with_facts(calibrated={"rows": len(delta.held_out(job.X.shape[0]))})
 
 
 def _sparse(X: Any) -> Any:
