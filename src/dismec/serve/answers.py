@@ -14,93 +14,100 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dismec.data.counts import counted
+from dismec.data.files import watching
 from dismec.data.hierarchy import load_tree
-from dismec.data.mapped_files import watching
 from dismec.errors import DismecError, ModelError
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
 from dismec.model.allowed import Allowed
 from dismec.model.explanation import highlights
-from dismec.model.model import RankingModel
+from dismec.model.manifest import MANIFEST
+from dismec.model.model import Model
 from dismec.model.opening import open_model
 from dismec.model.provenance import shown
 from dismec.model.thresholds import MICRO_F1
-from dismec.model.topk_model import TopkModel
-from dismec.serve.choices import Choices
-from dismec.serve.contract import Contract
-from dismec.serve.label_search import LabelSearch
-from dismec.serve.queries import parse, text_vocabulary
-from dismec.serve.schemas import HIGHLIGHTED, HIGHLIGHTED_BY_CHARACTERS, HIGHLIGHTS, Limits
-from dismec.serve.tree import ServedTree
+from dismec.serve.contract import (
+    HIGHLIGHTED,
+    HIGHLIGHTED_BY_CHARACTERS,
+    HIGHLIGHTS,
+    Contract,
+    Limits,
+)
+from dismec.serve.label_browser import ServedTree
+from dismec.serve.label_filter import LabelFilter
+from dismec.serve.request_rows import parse, text_vocabulary
 
-__all__ = ["Served", "Service", "log_not_reloaded", "log_reloaded"]
+__all__ = ["Service"]
 
 _EXAMPLE_LABELS, _EXAMPLE_WORDS = 2, 8
 
 _log = logging.getLogger(__name__)
 
 
-class Served(NamedTuple):
-    """A model and the hierarchy of its labels, which always change together."""
+class _Served(NamedTuple):
+    """A model and what belongs to it, which always change together."""
 
-    model: RankingModel
+    model: Model
     tree: ServedTree | None
+    filter: LabelFilter
+    files: object  # the state of the files on disk when they were opened
 
 
 class Service:
     """The served model, for many threads; only `reload` must not run concurrently.
 
     `predict`, `explain` and `labels` raise `DataError` for a request that violates the contract,
-    and `example` if the model does not use texts; all of them raise `NotReady` while cluster
-    workers that hold weights are missing.
+    and `example` if the model does not use texts.
 
-    `path` may be a link to the model directory; `directory` is its target, if already known.
-    `hierarchy` is a file with the parents of labels.
+    `path` may be a link to the model directory. `hierarchy` is a file with the parents of labels.
+    The processes of a server change the file `marker` to make each other reload the model.
     """
 
     def __init__(
         self,
         path: Path,
-        cluster: str | None,
         limits: Limits,
-        directory: Path | None = None,
         hierarchy: Path | None = None,
+        marker: Path | None = None,
     ) -> None:
         self.name = path.absolute().name
         self.contract = Contract(limits, hierarchy=hierarchy is not None)
         self.version = version("dismec")
-        self._path, self._cluster, self._hierarchy = path, cluster, hierarchy
-        self.served = self._open(directory or path)
-        self._search: tuple[TopkModel, LabelSearch] | None = None  # created when first needed
-        self._choices = Choices(self._search_of)
+        self.has_hierarchy = hierarchy is not None
+        self._path, self._hierarchy, self._marker = path, hierarchy, marker
+        self._served = self._open()
 
-    def _open(self, path: Path) -> Served:
-        model = _open_warm(path, self._cluster)
-        if self._hierarchy is None:
-            return Served(model, None)
-        tree = load_tree(self._hierarchy, model.names, model.n_labels)
-        return Served(model, ServedTree(tree, model.label_counts))
+    def _open(self) -> _Served:
+        files = self.files_on_disk()
+        model = _open_warm(self._path)
+        tree = None
+        if self._hierarchy is not None:
+            labels = load_tree(self._hierarchy, model.names, model.n_labels)
+            tree = ServedTree(labels, model.label_counts)
+        return _Served(model, tree, LabelFilter(model, tree), files)
 
     @property
-    def model(self) -> RankingModel:
+    def model(self) -> Model:
         """The model that is currently served."""
-        return self.served.model
+        return self._served.model
+
+    def files_on_disk(self) -> object:
+        """Return a value that changes when a reload may give another model or hierarchy."""
+        manifest = self._path / MANIFEST
+        model = manifest if manifest.exists() else self._path  # a model may be a single file
+        watched = (model, self._hierarchy, self._marker)
+        return tuple(_identity(file) for file in watched if file is not None)
 
     @property
-    def on_cluster(self) -> bool:
-        """Whether the workers of a cluster compute the predictions."""
-        return self._cluster is not None
-
-    @property
-    def has_hierarchy(self) -> bool:
-        """Whether there is a hierarchy of the labels."""
-        return self._hierarchy is not None
+    def is_current(self) -> bool:
+        """Whether the served model is the one on disk."""
+        return self._served.files == self.files_on_disk()
 
     def predict(self, body: bytes) -> tuple[bytes, int]:
         """Return the best labels, with the scores of `predict_topk`, and the number of rows."""
-        model, tree = self.served  # one for the whole request, even if another is loaded
+        model, tree, labels, _ = self._served  # for the whole request, even if another is loaded
         X, request = parse("/predict", body, model, self.contract)
-        rows = _best_labels(model, X, request, self._choices.find(model, request, tree))
+        rows = _best_labels(model, X, request, labels.find(request))
         if tree is not None:
             for row in rows:
                 row["paths"] = [tree.path(label) for label in row["labels"]]
@@ -109,7 +116,7 @@ class Service:
 
     def explain(self, body: bytes) -> bytes:
         """Return what contributes to the score of a label, and its rank."""
-        model, tree = self.served
+        model, tree, *_ = self._served
         X, request = parse("/explain", body, model, self.contract)
         vocabulary = model.vocabulary
         terms = None if vocabulary is None else vocabulary.terms
@@ -130,8 +137,9 @@ class Service:
     def labels(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the labels that match a search."""
         request = self.contract.check_query("/labels", query)
-        model, limit = self.model, request["limit"]
-        found = self._search_of(model).find(request["search"], limit + 1)
+        served, limit = self._served, request["limit"]
+        model = served.model
+        found = served.filter.search().find(request["search"], limit + 1)
         rows = [
             {"label": label}
             | ({} if model.names is None else {"name": model.names[label]})
@@ -142,15 +150,9 @@ class Service:
 
     def tree(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return some nodes of the hierarchy, which must exist."""
-        tree = self.served.tree
+        tree = self._served.tree
         assert tree is not None
         return tree.answer(self.contract.check_query("/tree", query))
-
-    def _search_of(self, model: TopkModel) -> LabelSearch:
-        known = self._search
-        if known is None or known[0] is not model:
-            known = self._search = model, LabelSearch(model.names, model.n_labels)
-        return known[1]
 
     def example(self) -> dict[str, Any]:
         """Return a training text that the model stores or, if there is none, words of labels.
@@ -179,10 +181,10 @@ class Service:
             sentences.append(" ".join(rng.permutation(list(words))).capitalize() + ".")
         return {"text": " ".join(sentences), "training": False}
 
-    def describe(self, served: Served | None = None) -> dict[str, Any]:
-        """Describe the served model, or another one: the answer of ``/model``."""
-        (model, tree), limits = served or self.served, self.contract.limits
-        manifest, able = model.manifest, model.capabilities
+    def describe(self) -> dict[str, Any]:
+        """Describe the served model: the answer of ``/model``."""
+        (model, tree, *_), limits = self._served, self.contract.limits
+        manifest = model.manifest
         return {
             "name": self.name,
             "labels": model.n_labels,
@@ -190,9 +192,8 @@ class Service:
             "dense": model.n_dense,
             "names": model.names is not None,
             "hierarchy": None if tree is None else tree.describe(),
-            "text": able.texts,
-            "calibrated": able.probabilities,
-            "explanations": True,  # true for every model; kept for clients that check it
+            "text": model.vocabulary is not None,
+            "calibrated": model.calibration is not None,
             "threshold": _threshold(model),
             "examples": len(manifest.examples),
             "weights": model.nnz,
@@ -201,56 +202,39 @@ class Service:
             "training_data": manifest.data,
             "trained_by": manifest.dismec,
             "version": self.version,
-            "limits": {
-                "body": limits.body,
-                "rows": limits.rows,
-                "characters": limits.characters,
-                "k": limits.k,
-            },
+            "limits": {key: getattr(limits, key) for key in ("body", "rows", "characters", "k")},
         }
-
-    def open_again(self, directory: Path | None = None) -> Served | str:
-        """Open the model on disk in addition to the served one; return it, or why that failed.
-
-        `directory` is its current location, if that has changed.
-        """
-        try:
-            return self._open(directory or self._path)
-        except (DismecError, OSError, MemoryError) as error:
-            return " ".join(str(error).split()) or "out of memory"
 
     def reload(self) -> bool:
         """Switch to the model on disk; return False, and log the reason, if it is invalid."""
-        opened = self.open_again()
-        if isinstance(opened, str):
-            log_not_reloaded(opened)
+        try:
+            self._served = self._open()
+        except (DismecError, OSError, MemoryError) as error:
+            reason = " ".join(str(error).split()) or "out of memory"
+            _log.error("not reloaded, still serving the old model: %s", reason)
             return False
-        self.served = opened
-        log_reloaded(self._path, opened.model.n_labels)
+        _log.info("reloaded %s: %s", self._path, counted(self.model.n_labels, "label"))
         return True
 
-
-def log_reloaded(path: Path, n_labels: int) -> None:
-    """Log that the model was reloaded."""
-    _log.info("reloaded %s: %s", path, counted(n_labels, "label"))
-
-
-def log_not_reloaded(reason: str) -> None:
-    """Log why the model was not reloaded."""
-    _log.error("not reloaded, still serving the old model: %s", reason)
+    def reload_others(self) -> None:
+        """Make the other processes of the server, if any, reload the model too."""
+        if self._marker is not None:
+            self._marker.touch()
 
 
-def _open_warm(path: Path, cluster: str | None) -> RankingModel:
+def _identity(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _open_warm(path: Path) -> Model:
     """Open the model ready to predict, so no request waits for its weights to be prepared."""
     directory = path.resolve()  # the same throughout, even if a link is moved meanwhile
-    model: RankingModel
     with watching() as files:
-        if cluster is None:
-            model = open_model(directory, check=True)
-        else:
-            from dismec.cluster.serving import serve_on_cluster
-
-            model = serve_on_cluster(cluster, directory)
+        model = open_model(directory, check=True)
     model.files = files
     row: Any = TextRows((1, model.n_features))
     if model.n_dense:
@@ -268,7 +252,7 @@ def _most_marked(vocabulary: Vocabulary) -> int:
     return HIGHLIGHTED if words_only else HIGHLIGHTED_BY_CHARACTERS
 
 
-def _threshold(model: TopkModel) -> dict[str, Any]:
+def _threshold(model: Model) -> dict[str, Any]:
     """Return the default threshold for assigning labels."""
     if model.calibration is None:
         return {"rank": "score", "value": 0.0, "chosen": "zero"}
@@ -277,7 +261,7 @@ def _threshold(model: TopkModel) -> dict[str, Any]:
 
 
 def _best_labels(
-    model: RankingModel, X: Any, request: dict[str, Any], allowed: Allowed | None
+    model: Model, X: Any, request: dict[str, Any], allowed: Allowed | None
 ) -> list[Any]:
     ranked = "probabilities" if request["rank"] == "probability" else "scores"
     how = {"rank": request["rank"], "allowed": allowed}

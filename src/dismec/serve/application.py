@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
+import multiprocessing
+import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -19,25 +25,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dismec.data.printable import printable
-from dismec.errors import DataError, NotReady
-from dismec.serve import prometheus
+from dismec.errors import DataError
 from dismec.serve.answers import Service
 from dismec.serve.description import Interface, openapi
 from dismec.serve.page import docs_page, page
-from dismec.serve.peers import Peers
-from dismec.serve.queries import LongTexts, NumericRows
+from dismec.serve.prometheus import CONTENT_TYPE_LATEST, Metrics
+from dismec.serve.request_rows import LongTexts, NumericRows
 
-__all__ = ["application"]
+__all__ = ["Settings", "application"]
 
 _BODY_SECONDS = 30  # for a body to arrive
 _BODIES_BYTES = 1 << 28  # all bodies together, or four of the largest
-# For exceptions of a `Service`; the first match counts.
-_STATUSES = {
-    LongTexts: 413,
-    NumericRows: 422,
-    DataError: 400,
-    NotReady: 503,
-}
 
 # Requests this small are computed in the event loop's thread while they take this much CPU time on
 # average: handing them to another thread would cost more than it gains.
@@ -45,46 +43,53 @@ _PROMPT_BYTES = 1 << 14
 _PROMPT_SECONDS = 0.5e-3
 _PROMPT_SHARE = 0.1  # of the latest request in the average
 
-_REOPEN_SECONDS = 1.0
+_WATCH_SECONDS = 1.0  # between two looks at the files of the model
+_MOST_RETRY_SECONDS = 60.0  # between two attempts to open a model that cannot be opened
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class _DamagedModel(NotReady):
+@dataclass(frozen=True)
+class Settings:
+    """The settings of each process of a server."""
+
+    threads: int  # predictions that it computes at a time
+    token: str | None = None  # that requests must carry
+    hosts: frozenset[str] | None = None  # allowed in Host besides loopback addresses; None: any
+
+
+class _DamagedModel(Exception):  # noqa: N818  named after the state
     """A file of the model was truncated or written to while in use."""
+
+
+# For exceptions of a task; the first match counts.
+_STATUSES = {LongTexts: 413, NumericRows: 422, DataError: 400, _DamagedModel: 503}
 
 
 class _Endpoints:
     """The handlers of all paths, run in the event loop's thread."""
 
-    def __init__(
-        self,
-        service: Service,
-        metrics: prometheus.Metrics,
-        peers: Peers,
-        threads: int,
-        token: str | None,
-    ) -> None:
-        self.metrics = metrics
-        self.guarded = token is not None
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.metrics = Metrics()
+        self.guarded = settings.token is not None
         self.has_hierarchy = service.has_hierarchy
-        self._token = (token or "").encode(errors="surrogateescape")
+        self._token = (settings.token or "").encode(errors="surrogateescape")
         self._service = service
-        self._peers = peers
         self._limits = service.contract.limits
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dismec-serve")
-        self._places = threads + self._limits.queue
-        self._prompt = not service.on_cluster  # there, requests wait for other machines
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="dismec-serve")
+        self._pending = 0  # predictions waiting or being computed
+        self._most_pending = settings.threads + self._limits.queue
         self._mean_seconds = 0.0  # CPU time of small requests
-        self._reopening: asyncio.Task[bool] | None = None
+        self._reloading = asyncio.Lock()
+        self._background: set[asyncio.Task[bool]] = set()
         self._next_reopen = 0.0  # on the monotonic clock
         self._held = 0  # bytes of bodies in memory
         self._most_held = max(_BODIES_BYTES, 4 * self._limits.body)
 
     async def predict(self, request: Request) -> Response:
         answer, rows = await self._work(request, self._service.predict)
-        self.metrics.rows += rows
+        self.metrics.rows.inc(rows)
         return Response(answer, media_type="application/json")
 
     async def explain(self, request: Request) -> Response:
@@ -113,22 +118,24 @@ class _Endpoints:
         body = bytearray()
         try:
             await self._read(request, body)
-            if self.metrics.pending >= self._places:
-                raise NotReady("the queue is full")
-            self.metrics.pending += 1
+            if self._pending >= self._most_pending:
+                raise _busy("the queue is full")
+            self._pending += 1
+            self.metrics.pending.inc()
             try:
                 return await self._computed(task, bytes(body))
             except _DamagedModel as error:
                 self._reopen(error)
                 raise
             finally:
-                self.metrics.pending -= 1
+                self._pending -= 1
+                self.metrics.pending.dec()
         finally:
             self._held -= len(body)
 
     async def _computed(self, task: Callable[[bytes], _T], body: bytes) -> _T:
         """Return the result of a task: computed at once if that is quick, else in the pool."""
-        small = self._prompt and len(body) <= _PROMPT_BYTES
+        small = len(body) <= _PROMPT_BYTES
         if small and self._mean_seconds <= _PROMPT_SECONDS:
             return self._timed(task, body)
         run = self._timed if small else self._checked_result
@@ -144,14 +151,14 @@ class _Endpoints:
             self._mean_seconds += _PROMPT_SHARE * (taken - self._mean_seconds)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        self.metrics.arriving += 1
+        self.metrics.arriving.inc()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for chunk in request.stream():
                     if len(body) + len(chunk) > self._limits.body:
                         raise self._too_large()
                     if self._held + len(chunk) > self._most_held:
-                        raise NotReady("the bodies of other requests use all available memory")
+                        raise _busy("the bodies of other requests use all available memory")
                     self._held += len(chunk)
                     body += chunk
         except TimeoutError:
@@ -160,7 +167,7 @@ class _Endpoints:
         except ClientDisconnect:
             raise HTTPException(400, "the body was truncated") from None
         finally:
-            self.metrics.arriving -= 1
+            self.metrics.arriving.dec()
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body has more than {self._limits.body} bytes")
@@ -176,22 +183,60 @@ class _Endpoints:
                 raise _DamagedModel(reason)
 
     def _check_ready(self) -> None:
-        model = self._service.model
-        if (reason := model.not_ready) is None:
-            return
-        error = NotReady(reason) if model.damage is None else _DamagedModel(reason)
-        if isinstance(error, _DamagedModel):
+        if (reason := self._service.model.damage) is not None:
+            error = _DamagedModel(reason)
             self._reopen(error)
-        raise error
+            raise error
 
     def _reopen(self, error: Exception) -> None:
         """Open the model again after damage to its files, retrying from time to time."""
-        busy = self._reopening is not None and not self._reopening.done()
-        if busy or time.monotonic() < self._next_reopen:
-            return
-        self._next_reopen = time.monotonic() + _REOPEN_SECONDS
-        _log.error("%s; opening the model again", error)
-        self._reopening = asyncio.create_task(self._peers.reload())
+        if not self._reloading.locked() and time.monotonic() >= self._next_reopen:
+            self._next_reopen = time.monotonic() + _WATCH_SECONDS
+            _log.error("%s; opening the model again", error)
+            self._reload_in_background()
+
+    async def _reload(self) -> bool:
+        """Switch to the model on disk; return False if that is not possible."""
+        async with self._reloading:
+            done = await asyncio.to_thread(self._service.reload)
+        self.metrics.reloads.labels("ok" if done else "failed").inc()
+        return done
+
+    def _reload_in_background(self) -> None:
+        task = asyncio.create_task(self._reload())
+        self._background.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._background.discard)
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Reload the model after SIGHUP, and when its files change."""
+        if sys.platform != "win32":
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._reload_in_background)
+        if multiprocessing.parent_process() is not None:
+            # Ctrl-C reaches every process of a terminal, but the first one ends the others.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        watching = asyncio.create_task(self._watch())
+        yield
+        watching.cancel()
+
+    async def _watch(self) -> None:
+        failed, delay, due = None, 0.0, 0.0  # files that could not be opened, and when to retry
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            parent = multiprocessing.parent_process()
+            if parent is not None and not parent.is_alive():
+                signal.raise_signal(signal.SIGTERM)
+            if self._service.is_current:
+                continue
+            files, now = self._service.files_on_disk(), time.monotonic()
+            if files != failed:
+                delay = _WATCH_SECONDS
+            elif now < due:
+                continue
+            if not await self._reload():
+                delay = min(2 * delay, _MOST_RETRY_SECONDS)
+                failed, due = files, now + delay
 
     async def live(self, _: Request) -> Response:
         """Answer that the process is running, whether or not it can predict."""
@@ -212,8 +257,7 @@ class _Endpoints:
 
     async def show_metrics(self, request: Request) -> Response:
         self._authorise(request)
-        totals = await self._peers.totals()
-        return Response(totals.text(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def openapi(self, _: Request) -> Response:
         return _answered(self._description())
@@ -229,7 +273,8 @@ class _Endpoints:
 
     async def reload(self, request: Request) -> Response:
         self._authorise(request)
-        if not await self._peers.reload():
+        self._service.reload_others()
+        if not await self._reload():
             raise HTTPException(500, "the model could not be opened; the old one is still served")
         return _answered(self._service.describe())
 
@@ -243,19 +288,9 @@ class _Endpoints:
             raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
 
 
-def application(
-    service: Service,
-    metrics: prometheus.Metrics,
-    peers: Peers,
-    threads: int,
-    token: str | None,
-) -> ASGIApp:
-    """Create the ASGI application.
-
-    `threads` predictions are computed at a time. `metrics` are the counts of this process, and
-    `peers` are all processes of the server. If `token` is given, requests must carry it.
-    """
-    endpoints = _Endpoints(service, metrics, peers, threads, token)
+def application(service: Service, settings: Settings) -> ASGIApp:
+    """Create the ASGI application of a server process."""
+    endpoints = _Endpoints(service, settings)
     routes = [
         Route("/", endpoints.page),
         Route("/predict", endpoints.predict, methods=["POST"]),
@@ -275,9 +310,10 @@ def application(
     if endpoints.guarded:
         routes.append(Route("/reload", endpoints.reload, methods=["POST"]))
     handlers = dict.fromkeys((HTTPException, *_STATUSES), _refuse) | {Exception: _fail}
-    starlette = Starlette(routes=routes, exception_handlers=handlers)
+    starlette = Starlette(routes=routes, exception_handlers=handlers, lifespan=endpoints.lifespan)
     starlette.router.redirect_slashes = False
-    return _measured(starlette, {route.path for route in routes}, endpoints.metrics)
+    paths = {route.path for route in routes}
+    return _measured(_guarded(starlette, settings.hosts), paths, endpoints.metrics)
 
 
 def _answered(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -289,17 +325,46 @@ def _answered(value: Any, status: int = 200, headers: Mapping[str, str] | None =
 async def _refuse(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-        headers = {"Retry-After": "1"} if status == 503 else None
-        error = HTTPException(status, str(error), headers)
+        error = HTTPException(status, str(error)) if status != 503 else _busy(str(error))
     reason = {"error": " ".join(error.detail.split())}
     return _answered(reason, error.status_code, error.headers)
+
+
+def _busy(reason: str) -> HTTPException:
+    return HTTPException(503, reason, {"Retry-After": "1"})
 
 
 async def _fail(_: Request, __: Exception) -> Response:
     return _answered({"error": "internal error; the server's log has the details"}, 500)
 
 
-def _measured(answering: ASGIApp, paths: set[str], metrics: prometheus.Metrics) -> ASGIApp:
+def _guarded(answering: ASGIApp, hosts: frozenset[str] | None) -> ASGIApp:
+    """Wrap an application to refuse requests for other hosts."""
+    if hosts is None:
+        return answering
+    refusal = {"error": "the Host header does not name this server"}
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            named = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+            if len(named) != 1 or not _is_trusted(named[0], hosts):
+                answer = _answered(refusal, 403, {"Connection": "close"})
+                return await answer(scope, receive, send)
+        return await answering(scope, receive, send)
+
+    return guarded
+
+
+def _is_trusted(header: str, hosts: frozenset[str]) -> bool:
+    name = header.strip().lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    try:
+        return name in hosts or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _measured(answering: ASGIApp, paths: set[str], metrics: Metrics) -> ASGIApp:
     """Wrap an application to count its answers."""
 
     async def measured(scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,6 +377,8 @@ def _measured(answering: ASGIApp, paths: set[str], metrics: prometheus.Metrics) 
                 status = message["status"]
             await send(message)
 
+        if scope["type"] != "http":
+            return await answering(scope, receive, send)
         try:
             await answering(scope, receive, noted)
         finally:

@@ -5,6 +5,8 @@ descriptor and some memory. If there are too many, the one that has been idle lo
 a new one, so a client that sends a complete request is always answered.
 """
 
+# ruff: noqa: D102  the methods are those of uvicorn and asyncio
+
 from __future__ import annotations
 
 import asyncio
@@ -13,20 +15,19 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["ConnectionLimits", "connection_class"]
+__all__ = ["Connection"]
 
 _log = logging.getLogger(__name__)
 _SPARE_FILES = 64  # descriptors reserved for other uses than connections
 
 
 @dataclass(frozen=True)
-class ConnectionLimits:
+class _Limits:
     """Limits on connections."""
 
     connections: int = 1024  # in total; fewer if the process may not open that many files
@@ -49,16 +50,14 @@ class ConnectionLimits:
         return max(8, min(self.connections, files))
 
 
-class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
+class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's protocol, with limits, reading through one shared buffer.
 
     asyncio's own reads allocate 256 KB and return all but the bytes that arrived. The rest is
     scattered over the heap, and the next read finds no free 256 KB in between, so the heap grows.
     """
 
-    limits: ClassVar[ConnectionLimits]
-    trusted_hosts: ClassVar[Callable[[str], bool] | None] = None  # None allows any
-    closed: ClassVar[Callable[[], None] | None] = None  # called for each connection that ends
+    limits = _Limits()
     _buffer = memoryview(bytearray(1 << 18))  # shared by all connections: empty between two reads
 
     _quiet_since: float  # when it last finished something
@@ -75,6 +74,9 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if "stopping" in self.app_state:  # accepted in the moment in which the server stopped
+            self.shutdown()
+            return
         self._quiet_since = time.monotonic()
         self._await_header()
         near = [other for other in self._all if other._address == self._address]
@@ -86,8 +88,10 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()
         super().connection_lost(exc)
-        if (closed := type(self).closed) is not None:
-            closed()
+
+    def shutdown(self) -> None:
+        self.app_state["stopping"] = True  # shared by all connections
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -121,12 +125,6 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) > self.limits.header_bytes:
             self._refuse(431, "the header is too large")
             return
-        trusted = type(self).trusted_hosts
-        if trusted is not None:
-            hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
-            if len(hosts) != 1 or not trusted(hosts[0]):
-                self._refuse(403, "the Host header does not name this server")
-                return
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -163,8 +161,8 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._write_timer = None
 
     @property
-    def _all(self) -> set[_Connection]:
-        return cast("set[_Connection]", self.connections)
+    def _all(self) -> set[Connection]:
+        return cast("set[Connection]", self.connections)
 
     @property
     def _address(self) -> str | None:
@@ -190,7 +188,7 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._write_timer = None
         self.transport.abort()
 
-    def _make_room(self, among: list[_Connection], reason: str) -> None:
+    def _make_room(self, among: list[Connection], reason: str) -> None:
         """Close the connection that has been idle longest, or this one if none is idle."""
         idle = [c for c in among if c is not self and c._is_idle and not c.transport.is_closing()]
         if idle:
@@ -221,17 +219,3 @@ class _Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-
-def connection_class(
-    limits: ConnectionLimits,
-    trusted_hosts: Callable[[str], bool] | None,
-    closed: Callable[[], None] | None = None,
-) -> type[asyncio.Protocol]:
-    """Return a protocol with these limits that only answers requests for trusted hosts.
-
-    `closed` is called when a connection has ended.
-    """
-    given = {"trusted_hosts": trusted_hosts, "closed": closed}
-    callbacks = {name: None if one is None else staticmethod(one) for name, one in given.items()}
-    return type("Connection", (_Connection,), {"limits": limits, **callbacks})

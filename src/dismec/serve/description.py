@@ -6,9 +6,17 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from dismec.model.topk_model import TopkModel
-from dismec.serve.contract import Contract
-from dismec.serve.schemas import LARGEST, Limits, Schema, either, object_of, ref, typed
+from dismec.model.model import Model
+from dismec.serve.contract import (
+    LARGEST,
+    Contract,
+    Limits,
+    Schema,
+    either,
+    object_of,
+    ref,
+    typed,
+)
 
 __all__ = ["Interface", "openapi"]
 
@@ -28,18 +36,11 @@ class Interface:
     hierarchy: bool = False  # whether the server has a hierarchy of the labels
 
     @classmethod
-    def of(cls, model: TopkModel, *, hierarchy: bool = False) -> Interface:
+    def of(cls, model: Model, *, hierarchy: bool = False) -> Interface:
         """Create the interface of a model."""
-        able = model.capabilities
-        return cls(
-            model.n_labels,
-            model.n_features,
-            model.n_dense,
-            able.texts,
-            model.names is not None,
-            able.probabilities,
-            hierarchy,
-        )
+        texts, probabilities = model.vocabulary is not None, model.calibration is not None
+        sizes = model.n_labels, model.n_features, model.n_dense
+        return cls(*sizes, texts, model.names is not None, probabilities, hierarchy)
 
     @property
     def takes(self) -> str:
@@ -66,10 +67,7 @@ def openapi(contract: Contract, version: str, guarded: bool, served: Interface) 
         content = {"text/plain": {"schema": answer}} if "type" in answer else _json(answer)
         responses = {"200": {"description": "Done.", "content": content}}
         for status, reason in sorted(errors.items()):
-            responses[status] = {
-                "description": reason,
-                "content": _json({"$ref": "#/components/schemas/Error"}),
-            }
+            responses[status] = {"description": reason, "content": _json(ref("Error"))}
         operation: dict[str, Any] = {"summary": summary, "responses": responses}
         if path in bodies:
             content = _json(bodies[path])

@@ -68,8 +68,8 @@ async function loadModel() {
   at("about").textContent = count(model.labels, "label");
   showFields();
   showTree();
-  at("seek").hidden = at("narrow").hidden = !model.explanations;
-  at("example").hidden = !takes("text") || (!model.explanations && !model.examples);
+  at("seek").hidden = at("narrow").hidden = false;
+  at("example").hidden = !takes("text");
   const counts = [5, 10, 20, 50].filter(number => number <= model.limits.k);
   const options = (counts.length ? counts : [model.limits.k]).map(number => new Option(count(number, "label"), number));
   const before = at("count").value;
@@ -308,7 +308,7 @@ function explained(label) {
 async function showChoice() {
   const label = hovered ?? chosen;
   markChoice();
-  if (label === null || !model?.explanations) {
+  if (label === null || !model) {
     at("why").hidden = true;
     return;
   }

@@ -11,12 +11,12 @@ from importlib.resources import files
 from typing import Any
 
 from dismec.data.printable import html_text
-from dismec.model.topk_model import TopkModel
+from dismec.model.model import Model
 
 __all__ = ["docs_page", "page"]
 
 
-def page(model: TopkModel) -> tuple[str, dict[str, str]]:
+def page(model: Model) -> tuple[str, dict[str, str]]:
     """Return the page and its headers, with fields for the model's input."""
     sparse = "text" if model.vocabulary is not None else "features"
     takes = [sparse] if model.n_features or not model.n_dense else []

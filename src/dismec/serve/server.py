@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from dismec.cpu import available_cpus, thread_count
 from dismec.data.printable import printable
-from dismec.errors import DataError
+from dismec.errors import DataError, DismecError
 from dismec.serve.answers import Service
-from dismec.serve.application import application
-from dismec.serve.connections import ConnectionLimits, connection_class
-from dismec.serve.peers import Alone, Peers
-from dismec.serve.prometheus import Metrics
-from dismec.serve.schemas import Limits
+from dismec.serve.application import Settings, application
+from dismec.serve.connections import Connection
+from dismec.serve.contract import Limits
+from dismec.serve.prometheus import FOLDER, forget_gauges
 
-__all__ = ["HttpServer", "Settings", "serve", "start_log"]
+__all__ = ["serve", "start_log"]
 
+_BACKLOG = 2048  # connections waiting to be accepted
 _IDLE_SECONDS = 75  # longer than load balancers keep idle connections, so they close first
-_CLUSTER_THREADS = 32
-_SHUTDOWN_SECONDS = 60  # for requests in flight at shutdown
+_SHUTDOWN_SECONDS = 20  # for requests in flight at shutdown
+_HUNG_SECONDS = 15  # for a process to start or to respond, before it is replaced
+_RETRY_SECONDS = 1.0  # before a process that cannot open the model ends, and another is started
 
 _log = logging.getLogger(__name__)
+
+_Source = tuple[Path, Limits, Path | None]  # the model, limits of requests, and the hierarchy
 
 
 class _LogLines(logging.Formatter):
@@ -49,26 +54,6 @@ def start_log() -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of all processes of a server."""
-
-    threads: int  # predictions that a process computes at a time
-    limits: Limits
-    token: str | None
-    hosts: list[str] | None  # allowed in Host, besides the machine's own addresses; None: any
-    hierarchy: str | None = None  # file with the parents of labels
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, d: dict[str, Any]) -> Settings:
-        """Invert `to_dict`."""
-        return cls(**d | {"limits": Limits(**d["limits"])})
-
-
 def serve(
     path: str | os.PathLike[str],
     *,
@@ -78,120 +63,135 @@ def serve(
     threads: int | None = None,
     limits: Limits | None = None,
     token: str | None = None,
-    cluster: str | None = None,
     hierarchy: str | os.PathLike[str] | None = None,
     ready: Callable[[str], None] = _log.info,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT, then finish the requests in flight.
 
-    Must be called from the main thread. SIGHUP opens the model directory again. `workers` is the
-    number of processes that answer; they share the port and the memory of the weights. `threads` is
-    the number of predictions that each of them computes at a time, by default its share of the
-    available CPUs, and 32 on a cluster, where threads only wait. Requests must carry `token` as
-    ``Authorization: Bearer``; None disables authentication and ``/reload``. The workers of
-    `cluster`, an address or a scheduler file, hold the weights. `hierarchy` is a file with the
-    parents of labels. `ready` is called with the address once requests are answered.
+    Must be called from the main thread. `workers` is the number of processes that answer; they
+    share the port and the memory of the weights. Each reloads the model when its directory changes,
+    and after SIGHUP. `threads` is the number of predictions that each computes at a time, by
+    default its share of the available CPUs. Requests must carry `token` as ``Authorization:
+    Bearer``; None disables authentication and ``/reload``. `hierarchy` is a file with the parents
+    of labels. `ready` is called with the address once connections are accepted.
     """
     if token is not None and not token.strip():
         raise DataError("the token is empty; set DISMEC_TOKEN to a secret, or unset it")
     if workers < 1:
         raise DataError(f"workers is {workers}; expected at least 1")
-    if workers > 1 and cluster is not None:
-        raise DataError("more than 1 worker is not supported with a cluster")
-    if workers > 1 and sys.platform != "linux":
-        raise DataError("more than 1 worker is supported on Linux only")
     if threads is None:
-        threads = max(1, available_cpus() // workers) if cluster is None else _CLUSTER_THREADS
+        threads = max(1, available_cpus() // workers)
     if sys.platform != "win32":
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the model is being opened anyway
     with _bind(host, port) as listener:
+        tree = None if hierarchy is None else Path(hierarchy).absolute()
+        source = Path(path), limits or Limits(), tree
+        # Opened before any process is started, so that an invalid model is an error here.
+        service = Service(*source)
         hosts = _trusted_hosts(listener, host, token)
-        tree = None if hierarchy is None else str(Path(hierarchy).absolute())
-        settings = Settings(thread_count(threads), limits or Limits(), token, hosts, tree)
+        settings = Settings(thread_count(threads), token, hosts)
 
         def announce() -> None:
+            listener.listen(_BACKLOG)
             address, number = listener.getsockname()[:2]
             if token is None and not ipaddress.ip_address(address).is_loopback:
                 _log.warning("other machines can reach this server, but DISMEC_TOKEN is not set")
             shown = f"[{address}]" if ":" in address else address
             ready(f"http://{shown}:{number}")
 
-        if sys.platform == "linux" and workers > 1:
-            from dismec.serve.supervisor import Supervisor
-
-            Supervisor(Path(path), settings.to_dict(), workers, listener).run(announce)
+        if workers == 1:
+            _serve_alone(application(service, settings), listener, announce)
         else:
-            file = None if tree is None else Path(tree)
-            service = Service(Path(path), cluster, settings.limits, hierarchy=file)
-            _serve_alone(service, settings, listener, announce)
+            del service
+            _serve_together(source, settings, workers, listener, announce)
 
 
-def _serve_alone(
-    service: Service, settings: Settings, listener: socket.socket, announce: Callable[[], None]
-) -> None:
-    metrics = Metrics()
-    peers = Alone(service, metrics)
+def _config(app: Any, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        lifespan="on",
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        **more,
+    )
 
-    def begin() -> None:
-        if sys.platform != "win32":
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, peers.reload_in_background)
-        announce()
 
-    server = HttpServer(service, metrics, peers, settings, begin)
+def _serve_alone(app: Any, listener: socket.socket, announce: Callable[[], None]) -> None:
+    server = uvicorn.Server(_config(app))
     # uvicorn raises the signal that ended it again, for the previous handler.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    announce()
+    server.run(sockets=[listener])
+
+
+def _serve_together(
+    source: _Source,
+    settings: Settings,
+    workers: int,
+    listener: socket.socket,
+    announce: Callable[[], None],
+) -> None:
+    """Serve with several processes, which share counts and a marker through a folder."""
+    with tempfile.TemporaryDirectory(prefix="dismec-serve-") as folder:
+        marker = Path(folder) / "reload"
+        marker.touch()
+        os.environ[FOLDER] = folder
+        try:
+            # Processes receive the settings through a pipe: the token is not among their arguments.
+            create = partial(_create_application, source, marker, settings)
+            how = {"workers": workers, "timeout_worker_healthcheck": _HUNG_SECONDS}
+            processes = _Processes(_config(create, factory=True, **how), [listener])
+            processes.marker = marker
+            announce()
+            processes.run()
+        finally:
+            del os.environ[FOLDER]
+    if processes.interrupted:
+        raise KeyboardInterrupt
+
+
+class _Processes(Multiprocess):
+    """uvicorn's parent process, which makes the others reload, and reports those that died."""
+
+    marker: Path
+    interrupted = False
+
+    def handle_hup(self) -> None:
+        self.marker.touch()
+
+    def handle_int(self) -> None:
+        self.interrupted = True
+        super().handle_int()
+
+    def keep_subprocess_alive(self) -> None:
+        before = [process.pid for process in self.processes]
+        super().keep_subprocess_alive()
+        after = {process.pid for process in self.processes}
+        for pid in before:
+            if pid is not None and pid not in after:
+                _log.error("server process %d died; starting another", pid)
+                forget_gauges(pid)
+
+
+def _create_application(source: _Source, marker: Path, settings: Settings) -> Any:
+    """Create the application of one of several processes."""
+    start_log()
     try:
-        server.run(sockets=[listener])
-    finally:
-        service.model.close()
+        return application(Service(*source, marker), settings)
+    except (DismecError, OSError, MemoryError) as error:  # the model is being replaced
+        _log.error("the model could not be opened: %s", " ".join(str(error).split()))
+        time.sleep(_RETRY_SECONDS)
+        sys.exit(1)
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn's server, with limits on connections; `begin` is called when it is ready."""
-
-    def __init__(
-        self,
-        service: Service,
-        metrics: Metrics,
-        peers: Peers,
-        settings: Settings,
-        begin: Callable[[], None],
-        closed: Callable[[], None] | None = None,
-    ) -> None:
-        trusted = None if settings.hosts is None else _trusted(frozenset(settings.hosts))
-        config = uvicorn.Config(
-            application(service, metrics, peers, settings.threads, settings.token),
-            http=connection_class(ConnectionLimits(), trusted, closed),
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        super().__init__(config)
-        self._begin = begin
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and call `begin`."""
-        await super().startup(sockets)
-        if self.started:
-            self._begin()
-
-    async def take(self, connection: socket.socket) -> None:
-        """Serve a connection that another process has accepted."""
-        loop = asyncio.get_running_loop()
-        kind: Any = self.config.http_protocol_class
-        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        await loop.connect_accepted_socket(
-            lambda: kind(config=self.config, _loop=loop, **state), connection
-        )
-
-
-def _trusted_hosts(listener: socket.socket, host: str, token: str | None) -> list[str] | None:
+def _trusted_hosts(listener: socket.socket, host: str, token: str | None) -> frozenset[str] | None:
     """Return the names allowed in Host headers; None for all.
 
     A foreign web page can make its own name point to this machine, and a browser here would send
@@ -201,19 +201,7 @@ def _trusted_hosts(listener: socket.socket, host: str, token: str | None) -> lis
     address = listener.getsockname()[0]
     if token is not None or not ipaddress.ip_address(address).is_loopback:
         return None
-    return ["localhost", host.lower(), address]
-
-
-def _trusted(names: frozenset[str]) -> Callable[[str], bool]:
-    def trusted(header: str) -> bool:
-        name = header.strip().lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-        try:
-            return name in names or ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
-
-    return trusted
+    return frozenset(("localhost", host.lower(), address))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -17,8 +17,7 @@ function showTree() {
   if (!hierarchy && group) leaveGroup();
   if (!hierarchy) return;
   const groups = hierarchy.groups ? ` and ${count(hierarchy.groups, "group")}` : "";
-  const chosen = model.explanations ? " Choose a name to restrict predictions to its group." : "";
-  at("tree-about").textContent = `${count(hierarchy.nodes - hierarchy.groups, "label")}${groups} on ${count(hierarchy.levels, "level")}.${chosen}`;
+  at("tree-about").textContent = `${count(hierarchy.nodes - hierarchy.groups, "label")}${groups} on ${count(hierarchy.levels, "level")}. Choose a name to restrict predictions to its group.`;
   if (at("tree").open) fillTree();
 }
 
@@ -53,14 +52,11 @@ function nodeItem(entry) {
   const kind = entry.is_label ? [] : [`group of ${count(entry.labels, "label")}`];
   if (entry.is_label && entry.labels) kind.push(`${count(entry.labels, "label")} below`);
   if (entry.is_label) kind.push(entry.rows ? count(entry.rows, "training row") : "no training rows");
-  const pick = make(model.explanations ? "button" : "span", {className: "pick", title: entry.name.length > 80 ? entry.name : ""},
+  const pick = make("button", {className: "pick", title: entry.name.length > 80 ? entry.name : "", type: "button"},
     make("span", {className: "name", dir: "auto", textContent: entry.name}));
-  if (model.explanations) {
-    pick.type = "button";
-    pick.dataset.name = entry.name;
-    pick.ariaPressed = String(group?.name === entry.name);
-    pick.addEventListener("click", () => enterGroup(entry));
-  }
+  pick.dataset.name = entry.name;
+  pick.ariaPressed = String(group?.name === entry.name);
+  pick.addEventListener("click", () => enterGroup(entry));
   line.append(entry.children ? foldButton(entry, item) : make("span", {className: "leaf"}), pick,
     make("small", {textContent: kind.join(", ")}));
   if (entry.path?.length) line.append(make("span", {className: "path", dir: "auto", textContent: entry.path.join(" › ")}));

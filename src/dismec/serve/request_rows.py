@@ -18,9 +18,8 @@ from dismec.data.mixed import MixedRows, mixed_rows
 from dismec.errors import DataError
 from dismec.features.text_rows import TextRows
 from dismec.features.vocabulary import Vocabulary
-from dismec.model.topk_model import TopkModel
-from dismec.serve.contract import Contract
-from dismec.serve.schemas import LARGEST
+from dismec.model.model import Model
+from dismec.serve.contract import LARGEST, Contract
 
 __all__ = ["LongTexts", "NumericRows", "parse", "text_vocabulary"]
 
@@ -37,7 +36,7 @@ class LongTexts(DataError):  # noqa: N818  it says what came
 
 
 def parse(
-    path: str, body: bytes, model: TopkModel, contract: Contract
+    path: str, body: bytes, model: Model, contract: Contract
 ) -> tuple[sp.csr_array | MixedRows, dict[str, Any]]:
     """Return the rows of a request for the model, and the request checked by `Contract.check`.
 
@@ -50,7 +49,7 @@ def parse(
     read = _read_json(body)
     _check_length(read, contract.limits.characters)
     request = contract.check(path, read)
-    calibrated = model.capabilities.probabilities
+    calibrated = model.calibration is not None
     request["rank"] = request.get("rank") or ("probability" if calibrated else "score")
     by_probability, least = request["rank"] == "probability", request.get("threshold")
     if by_probability and not calibrated:
@@ -89,7 +88,7 @@ def _check_length(request: Any, most: int) -> None:
 
 
 def _read_dense(
-    rows: list[dict[str, Any]], model: TopkModel, called: str
+    rows: list[dict[str, Any]], model: Model, called: str
 ) -> npt.NDArray[np.float32] | None:
     """Return the dense features of rows, if the model uses them: each row must have all of them.
 
@@ -125,7 +124,7 @@ def _read_dense(
     return values if width else None
 
 
-def text_vocabulary(model: TopkModel) -> Vocabulary:
+def text_vocabulary(model: Model) -> Vocabulary:
     """Return the vocabulary of a text model; raise `DataError` if the model uses no texts."""
     if model.vocabulary is None:
         raise DataError("the model takes features, not texts: it was not trained on texts")
@@ -175,7 +174,7 @@ def _lift_rows(body: bytes, n_features: int, limit: int) -> tuple[bytes, sp.csr_
     return b"".join([*rest, body[end:]]), _stacked(rows, n_features) if rows else None
 
 
-def _read_rows(rows: list[dict[str, Any]], model: TopkModel, called: str) -> sp.csr_array:
+def _read_rows(rows: list[dict[str, Any]], model: Model, called: str) -> sp.csr_array:
     """Return checked rows of pairs as CSR."""
     read = [
         _pairs(row["features"], model.n_features, called.format(n)) for n, row in enumerate(rows)
