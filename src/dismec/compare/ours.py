@@ -6,19 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dismec.baselines.fastxml import FastXML
-from dismec.baselines.fitted import Baseline
-from dismec.baselines.leml import LEML
-from dismec.baselines.lpsr import LPSR
-from dismec.baselines.pd_sparse import PDSparse
-from dismec.baselines.robustxml import RobustXML
-from dismec.baselines.sleec import SLEEC
+from dismec.compare.baseline import Baseline
+from dismec.compare.fastxml import FastXML
+from dismec.compare.leml import LEML, RobustXML
+from dismec.compare.lpsr import LPSR
+from dismec.compare.pd_sparse import PDSparse
+from dismec.compare.sleec import SLEEC
 from dismec.compare.worker import Assignment, K, Stopwatch, System, Trained, main, size_on_disk
 from dismec.model.directory import write_hashed
 from dismec.model.model import Model
+from dismec.model.opening import open_model
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import train
-from dismec.training.tuning import tune
+from dismec.training.train import train
 
 __all__ = ["OURS"]
 
@@ -34,9 +33,8 @@ def _trained(work: Assignment, **params: Any) -> Trained:
 
 def _tuned(work: Assignment) -> Trained:
     """Train with the C that is best on a tenth of the rows."""
-    with Stopwatch() as training:
-        tuned = tune(work.X, work.Y, work.scratch / "model", threads=work.threads)
-    return _predicting(work, training, tuned.model)._replace(note=f"C = {tuned.C:g}")
+    trained = _trained(work, C="auto")
+    return trained._replace(note=f"C = {open_model(work.scratch / 'model').params['C']:g}")
 
 
 def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
@@ -57,7 +55,7 @@ def _predicting(work: Assignment, training: Stopwatch, model: Model) -> Trained:
 
 
 def _baseline(make: Callable[..., Baseline], work: Assignment, **params: Any) -> Trained:
-    """Train a system of `dismec.baselines`."""
+    """Train a baseline."""
     with Stopwatch() as training:
         fitted = make(seed=work.seed, **params).fit(work.X, work.Y, threads=work.threads)
     with Stopwatch() as saving:

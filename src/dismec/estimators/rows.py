@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from dismec.data.columns import label_names_of
 from dismec.data.counts import check_k
 from dismec.data.matrices import check_Y, refuse_mask
 from dismec.data.mixed import MixedRows, check_features, is_parts
 from dismec.data.pair_weights import check_pair_weights, pairs_at
+from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
 from dismec.data.targets import is_label_lists, matrix_of_labels
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
-from dismec.errors import DataError
-from dismec.estimators.class_weights import class_costs
-from dismec.estimators.classes import among_classes, check_no_missing, one_hot, rows_to_fit
-from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
-from dismec.estimators.stored_rows import RowEstimator
+from dismec.errors import DataError, ModelError
+from dismec.estimators.shared import (
+    NOT_ROUTED,
+    Estimator,
+    check_none_empty,
+    class_costs,
+    stored_class_weight,
+)
 from dismec.model.allowed import LabelsAllowed
-from dismec.model.orders import check_dense
-from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit
+from dismec.model.model import check_dense
+from dismec.model.opening import open_model
+from dismec.training.train import fit
 
 __all__ = ["DiSMECClassifier"]
 
 _DENSE_SCORES = 1 << 24  # scores that predict holds at a time while it builds a sparse indicator
 
 
-class DiSMECClassifier(RowEstimator):
+class DiSMECClassifier(Estimator):
     """One-vs-rest linear classifiers with squared hinge loss, for many labels.
 
     For rows of numbers; use `DiSMECTextClassifier` for texts.
 
     Parameters
     ----------
-    C, delta, tol, tfidf, normalize, bias, dense_scale, precision, penalty, refine
-        As for `TrainingParams`. ``delta="auto"`` is chosen on a tenth of the rows, which is held
+    C, delta, tfidf, normalize, refine
+        As for `TrainingParams`. "auto" for C or delta chooses on a tenth of the rows, which is held
         out, or on the `validation` rows of `fit`.
     calibrate : bool, default=False
         Whether to learn probabilities, on the same rows. Required by `predict_proba` and
         `predict_proba_topk`.
-    positive_weight, weighting, propensity_a, propensity_b
-        As for `TrainingParams`: weights of the losses of positive rows.
     class_weight : dict or "balanced", default=None
         Weights of the classes, or of the columns of an indicator. As in LIBLINEAR, the weight of a
         class multiplies the losses of its positive rows; with two classes in a 1-d y, of all its
@@ -56,8 +60,11 @@ class DiSMECClassifier(RowEstimator):
         Number of threads; None or −1 for all available CPUs, −2 for all but one, and so on.
     cluster : Dask client or str, default=None
         Dask cluster to fit on: a client, a scheduler address or a scheduler file.
-    engine
-        Former name of `cluster`.
+    tol, bias, penalty, precision, grid, metric
+        Advanced, by keyword only, as for `TrainingParams`.
+    positive_weight, weighting, propensity_a, propensity_b, dense_scale
+        Advanced, by keyword only, as for `TrainingParams`: weights of the losses of positive rows,
+        and of dense features.
 
     Attributes
     ----------
@@ -87,12 +94,55 @@ class DiSMECClassifier(RowEstimator):
     [0, 0, 1, 1]
     """
 
-    __init__ = constructor(
-        "C delta tol tfidf normalize bias precision calibrate n_jobs engine",
-        TrainingParams,
-        without="block_size",
-    )
+    classes_: npt.NDArray[Any]
+    multilabel_: bool
+    _sparse_output: bool
     __metadata_request__predict: ClassVar = {"allowed": NOT_ROUTED}
+
+    def __init__(
+        self,
+        C: float | str = 1.0,
+        delta: float | str | None = None,
+        tfidf: bool = False,
+        normalize: bool = True,
+        calibrate: bool = False,
+        refine: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
+        n_jobs: int | None = None,
+        cluster: Any = None,
+        *,
+        tol: float = 0.01,
+        bias: float = 1.0,
+        penalty: str = "l2",
+        precision: str = "float16",
+        positive_weight: float = 1.0,
+        weighting: str | None = None,
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
+        dense_scale: float = 1.0,
+        grid: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        metric: str = "nDCG@5",
+    ) -> None:
+        self.C = C
+        self.delta = delta
+        self.tfidf = tfidf
+        self.normalize = normalize
+        self.calibrate = calibrate
+        self.refine = refine
+        self.class_weight = class_weight
+        self.n_jobs = n_jobs
+        self.cluster = cluster
+        self.tol = tol
+        self.bias = bias
+        self.penalty = penalty
+        self.precision = precision
+        self.positive_weight = positive_weight
+        self.weighting = weighting
+        self.propensity_a = propensity_a
+        self.propensity_b = propensity_b
+        self.dense_scale = dense_scale
+        self.grid = grid
+        self.metric = metric
 
     def fit(
         self,
@@ -114,8 +164,8 @@ class DiSMECClassifier(RowEstimator):
             Labels as an indicator, sparse, dense or a frame, whose columns become the names of the
             labels; or the class of each row.
         validation : tuple of X and y, default=None
-            Rows for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
-            a pipeline, call ``set_fit_request(validation=True)``.
+            Rows for choosing a C or delta that is "auto" and learning probabilities. To use it in
+            a search or a pipeline, call ``set_fit_request(validation=True)``.
         sample_weight : array-like of shape (n_rows,), default=None
             Row weights, at least 0, that multiply the losses. Rows of weight 0 are ignored.
         pair_weight : sparse matrix of shape (n_rows, n_labels), default=None
@@ -148,21 +198,21 @@ class DiSMECClassifier(RowEstimator):
         if self._sparse_output:
             rows = validate_data(self, rows, accept_sparse="csr", dtype=np.float32)
             self.multilabel_ = True
-            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
+            keep, weights = _rows_to_fit(sample_weight, rows.shape[0])
             Y = check_Y(y, rows.shape[0])
         else:
             rows, target = validate_data(
                 self, rows, y, accept_sparse="csr", dtype=np.float32, multi_output=True
             )
-            keep, weights = rows_to_fit(sample_weight, rows.shape[0])
+            keep, weights = _rows_to_fit(sample_weight, rows.shape[0])
             if keep is not None:
                 target = target[keep]
-            check_no_missing(target)
+            _check_no_missing(target)
             check_classification_targets(target)
             self.multilabel_ = type_of_target(target).startswith("multilabel")
             Y = target
             if not self.multilabel_:
-                self.classes_, Y = one_hot(target)
+                self.classes_, Y = _one_hot(target)
         pairs = None
         if pair_weight is not None:
             if not self.multilabel_:
@@ -198,14 +248,14 @@ class DiSMECClassifier(RowEstimator):
             pair_weights=pairs,
             costs=costs,
             threads=self._threads(),
-            cluster=self._where,
+            cluster=self.cluster,
         )
         return self
 
     def _truth(self, y: Any) -> Any:
         """Return other labels as a matrix with the columns of the training labels."""
         if not self.multilabel_:
-            return among_classes(y, self.classes_)
+            return _among_classes(y, self.classes_)
         classes: Any = self.classes_
         return matrix_of_labels(y, classes.tolist() if classes.dtype.kind == "U" else None)
 
@@ -367,3 +417,134 @@ class DiSMECClassifier(RowEstimator):
         if not self.multilabel_:
             raise DataError("y has one class per row: use one of scikit-learn's scorers")
         return rows, check_Y(self._truth(y), rows.shape[0])
+
+    @property
+    def _multilabel(self) -> bool:
+        return bool(self.multilabel_)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a directory, or to a single file.
+
+        `dismec.open_model` and the command line can read it, too. The classes of a 1-d y are stored
+        as the names of the labels.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The directory, or a file whose name ends in ``.zip``.
+        overwrite : bool, default=False
+            Whether to overwrite an existing model.
+        """
+        check_is_fitted(self)
+        about = {
+            "multilabel": self.multilabel_,
+            "sparse_output": self._sparse_output,
+            "classes": None if self.multilabel_ else self.classes_.tolist(),
+            "named": self.classes_.dtype.kind == "U",
+            "feature_names": getattr(self, "feature_names_in_", np.empty(0)).tolist(),
+            **stored_class_weight(self.class_weight),
+        }
+        self.model_.save(path, estimator=about, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
+        """Load a saved estimator.
+
+        Parameters
+        ----------
+        path : str, path-like, bytes or binary file
+            A model, as for `dismec.open_model`. A model that was not saved by an estimator is
+            loaded as an estimator for indicator matrices.
+
+        Returns
+        -------
+        DiSMECClassifier
+            The fitted estimator.
+
+        Raises
+        ------
+        ModelError
+            If there is no model, or it is a text model.
+        """
+        model = open_model(path)
+        if missing := {"C", "delta", "tol", "tfidf", "normalize", "bias"} - model.params.keys():
+            raise ModelError(f"the manifest of the model lacks the parameter {min(missing)!r}")
+        if model.vocabulary is not None:
+            raise ModelError("the model was trained on texts; load it with DiSMECTextClassifier")
+        self: Self = cls._with_params_of(model)
+        about = model.manifest.estimator or {}
+        classes = about.get("classes")
+        self.multilabel_ = about.get("multilabel", True)
+        self._sparse_output = about.get("sparse_output", True)
+        if self.multilabel_ and about.get("named"):
+            classes = list(model.names or ())
+        self.classes_ = np.arange(model.n_labels) if classes is None else np.array(classes)
+        self.n_features_in_ = model.n_features + model.n_dense
+        if features := about.get("feature_names"):
+            self.feature_names_in_ = np.array(features, object)
+        return self
+
+    def _rows(self, X: Any) -> Any:
+        check_is_fitted(self)
+        if is_parts(X) or (self.model_.n_dense and self.model_.n_features):
+            return self.model_.rows_of(X)
+        refuse_mask(X, "X")
+        return validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+
+    def _allowed(self, allowed: Any) -> Any:
+        if allowed is not None and self._is_binary():
+            raise DataError("allowed is not supported with two classes")
+        return super()._allowed(allowed)
+
+    def _number_of(self, label: Any) -> int:
+        if self.multilabel_:
+            return self.model_.find_label(label)
+        at = np.flatnonzero(self.classes_ == label)
+        if len(at) != 1:
+            raise DataError(f"{label!r} is not one of the classes")
+        return int(at[0])
+
+    def _is_binary(self) -> bool:
+        check_is_fitted(self)
+        return not self.multilabel_ and len(self.classes_) == 2
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _one_hot(y: Any) -> tuple[npt.NDArray[Any], sp.csr_array]:
+    """Return the classes, and a matrix with a column per class, or one for the second of two."""
+    classes, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+    if len(classes) == 2:
+        return classes, sp.csr_array(codes[:, None].astype(np.uint8))
+    rows = np.arange(len(codes) + 1)
+    ones = np.ones(len(codes), dtype=np.uint8)
+    return classes, sp.csr_array((ones, codes, rows), shape=(len(codes), len(classes)))
+
+
+def _among_classes(y: Any, classes: npt.NDArray[Any]) -> sp.csr_array:
+    """Return a matrix with a column per class of the training data; others have no column."""
+    y = column_or_1d(y)
+    rows, columns = np.nonzero(y[:, None] == classes[None, :])
+    shape = (len(y), len(classes))
+    return sp.csr_array((np.ones(len(rows), np.uint8), (rows, columns)), shape=shape)
+
+
+def _rows_to_fit(sample_weight: Any, n_rows: int) -> tuple[Any, RowWeights | None]:
+    """Return the rows to fit (None for all) and their weights."""
+    if sample_weight is None:
+        return None, None
+    return kept_rows(check_row_weights(sample_weight, n_rows, "sample_weight"))
+
+
+def _check_no_missing(y: Any) -> None:
+    """Raise `DataError` for a class of None, which cannot be sorted."""
+    if y.dtype == object and y.ndim == 1:
+        for row, value in enumerate(y.tolist()):
+            if value is None:
+                raise DataError(
+                    f"row index {row}: the class is None; drop the row, or give it a class"
+                )

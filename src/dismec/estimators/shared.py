@@ -1,14 +1,9 @@
-"""The base class of both estimators: parameters, threads, where to fit, dense results.
-
-The parameters of the estimators are the fields of `TrainingParams` and `TextParams`: a field added
-there becomes a parameter here.
-"""
+"""What both estimators share: parameters, threads, probabilities, class weights."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, cast
 
@@ -20,47 +15,20 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
 from dismec.cpu import available_cpus
+from dismec.data.matrices import check_Y
+from dismec.data.row_weights import RowWeights
 from dismec.data.types import LabelsLike, RowsLike
 from dismec.errors import DataError
-from dismec.estimators.class_weights import loaded_class_weight
 from dismec.model.allowed import Allowed
 from dismec.model.model import Model
+from dismec.solve.costs import LARGEST_COST, SMALLEST_COST, Costs
 from dismec.training.params import AUTO, TrainingParams
 
-__all__ = ["NOT_ROUTED", "Estimator", "check_none_empty", "constructor"]
+__all__ = ["NOT_ROUTED", "Estimator", "check_none_empty", "class_costs", "stored_class_weight"]
 
 NOT_ROUTED = UNUSED  # marks a parameter that is not metadata
-_OWN = {"n_jobs": None, "engine": None, "cluster": None, "class_weight": None}
-
-
-def constructor(first: str, *sources: type, without: str) -> Callable[..., None]:
-    """Return an ``__init__`` whose parameters are the fields of dataclasses; it stores them.
-
-    The names in `first` come first, in this order. scikit-learn reads names and defaults from the
-    signature.
-    """
-    defaults = {f.name: f.default for source in sources for f in fields(source)} | _OWN
-    names = [n for n in dict.fromkeys([*first.split(), *defaults]) if n not in without.split()]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [
-            inspect.Parameter("self", kind),
-            *(inspect.Parameter(name, kind, default=defaults[name]) for name in names),
-        ]
-    )
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N807
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{type(args[0]).__name__}.__init__() {error}") from None
-        bound.apply_defaults()
-        self, *values = bound.arguments.values()
-        for name, value in zip(names, values, strict=True):
-            setattr(self, name, value)
-
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
-    return __init__
+_BALANCED = "balanced"
+Floats = npt.NDArray[np.float64]
 
 
 def check_none_empty(best: npt.NDArray[np.int32]) -> None:
@@ -74,9 +42,12 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     model_: Model
     calibrate: bool
+    C: float | str
+    delta: float | str | None
+    grid: tuple[float, ...]
+    metric: str
     class_weight: Any
     n_jobs: int | None
-    engine: Any
     cluster: Any
 
     def _fitted(self) -> Model:
@@ -98,7 +69,11 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = model.precision
         if "delta_auto" in known:
             self.delta = AUTO
-        self.class_weight = loaded_class_weight(model.manifest.estimator or {})
+        if "C_auto" in known:
+            self.C = AUTO
+            self.grid, self.metric = tuple(known["C_auto"]["grid"]), known["C_auto"]["metric"]
+        stored = (model.manifest.estimator or {}).get("class_weight")
+        self.class_weight = dict(stored) if isinstance(stored, list) else stored
         self.model_ = model
         return self
 
@@ -174,13 +149,8 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         # A client is a connection of this process and cannot be pickled.
         state: dict[str, Any] = super().__getstate__()
-        where = {name: state.get(name) for name in ("engine", "cluster")}
-        kept = {n: v if isinstance(v, str | os.PathLike) else None for n, v in where.items()}
-        return state | kept
-
-    @property
-    def _where(self) -> Any:
-        return self.engine if self.cluster is None else self.cluster
+        kept = isinstance(self.cluster, str | os.PathLike)
+        return state | {"cluster": self.cluster if kept else None}
 
     def _threads(self) -> int | None:
         """The number of threads for scikit-learn's ``n_jobs``; None for all."""
@@ -190,10 +160,100 @@ class Estimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_clone__(self) -> Any:
         # A client cannot be copied; clones share it.
-        where = {"engine": self.engine, "cluster": self.cluster}
-        self.engine = self.cluster = None
+        cluster, self.cluster = self.cluster, None
         try:
             copy = _clone_parametrized(self)
         finally:
-            self.set_params(**where)
-        return copy.set_params(**where)
+            self.cluster = cluster
+        return copy.set_params(cluster=cluster)
+
+
+def class_costs(
+    class_weight: Any,
+    Y: Any,
+    classes: Sequence[Any],
+    *,
+    exclusive: bool,
+    weights: RowWeights | None = None,
+) -> Costs | None:
+    """Return the costs of each label's positive and negative rows; None if all are 1.
+
+    The weight of a class is the cost of its positive rows. With two `exclusive` classes, the
+    negative rows of one are the positive rows of the other. "balanced" gives exclusive classes the
+    weight n/(k·n_c), and the two sides of any other label n/(2·n_side), where n is the number of
+    rows, k the number of classes, and n_c and n_side are the numbers of rows of the class and of
+    the side.
+
+    Parameters
+    ----------
+    class_weight
+        None, "balanced", or the weights of some classes; others have weight 1.
+    Y
+        Indicator matrix (n_rows, n_columns) with a column per class; of two exclusive classes,
+        there may be a column for the second only.
+    classes
+        The classes, in the order of the columns.
+    exclusive
+        Whether each row has exactly one class.
+    weights
+        Row weights, by which "balanced" counts rows.
+    """
+    if class_weight is None:
+        return None
+    Y = check_Y(Y)
+    n_rows, n_columns = Y.shape
+    of_row = np.ones(n_rows) if weights is None else weights
+    n, positive = float(of_row.sum()), np.zeros(n_columns)
+    np.add.at(positive, Y.indices, np.repeat(of_row, np.diff(Y.indptr)))
+    both = exclusive and len(classes) == 2
+    if isinstance(class_weight, Mapping):
+        of_class = _explicit_weights(class_weight, classes)
+    elif not isinstance(class_weight, str) or class_weight != _BALANCED:
+        raise DataError(
+            f"class_weight is {class_weight!r}; expected None, 'balanced', or a weight per class"
+        )
+    elif not exclusive:
+        sides = _balanced(n, 2, positive), _balanced(n, 2, n - positive)
+        return Costs(*sides)
+    else:
+        counts = np.array([n - positive[0], positive[0]]) if both else positive
+        of_class = _balanced(n, len(classes), counts[: len(classes)])
+    if both:
+        return Costs(of_class[-n_columns:], of_class[::-1][-n_columns:].copy())
+    return Costs(of_class, np.ones(n_columns))
+
+
+def stored_class_weight(class_weight: Any) -> dict[str, Any]:
+    """Return the class weights as stored with a saved estimator; empty if there are none."""
+    if class_weight is None:
+        return {}
+    if isinstance(class_weight, str):
+        return {"class_weight": class_weight}
+    pairs = [[getattr(k, "item", lambda k=k: k)(), float(v)] for k, v in class_weight.items()]
+    return {"class_weight": pairs}
+
+
+def _explicit_weights(class_weight: Mapping[Any, Any], classes: Sequence[Any]) -> Floats:
+    """Return the weights of all classes; raise `DataError` for an unknown class or bad weight."""
+    places = {label: place for place, label in enumerate(classes)}
+    found = np.ones(len(classes))
+    for label, weight in class_weight.items():
+        if label not in places:
+            raise DataError(f"class_weight has {label!r}, which is not one of the classes")
+        try:
+            number = float(weight)
+        except (TypeError, ValueError):
+            number = np.nan
+        if not SMALLEST_COST <= number <= LARGEST_COST:
+            raise DataError(
+                f"class_weight of {label!r} is {weight!r}; "
+                f"expected a number from {SMALLEST_COST:g} to {LARGEST_COST:g}"
+            )
+        found[places[label]] = number
+    return found
+
+
+def _balanced(n: float, k: int, counts: Floats) -> Floats:
+    """Return n/(k·count), clipped to valid costs, and 1 where the count is 0."""
+    shares = np.divide(n, k * counts, out=np.ones(len(counts)), where=counts > 0)
+    return np.clip(shares, SMALLEST_COST, LARGEST_COST)

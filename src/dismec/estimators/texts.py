@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from dismec.data.columns import text_column
+from dismec.data.counts import counted
+from dismec.data.mixed import is_parts, mixed_rows
 from dismec.data.row_weights import RowWeights, check_row_weights, kept_rows
-from dismec.data.targets import Target
+from dismec.data.targets import Kind, Target
 from dismec.data.types import LabeledRows, LabelsLike, RowsLike, WeightsLike
-from dismec.errors import DataError
-from dismec.estimators.class_weights import class_costs
+from dismec.errors import DataError, ModelError
 from dismec.estimators.scorers import check_scorer
-from dismec.estimators.shared import NOT_ROUTED, check_none_empty, constructor
-from dismec.estimators.stored_texts import TextEstimator, check_lengths, split_dense
-from dismec.features.vocabulary import TextParams, VocabularyBuilder
+from dismec.estimators.shared import (
+    NOT_ROUTED,
+    Estimator,
+    check_none_empty,
+    class_costs,
+    stored_class_weight,
+)
+from dismec.features.text_rows import TextRows
+from dismec.features.vocabulary import TextParams, Vocabulary, VocabularyBuilder
 from dismec.measure.metrics import hits
 from dismec.model.allowed import LabelsAllowed
-from dismec.model.orders import check_dense
+from dismec.model.model import check_dense
+from dismec.model.opening import open_model
 from dismec.model.thresholds import ranked
-from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit
+from dismec.training.train import fit
 
 __all__ = ["DiSMECTextClassifier"]
 
 _TEXT = tuple(f.name for f in fields(TextParams))
 
+# Labels that are not text, by their names in the model.
+_TYPES: dict[str, Callable[[str], Any]] = {"int": int, "bool": "True".__eq__}
+_TYPE_NAMES = {"int": re.compile(r"-?\d{1,19}"), "bool": re.compile("True|False")}
 
-class DiSMECTextClassifier(TextEstimator):
+
+class DiSMECTextClassifier(Estimator):
     """Linear classifiers for texts: a vocabulary, tf-idf, and one classifier per label.
 
     Parameters
     ----------
-    C, delta, tol, precision, penalty, refine, weighting
+    C, delta, refine
         As for `TrainingParams`.
-    positive_weight, propensity_a, propensity_b
-        As for `TrainingParams`.
-    dense_scale : float, default=1.0
-        As for `TrainingParams`, for dense features in addition to texts.
-    class_weight, n_jobs, cluster, engine
-        As for `DiSMECClassifier`; the keys of `class_weight` are labels.
     calibrate : bool, default=False
         Whether to learn probabilities, on a tenth of the texts; the final model is trained on all.
-    word_ngrams, char_ngrams, lowercase, min_df, max_df, max_features, sublinear
+    word_ngrams, char_ngrams, min_df
         The terms of a text that become features, as for `TextParams`.
+    class_weight, n_jobs, cluster
+        As for `DiSMECClassifier`; the keys of `class_weight` are labels.
+    lowercase, max_df, max_features, sublinear
+        Advanced, by keyword only, as for `TextParams`.
+    tol, penalty, precision, positive_weight, weighting, propensity_a, propensity_b, dense_scale,
+    grid, metric
+        Advanced, by keyword only, as for `TrainingParams`.
 
     Attributes
     ----------
@@ -74,18 +88,67 @@ class DiSMECTextClassifier(TextEstimator):
     [('bread',)]
     """
 
-    __init__ = constructor(
-        f"C delta tol calibrate {' '.join(_TEXT)} precision n_jobs engine penalty",
-        TrainingParams,
-        TextParams,
-        without="block_size tfidf normalize bias",
-    )
+    target_: Kind
+    _label_type: str
 
     # The first arguments have other names than X and y, and are not metadata for routing.
     __metadata_request__fit: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__score: ClassVar = {"texts": NOT_ROUTED, "labels": NOT_ROUTED}
     __metadata_request__predict: ClassVar = {"texts": NOT_ROUTED, "allowed": NOT_ROUTED}
     __metadata_request__decision_function: ClassVar = {"texts": NOT_ROUTED}
+
+    def __init__(
+        self,
+        C: float | str = 1.0,
+        delta: float | str | None = None,
+        calibrate: bool = False,
+        refine: bool = False,
+        word_ngrams: tuple[int, int] = (1, 1),
+        char_ngrams: tuple[int, int] = (0, 0),
+        min_df: int = 1,
+        class_weight: Mapping[Any, float] | str | None = None,
+        n_jobs: int | None = None,
+        cluster: Any = None,
+        *,
+        lowercase: bool = True,
+        max_df: float = 1.0,
+        max_features: int | None = None,
+        sublinear: bool = True,
+        tol: float = 0.01,
+        penalty: str = "l2",
+        precision: str = "float16",
+        positive_weight: float = 1.0,
+        weighting: str | None = None,
+        propensity_a: float = 0.55,
+        propensity_b: float = 1.5,
+        dense_scale: float = 1.0,
+        grid: Sequence[float] = (0.25, 0.5, 1.0, 2.0),
+        metric: str = "nDCG@5",
+    ) -> None:
+        self.C = C
+        self.delta = delta
+        self.calibrate = calibrate
+        self.refine = refine
+        self.word_ngrams = word_ngrams
+        self.char_ngrams = char_ngrams
+        self.min_df = min_df
+        self.class_weight = class_weight
+        self.n_jobs = n_jobs
+        self.cluster = cluster
+        self.lowercase = lowercase
+        self.max_df = max_df
+        self.max_features = max_features
+        self.sublinear = sublinear
+        self.tol = tol
+        self.penalty = penalty
+        self.precision = precision
+        self.positive_weight = positive_weight
+        self.weighting = weighting
+        self.propensity_a = propensity_a
+        self.propensity_b = propensity_b
+        self.dense_scale = dense_scale
+        self.grid = grid
+        self.metric = metric
 
     def fit(
         self,
@@ -108,8 +171,8 @@ class DiSMECTextClassifier(TextEstimator):
             integers; or an indicator matrix of shape (n_texts, n_labels), dense, sparse or a frame.
             `predict` returns the same form. White space around a name is ignored.
         validation : tuple of texts and labels, default=None
-            Texts for choosing ``delta="auto"`` and learning probabilities. To use it in a search or
-            a pipeline, call ``set_fit_request(validation=True)``.
+            Texts for choosing a C or delta that is "auto" and learning probabilities. To use it in
+            a search or a pipeline, call ``set_fit_request(validation=True)``.
         classes : iterable of str or int, default=None
             The labels of the columns of an indicator matrix, such as
             ``MultiLabelBinarizer.classes_``. By default the columns of a frame, or their numbers.
@@ -128,9 +191,9 @@ class DiSMECTextClassifier(TextEstimator):
             If the texts or labels are invalid.
         """
         target = Target.of(labels, classes)
-        texts, dense = split_dense(texts)
+        texts, dense = _split_dense(texts)
         rows = text_column(texts)
-        check_lengths(rows, target)
+        _check_lengths(rows, target)
         check_scorer(target.kind)
         weights: RowWeights | None = None
         if sample_weight is not None:
@@ -166,7 +229,7 @@ class DiSMECTextClassifier(TextEstimator):
             costs=costs,
             vocabulary=vocabulary,
             threads=self._threads(),
-            cluster=self._where,
+            cluster=self.cluster,
         )
         self.target_ = target.kind
         self._label_type = type(target.classes[0]).__name__
@@ -343,3 +406,116 @@ class DiSMECTextClassifier(TextEstimator):
         vocabulary = self._fitted().vocabulary
         assert vocabulary is not None
         return self._aligned(vocabulary, X, y, self.classes_.tolist())
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the fitted model to a directory, or to a single file.
+
+        `dismec.open_model` and the command line can read it, too.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The directory, or a file whose name ends in ``.zip``.
+        overwrite : bool, default=False
+            Whether to overwrite an existing model.
+        """
+        model = self._fitted()
+        about = {"target": self.target_, "label_type": self._label_type}
+        about |= stored_class_weight(self.class_weight)
+        model.save(path, estimator=about, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | bytes | BinaryIO) -> Self:
+        """Load a saved estimator.
+
+        Parameters
+        ----------
+        path : str, path-like, bytes or binary file
+            A text model, as for `dismec.open_model`.
+
+        Returns
+        -------
+        DiSMECTextClassifier
+            The fitted estimator.
+
+        Raises
+        ------
+        ModelError
+            If there is no model, or it was not trained on texts.
+        """
+        model = open_model(path)
+        if model.vocabulary is None:
+            raise ModelError("the model was not trained on texts; load it with DiSMECClassifier")
+        self: Self = cls._with_params_of(model)
+        about = model.manifest.estimator or {}
+        self.target_ = about.get("target", "lists")
+        kind = about.get("label_type")
+        # A label that was added later may have a name that is not a number.
+        sound = kind in _TYPES and all(map(_TYPE_NAMES[kind].fullmatch, model.names or ()))
+        self._label_type = str(kind) if sound else "str"
+        return self
+
+    def _aligned(
+        self, vocabulary: Vocabulary, texts: Any, labels: Any, classes: list[Any]
+    ) -> tuple[Any, Any]:
+        """Return texts and labels as rows and a matrix whose first columns are these classes."""
+        texts, dense = _split_dense(texts)
+        target, rows = Target.of(labels), text_column(texts)
+        _check_lengths(rows, target)
+        found = vocabulary.rows(rows, threads=self._threads())
+        return self._with_dense(found, dense), target.among(classes)
+
+    @staticmethod
+    def _with_dense(rows: TextRows, dense: Any) -> Any:
+        """Return the rows of texts, with dense features beside them if there are any."""
+        return rows if dense is None else mixed_rows(rows, dense)
+
+    def _rows(self, texts: Any) -> Any:
+        return self._fitted().rows_of(texts, threads=self._threads())
+
+    @property
+    def _multilabel(self) -> bool:
+        return self.target_ != "classes"
+
+    @property
+    def _are_classes(self) -> bool:
+        """Whether labels are values that scikit-learn can sort."""
+        return self.target_ == "classes" or self._label_type != "str"
+
+    def _as_labels(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return labels by number, None for −1; only the names that are needed are decoded."""
+        found, places = np.unique(numbers, return_inverse=True)
+        names = self.model_.names or ()
+        labels = np.empty(len(found), object)
+        labels[:] = [None if n < 0 else self._label(names[n]) for n in found.tolist()]
+        return labels[places].reshape(numbers.shape)
+
+    def _number_of(self, label: Any) -> int:
+        number = self.model_.find_name(str(label))
+        if number is None:
+            raise DataError(f"{label!r} is not one of the labels")
+        return number
+
+    def _label(self, name: str) -> Any:
+        """Return the label as it was passed to `fit`, by its name in the model."""
+        return name if self._label_type == "str" else _TYPES[self._label_type](name)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _split_dense(texts: Any) -> tuple[Any, Any]:
+    """Split texts from the dense features passed with them, or None."""
+    if is_parts(texts) and len(texts) == 2:
+        return texts[0], texts[1]
+    return texts, None
+
+
+def _check_lengths(texts: list[str], target: Target) -> None:
+    """Raise `DataError` unless there are as many texts as labels."""
+    if len(texts) != target.Y.shape[0]:
+        raise DataError(f"{counted(len(texts), 'text')}, but labels for {target.Y.shape[0]}")

@@ -1,5 +1,5 @@
 """Data and models → facts, tables, figures and HTML pages for people.
 
-In: paths, models, tables of a sweep. Out: plain values for JSON, SVG, HTML. May use: `data`,
+In: paths, models, tables. Out: plain values for JSON, SVG, HTML. May use: `data`,
 `features`, `measure`, `solve`, `model`, `training`.
 """

@@ -2,8 +2,8 @@
 
 Time: some labels are actually solved. The sample is systematic (every m-th of the labels sorted by
 frequency), so every frequency is represented, and its time is scaled up by the ratio of
-`dismec.solve.blocks.effort` for all labels to that of the sample. Memory: a formula whose constants
-come from the peaks measured by ``benchmarks/memory.py``.
+`dismec.solve.partition.effort` for all labels to that of the sample. Memory: a formula whose
+constants come from the peaks measured by ``benchmarks/memory.py``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dismec.cpu import kernels, physical_memory, thread_count
 from dismec.data.counts import counted
 from dismec.data.matrices import without_unused
 from dismec.features.transform import Transform
-from dismec.model.format import PRECISIONS
-from dismec.solve.blocks import effort
+from dismec.model.manifest import PRECISIONS
+from dismec.solve.partition import effort
 from dismec.solve.problem import Problem
 from dismec.solve.threads import solve_blocks
 from dismec.training.params import TrainingParams

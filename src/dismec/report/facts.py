@@ -15,17 +15,15 @@ from dismec.data.corpus import TextFormat, read_texts
 from dismec.data.counts import counted
 from dismec.data.dataset import load_data
 from dismec.data.matrices import without_unused
-from dismec.measure.frequencies import describe_frequencies, histogram
+from dismec.measure.breakdown import describe_frequencies, histogram
 from dismec.model import weight_files
 from dismec.model.directory import read_manifest, unfinished
 from dismec.model.manifest import Manifest
 from dismec.model.opening import open_model
-from dismec.model.parts import LabelTable, read_parts
 from dismec.model.provenance import shown as shown_params
+from dismec.report.duplicates import Duplicates, describe_duplicates, row_hashes
 from dismec.report.estimate import estimate_training
-from dismec.report.label_facts import describe_labels
-from dismec.report.pairs import strongest_pairs
-from dismec.report.repeats import Repeats, describe_repeats, row_hashes
+from dismec.report.label_facts import describe_labels, strongest_pairs
 from dismec.solve.block import BlockStats
 from dismec.solve.weight_counts import BINS, EDGES, SIDE, count_weights
 
@@ -126,7 +124,7 @@ def describe_data(
         "label frequencies": describe_frequencies(counts),
         "features of a row": histogram(of_row),
         **describe_labels(Y, names),
-        "duplicate rows": describe_repeats(row_hashes(X), Y),
+        "duplicate rows": describe_duplicates(row_hashes(X), Y),
         "training": estimate_training(X, Y, threads=threads) if estimate else None,
     }
 
@@ -141,7 +139,7 @@ def describe_texts(path: str | os.PathLike[str], fmt: TextFormat | None = None) 
     labels: list[npt.NDArray[np.int32]] = []
     of_row: list[npt.NDArray[np.int64]] = []
     lengths: list[npt.NDArray[np.int64]] = []
-    repeats = Repeats()
+    repeats = Duplicates()
     empty = 0
     for batch in read_texts(path, fmt or TextFormat(), needs_labels=False):
         found = [numbers.setdefault(name, len(numbers)) for row in batch.labels for name in row]

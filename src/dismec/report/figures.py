@@ -187,7 +187,7 @@ def draw_reliability(bins: Sequence[Mapping[str, float]]) -> bytes:
 
 
 def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> None:
-    """Draw the metrics of each C (`Tuned.table`) as .svg, .png or .pdf, by the file's suffix."""
+    """Draw the metrics of each C (``C_table``) as .svg, .png or .pdf, by the file's suffix."""
     kind, _, k = metric.partition("@")
     depths = sorted({1, 3, 5, int(k)})
     grid = [row["C"] for row in table]
@@ -217,7 +217,7 @@ def draw_tuning(table: _Table, metric: str, chosen: float, path: StrPath) -> Non
 
 
 def draw_sweep(table: _Table, path: StrPath) -> None:
-    """Draw P@k, weights and time of each delta (`sweep_model`); see `draw_tuning` for files."""
+    """Draw P@k, weights and time of each delta (`pruning_curve`); see `draw_tuning` for files."""
     figure = _new_figure(5.2, 5.4)
     quality, size = figure.subplots(2, 1, sharex=True)
     deltas = [row["delta"] for row in table]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dismec.data.counts import counted
-from dismec.report.tested import KS
+from dismec.report.evaluation import KS
 
 __all__ = ["list_anomalies", "percent", "summarize_data", "summarize_test"]
 

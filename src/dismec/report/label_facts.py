@@ -1,23 +1,47 @@
 """Labels of rows, and their names → frequent, rare, similar and co-occurring labels.
 
 Lists are short, but the counts that come with them cover everything. The cost is bounded: names are
-compared through an index (`dismec.report.near_names`), row sets of labels by sums of random
+compared through an index, row sets of labels by sums of random
 numbers, and co-occurring pairs are counted only among the most frequent labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.data.files import StrPath, whole_file
 from dismec.data.matrices import without_unused
-from dismec.report.near_names import one_edit_apart, same_words, words_of
+from dismec.model.model import Model
+from dismec.model.refined_transform import RefinedTransform
 
-__all__ = ["LISTED", "describe_labels"]
+__all__ = [
+    "LISTED",
+    "describe_labels",
+    "one_edit_apart",
+    "same_words",
+    "strongest_pairs",
+    "words_of",
+    "write_label_csv",
+]
+
+_LEAST_LETTERS = 6  # minimum length of a word in which an edit counts
+_LONGEST = 100  # maximum length of the words that are searched for edits
+# Separators between digits are kept: 1.5 is not 15. The signs of C# and C++ are not punctuation
+# here.
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)[\W_]+(?=\d)")
+_BREAKS = re.compile(r"(?:[^\w#+.]|_|(?<!\d)\.|\.(?!\d))+")
+_LETTERS = re.compile(rf"[^\W\d_]{{{_LEAST_LETTERS},}}")
 
 LISTED = 20  # labels, groups or pairs that are listed
 _LEAST_TOGETHER = 5  # minimum number of common rows of a co-occurring pair
@@ -45,7 +69,7 @@ def describe_labels(Y: sp.csr_array, names: Sequence[str] | None = None) -> dict
     -------
     dict
         "most frequent labels" with their "rows"; "rare labels": how many have "1 row", with
-        "examples"; "similar names" (only with names), groups and pairs as in `near_names`; "labels
+        "examples"; "similar names" (only with names), groups with the same words and pairs one edit apart; "labels
         with the same rows", with at least 2 rows; "labels that occur together": "pairs" by
         decreasing Jaccard index, and labels that "always" occur with another one, among the most
         frequent labels, whose number is "of labels"; and "all labels", one list per column, the
@@ -196,3 +220,128 @@ def _together(Y: sp.csr_array, named: _Named, ranked: _Ints) -> dict[str, Any]:
             for i in always[:LISTED].tolist()
         ],
     }
+
+
+def words_of(name: str) -> str:
+    """Return the words of a name, separated by spaces; empty if there are none."""
+    plain = unicodedata.normalize("NFKC", name).casefold()
+    plain = _BREAKS.sub(" ", _BETWEEN_DIGITS.sub(".", plain))
+    return " ".join(map(_singular, plain.split()))
+
+
+def _singular(word: str) -> str:
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
+
+
+def same_words(words: Sequence[str]) -> list[list[int]]:
+    """Group places with the same words, ignoring spaces."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, text in enumerate(words):
+        if text:
+            groups[text.replace(" ", "")].append(place)
+    return [places for places in groups.values() if len(places) > 1]
+
+
+def one_edit_apart(words: Sequence[str]) -> list[tuple[int, int]]:
+    """Return pairs of places whose words differ by one edit, the smaller place first.
+
+    Places with the same words as an earlier one are skipped.
+    """
+    first: dict[str, int] = {}
+    for place, text in enumerate(words):
+        if text and len(text) <= _LONGEST:
+            first.setdefault(text.replace(" ", ""), place)
+    keys, places = [], []
+    for place in first.values():
+        for key in _deletions(words[place]):
+            keys.append(hash(key))
+            places.append(place)
+    # Equal hashes only give candidates; whether they are one edit apart is checked.
+    order = np.argsort(np.array(keys, np.int64), kind="stable")
+    sorted_keys = np.array(keys, np.int64)[order]
+    sorted_places = np.array(places, np.int64)[order]
+    starts = np.flatnonzero(np.append(True, sorted_keys[1:] != sorted_keys[:-1]))
+    ends = np.append(starts[1:], len(sorted_keys))
+    found = set()
+    for start, end in zip(starts[ends - starts > 1], ends[ends - starts > 1], strict=True):
+        meeting = np.unique(sorted_places[start:end]).tolist()
+        for one, other in combinations(meeting, 2):
+            if _is_one_edit(words[one], words[other]):
+                found.add((one, other))
+    return sorted(found)
+
+
+def _deletions(text: str) -> Iterator[str]:
+    """Yield the text, and the text without one letter (not the first) of a long word."""
+    yield text
+    for word in _LETTERS.finditer(text):
+        for place in range(word.start() + 1, word.end()):
+            yield text[:place] + text[place + 1 :]
+
+
+def _is_one_edit(one: str, other: str) -> bool:
+    """Return whether one insertion, deletion, replacement or swap turns one text into the other."""
+    if len(one) > len(other):
+        one, other = other, one
+    start = 0
+    while start < len(one) and one[start] == other[start]:
+        start += 1
+    if len(one) < len(other):
+        return one[start:] == other[start + 1 :] and other[start].isalpha()
+    rest, changed = one[start:], other[start:]
+    if not rest:
+        return False
+    swapped = rest[:2] == changed[1::-1] and rest[2:] == changed[2:] and rest[:2].isalpha()
+    return swapped or (rest[1:] == changed[1:] and (rest[0] + changed[0]).isalpha())
+
+
+def strongest_pairs(model: Model, n_pairs: int = 10) -> dict[str, list[dict[str, Any]]]:
+    """Return the pairs of labels with the largest weights, at most `n_pairs` "for" and "against".
+
+    Pairs of a label with itself are left out. A model that is not refined has no pairs.
+    """
+    transform = model.transform
+    if not isinstance(transform, RefinedTransform):
+        return {"for": [], "against": []}
+    n_features, found = model.n_features, []
+    for shard in model.shards:
+        weights: Any = shard.unpack()
+        part: Any = sp.coo_array(weights[:, n_features : transform.first_dense])
+        of = shard.labels[shard.label_starts[:-1]][part.row]  # the first label that shares it
+        informing = transform.informing[part.col]
+        others = of != informing
+        found.append((part.data[others], of[others], informing[others]))
+    weight, label, informing = (np.concatenate(column) for column in zip(*found, strict=True))
+
+    def listed(order: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "label": _name_or_number(model.names, int(label[i])),
+                "informed by": _name_or_number(model.names, int(informing[i])),
+                "weight": round(float(weight[i]), 4),
+            }
+            for i in order
+        ]
+
+    order = np.lexsort((informing, label, -weight))
+    pros = [i for i in order[:n_pairs] if weight[i] > 0]
+    cons = [i for i in order[::-1][:n_pairs] if weight[i] < 0]
+    return {"for": listed(pros), "against": listed(cons)}
+
+
+def _name_or_number(names: Sequence[str] | None, label: int) -> str | int:
+    return label if names is None else names[label]
+
+
+def write_label_csv(target: StrPath, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write columns of equal length as UTF-8; None becomes an empty field; quoted as needed."""
+    with whole_file(target) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(columns)
+        rows.writerows(zip(*columns.values(), strict=True))
+        text.detach()

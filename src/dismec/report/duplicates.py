@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-__all__ = ["Repeats", "describe_repeats", "row_hashes"]
+__all__ = ["Duplicates", "describe_duplicates", "row_hashes"]
 
 _LISTED = 10  # groups of equal rows that are listed
 _ROWS_NAMED = 5  # rows listed per group
@@ -42,7 +42,7 @@ def _hash(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") or 1
 
 
-class Repeats:
+class Duplicates:
     """Collects texts one batch at a time, ignoring differences in white space."""
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ class Repeats:
         self._known = np.sort(np.concatenate([self._known, distinct[~is_known]]), kind="stable")
 
     def facts(self, Y: sp.csr_array) -> dict[str, Any]:
-        """Like `describe_repeats`, with the beginning of each text."""
+        """Like `describe_duplicates`, with the beginning of each text."""
         hashes = np.concatenate([np.empty(0, np.uint64), *self._hashes])
-        return describe_repeats(hashes, Y, self._beginnings)
+        return describe_duplicates(hashes, Y, self._beginnings)
 
 
-def describe_repeats(
+def describe_duplicates(
     hashes: _Hashes, Y: sp.csr_array, beginnings: dict[int, str] | None = None
 ) -> dict[str, Any]:
     """Describe which rows occur several times.

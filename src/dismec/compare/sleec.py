@@ -45,12 +45,19 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dismec.compare.baseline import (
+    Topk,
+    best_entries,
+    conjugate_gradients,
+    csr_arrays,
+    some_at_a_time,
+)
+
 __all__ = ["SLEEC", "FittedSLEEC", "Learner", "Region"]
 
 Dense = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
 
-_MOST_CELLS = 1 << 23  # cells of a dense matrix that is made for some rows at a time
 _EXTRA = 10  # directions that are tracked in addition to those that are kept
 
 
@@ -169,7 +176,7 @@ class FittedSLEEC:
     Y: Any  # labels of the training rows
     neighbors: int
 
-    def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], Dense]:
+    def predict_topk(self, X: Any, k: int) -> Topk:
         """Return the best k labels per row, best first, and their share of the neighbors' votes.
 
         Labels without votes are not returned; remaining places are −1 with a score of −inf.
@@ -178,14 +185,11 @@ class FittedSLEEC:
         labels = np.full((X.shape[0], k), -1, np.int32)
         values = np.full((X.shape[0], k), -np.inf, np.float32)
         largest = max(len(region.rows) for learner in self.learners for region in learner.regions)
-        for some in _slices_of_rows(X.shape[0], largest):
+        for some in some_at_a_time(X.shape[0], largest):
             votes = self._votes(X[some])
-            row = np.repeat(np.arange(votes.shape[0]), np.diff(votes.indptr))
-            order = np.lexsort((votes.indices, -votes.data, row))
-            rank = np.arange(votes.nnz) - votes.indptr[row]
-            best = rank < k
-            labels[some][row[best], rank[best]] = votes.indices[order][best]
-            values[some][row[best], rank[best]] = votes.data[order][best]
+            row, rank, entry = best_entries(votes, k)
+            labels[some][row, rank] = votes.indices[entry]
+            values[some][row, rank] = votes.data[entry]
         return labels, values
 
     def _votes(self, X: Any) -> Any:
@@ -198,11 +202,7 @@ class FittedSLEEC:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything that prediction needs, as it would be stored."""
-        stored: dict[str, npt.NDArray[Any]] = {
-            "Y.indptr": self.Y.indptr.astype(np.int32),
-            "Y.indices": self.Y.indices.astype(np.int32),
-            "Y.data": self.Y.data,
-        }
+        stored = csr_arrays(Y=self.Y)
         for i, learner in enumerate(self.learners):
             stored[f"{i}.centers"] = learner.centers
             for j, region in enumerate(learner.regions):
@@ -255,14 +255,14 @@ def nearest_products(Y: Any, n_nearest: int, rng: np.random.Generator) -> Any:
         (1e-4 * rng.random(2 * n_rows)).astype(np.float32), n_rows
     )
     nearest = np.empty((n_rows, width), np.int32)
-    for some in _slices_of_rows(n_rows, n_rows):
+    for some in some_at_a_time(n_rows, n_rows):
         inner = (Y[some] @ transposed).toarray() + noise[some.start : some.stop]
         nearest[some] = np.argpartition(inner, -width, axis=1)[:, -width:]
     row = np.repeat(np.arange(n_rows), width)
     omega = sp.csr_matrix((np.ones(row.size, np.float32), (row, nearest.ravel())), (n_rows, n_rows))
     omega = (omega + omega.T).tocsr()
     omega.sort_indices()
-    for some in _slices_of_rows(n_rows, n_rows):
+    for some in some_at_a_time(n_rows, n_rows):
         begin, end = omega.indptr[some.start], omega.indptr[some.stop]
         inner = (Y[some] @ transposed).toarray()
         local = np.repeat(np.arange(len(inner)), np.diff(omega.indptr[some.start : some.stop + 1]))
@@ -291,7 +291,7 @@ def singular_value_projection(
         values, turn = np.linalg.eigh(basis.T @ (R @ basis + Z @ (Z.T @ basis)))
         basis = basis @ turn[:, ::-1]
         Z = basis[:, :rank] * np.sqrt(np.maximum(values[::-1][:rank], 0))
-        for part in _slices_of_rows(len(row), rank):
+        for part in some_at_a_time(len(row), rank):
             met = np.einsum("ij,ij->i", Z[row[part]], Z[R.indices[part]])
             R.data[part] = products.data[part] - met
         if np.linalg.norm(R.data) <= enough:
@@ -325,24 +325,7 @@ def ridge(X: Any, Z: Dense, weight: float, V: Dense, steps: int = 50) -> Dense:
     """
     transposed = X.T.tocsr()
     wanted = transposed @ Z
-    V = V.copy()
-    residual = wanted - transposed @ (X @ V) - V / weight
-    direction = residual.copy()
-    square = np.sum(residual**2, axis=0)
-    enough = 1e-6 * np.sum(wanted**2, axis=0)
-    for _ in range(steps):
-        if np.all(square <= enough):
-            break
-        image = transposed @ (X @ direction) + direction / weight
-        step = square / np.maximum(np.sum(direction * image, axis=0), 1e-30)
-        V += step * direction
-        residual -= step * image
-        before, square = square, np.sum(residual**2, axis=0)
-        direction = residual + square / np.maximum(before, 1e-30) * direction
-    return V
-
-
-def _slices_of_rows(n_rows: int, n_columns: int) -> list[slice]:
-    """Return slices of rows whose dense matrices with `n_columns` columns stay small."""
-    size = max(_MOST_CELLS // max(n_columns, 1), 1)
-    return [slice(begin, min(begin + size, n_rows)) for begin in range(0, n_rows, size)]
+    bound = 1e-6 * np.sum(wanted**2, axis=0)
+    return conjugate_gradients(
+        lambda S: transposed @ (X @ S) + S / weight, wanted, V, steps, lambda _: bound
+    )

@@ -42,6 +42,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
+from scipy.special import expit
+
+from dismec.compare.baseline import Topk, best_entries, csr_arrays
 
 __all__ = ["Blocks", "FastXML", "Forest", "partition", "separators"]
 
@@ -119,8 +122,8 @@ class Forest(NamedTuple):
                 moving = moving[self.children[there, 0] >= 0]
         return found
 
-    def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Return the best k labels per row by the mean of its leaves; ties: smaller label first."""
+    def predict_topk(self, X: Any, k: int) -> Topk:
+        """Return the best k labels per row by the mean of its leaves."""
         labels = np.full((X.shape[0], k), -1, np.int32)
         scores = np.full((X.shape[0], k), -np.inf, np.float32)
         n_trees = len(self.roots)
@@ -132,19 +135,19 @@ class Forest(NamedTuple):
                 (share, found.ravel(), pointers), (len(found), len(self.children))
             )
             mean = visits @ self.leaves
-            row, place, entry = _best_entries(mean, k)
+            row, place, entry = best_entries(mean, k)
             labels[start + row, place] = mean.indices[entry]
             scores[start + row, place] = mean.data[entry]
         return labels, scores
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return everything that prediction needs, as it would be stored."""
-        stored: dict[str, npt.NDArray[Any]] = {"roots": self.roots, "children": self.children}
-        for name, matrix in (("weights", self.weights), ("leaves", self.leaves)):
-            stored[f"{name}_data"] = matrix.data
-            stored[f"{name}_indices"] = matrix.indices.astype(np.int32)
-            stored[f"{name}_indptr"] = matrix.indptr.astype(np.int32)
-        return stored | {"bias": np.array([self.bias], np.float32)}
+        return {
+            "roots": self.roots,
+            "children": self.children,
+            "bias": np.array([self.bias], np.float32),
+            **csr_arrays(weights=self.weights, leaves=self.leaves),
+        }
 
 
 class Blocks(NamedTuple):
@@ -216,7 +219,7 @@ def separators(X: Blocks, node: Ints, side: Bools, C: float, tolerance: float) -
     w = np.zeros(len(X.node), np.float32)
     enough: Floats = np.zeros(len(sizes))
     for turn in range(_MOST_SETS):
-        slope = X.matrix.T @ (pull * _doubt(sign * (X.matrix @ w)))
+        slope = X.matrix.T @ (pull * expit(-sign * (X.matrix @ w)))
         unmet = np.where(w == 0, np.maximum(np.abs(slope) - 1, 0), np.abs(slope - np.sign(w)))
         violation = np.bincount(X.node, unmet, len(sizes))
         if turn == 0:
@@ -237,11 +240,6 @@ def _sides_of(node: Ints, side: npt.NDArray[Any]) -> tuple[Ints, Bools]:
     return sizes, np.minimum(sizes[:, 0], sizes[:, 1]) > 0
 
 
-def _doubt(margin: Floats) -> Floats:
-    """Return 1 / (1 + exp(margin)), the slope of the log loss, without overflow."""
-    return (1 - np.tanh(margin / 2)) / 2
-
-
 def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats) -> Floats:
     """Improve weights by accelerated proximal gradient steps; each node has its own momentum.
 
@@ -253,7 +251,7 @@ def _descended(X: Blocks, sign: Floats, pull: Floats, w: Floats, enough: Floats)
     bound = size.T @ (np.abs(pull) * (size @ np.ones(len(w), np.float32))) / 4
     ahead, speed = w, np.ones(n_nodes, np.float32)
     for _ in range(_MOST_STEPS):
-        free = ahead + A.T @ (pull * _doubt(sign * (A @ ahead))) / bound
+        free = ahead + A.T @ (pull * expit(-sign * (A @ ahead))) / bound
         after: Floats = free - np.clip(free, -1 / bound, 1 / bound)
         step = (after - ahead) * bound
         if (np.bincount(X.node, np.abs(step), n_nodes) <= enough).all():
@@ -314,17 +312,8 @@ def _label_means(home: Ints, n_nodes: int, Y: Any, most: int) -> Any:
     """Return the mean label vectors (CSR) of the rows of each node, keeping the largest entries."""
     share = (1 / np.bincount(home)[home]).astype(np.float32)
     mean = sp.csr_matrix((share, (home, np.arange(len(home)))), (n_nodes, len(home))) @ Y
-    node, _, entry = _best_entries(mean, most)
+    node, _, entry = best_entries(mean, most)
     return sp.csr_matrix((mean.data[entry], (node, mean.indices[entry])), mean.shape)
-
-
-def _best_entries(matrix: Any, k: int) -> tuple[Ints, Ints, Ints]:
-    """Return the k largest entries per row of a CSR matrix: rows, ranks from 0, `data` places."""
-    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    order = np.lexsort((matrix.indices, -matrix.data, row))
-    rank = np.arange(len(row)) - matrix.indptr[row]
-    best = rank < k
-    return row[best], rank[best], order[best]
 
 
 def _with_bias(X: Any, bias: float) -> Any:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dismec.data.dataset import Dataset
-from dismec.data.label_tree import LabelTree
+from dismec.data.hierarchy import LabelTree
 from dismec.errors import DataError
-from dismec.measure.breakdown import by_group, by_label
-from dismec.measure.guesses import precision_of_guesses
+from dismec.measure.breakdown import by_group, by_label, precision_of_guesses
 from dismec.measure.levels import by_level, by_node
 from dismec.measure.metrics import Truth, hits
 from dismec.measure.probabilities import reliability
 from dismec.model.model import Model
 
-__all__ = ["KS", "describe_test"]
+__all__ = ["KS", "describe_hierarchy", "describe_test"]
 
 KS = (1, 3, 5)
 _LISTED = 10  # labels listed as the best, and as the worst
@@ -31,7 +30,7 @@ def describe_test(
 ) -> dict[str, Any]:
     """Evaluate a model on rows with known labels, overall and per label, in percent.
 
-    "metrics" as in `Model.evaluate`; "guesses", P@k without a model (`measure.guesses`); "rows
+    "metrics" as in `Model.evaluate`; "guesses", P@k without a model; "rows
     without labels", where no prediction can be right, and "pairs with unknown labels" among all
     "pairs" of a row and a true label; "groups" by training frequency (`measure.breakdown`); "best
     labels" and "worst labels" by F1 in the first 5 places, among the labels with at least 5 test
@@ -142,3 +141,40 @@ def _extremes(
         "best labels": listed(np.lexsort((-rows[judged], -f1[judged]))),
         "worst labels": listed(np.lexsort((-rows[judged], f1[judged]))),
     }
+
+
+def describe_hierarchy(
+    tree: LabelTree, counts: npt.NDArray[np.int64], test: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Describe the levels, and all nodes as one list per column: first labels, then groups.
+
+    `counts` are the training rows of labels; groups have None. `test` is the hierarchy part of the
+    result of `describe_test`: if given, levels have metrics, and nodes have "test rows",
+    "precision" and "recall" in percent, None if there is nothing to measure.
+    """
+    rows: list[int | None] = [None] * tree.n_nodes
+    rows[: tree.n_labels] = [0] * tree.n_labels
+    rows[: len(counts)] = counts.tolist()
+    parents: list[list[int]] = [[] for _ in range(tree.n_nodes)]
+    for child, parent in zip(tree.child.tolist(), tree.parent.tolist(), strict=True):
+        parents[child].append(parent)
+    nodes: dict[str, list[Any]] = {
+        "name": list(tree.names),
+        "parents": parents,
+        "level": tree.levels.tolist(),
+        "is label": [number < tree.n_labels for number in range(tree.n_nodes)],
+        "labels below": tree.labels_below.tolist(),
+        "training rows": rows,
+    }
+    if test is not None:
+        nodes |= {key: test["nodes"][key] for key in ("test rows", "precision", "recall")}
+        return {"levels": test["levels"], "nodes": nodes}
+    levels = [
+        {
+            "level": level,
+            "nodes": int(np.count_nonzero(tree.levels == level)),
+            "labels": int(np.count_nonzero(tree.levels[: tree.n_labels] == level)),
+        }
+        for level in range(1, 1 + int(tree.levels.max(initial=0)))
+    ]
+    return {"levels": levels, "nodes": nodes}

@@ -34,7 +34,6 @@ limit of 100 labels that count as above another are ours and were not tuned. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -44,19 +43,18 @@ import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.special import expit
 
-from dismec.baselines.fitted import best_of
+from dismec.compare.baseline import Topk, best_of, best_of_rows, csr_arrays, some_at_a_time
 from dismec.measure.metrics import evaluate
 from dismec.training.params import TrainingParams
-from dismec.training.recipe import fit as train_one_vs_rest
+from dismec.training.train import fit as train_one_vs_rest
 
-__all__ = ["LPSR", "FittedLPSR", "Pairs", "Rankings", "RowTree", "choose_labels", "naive_bayes"]
+__all__ = ["LPSR", "FittedLPSR", "LeafRankings", "Pairs", "RowTree", "choose_labels", "naive_bayes"]
 
 _SMOOTHINGS = (1.0, 0.1, 0.01)
 _SCALES = (1.0, 3.0, 10.0)
 _DEPTH = 100  # labels of a row's ranking that can be above its own
 _MEANS_ROUNDS = 20
 _ASSIGNMENT_ROUNDS = 50
-_SCORES_AT_A_TIME = 1 << 24
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -133,7 +131,7 @@ class LPSR:
 
         def precision(choice: tuple[float, float]) -> float:
             weights = naive_bayes(X[others], Y[others], *choice)
-            top, _ = _top_scored(with_sums(X[judged]), weights, 1)
+            top, _ = best_of_rows(with_sums(X[judged]), 1, Y.shape[1], weights)
             return evaluate(Y[judged], top, (1,))["P@1"]
 
         return max(choices, key=precision)
@@ -174,7 +172,7 @@ class Pairs(NamedTuple):
     above: Any  # pairs × labels, CSR: 1 for labels that rank above and are not the row's
 
 
-class Rankings(NamedTuple):
+class LeafRankings(NamedTuple):
     """The base's ranking of labels for each training row."""
 
     Y: Any
@@ -199,21 +197,23 @@ class Rankings(NamedTuple):
         return Pairs(self.Y.indices[entries].astype(np.int64), value, matrix)
 
 
-def rank_rows(X: Any, Y: Any, weights: Any) -> Rankings:
+def rank_rows(X: Any, Y: Any, weights: Any) -> LeafRankings:
     """Rank all labels for each row of X, which must have the columns of `with_sums`."""
     depth = min(_DEPTH, Y.shape[1])
     rank = np.ones(Y.nnz, np.int64)
     top = np.zeros((Y.shape[0], depth), np.int32)
     wrong = np.ones((Y.shape[0], depth), np.bool_)
 
-    for some, scores in _dense_chunks(X, weights):
+    by_feature = sp.csr_matrix(weights)
+    for some in some_at_a_time(X.shape[0], Y.shape[1]):
+        scores = (X[some] @ by_feature).toarray()
         top[some] = best_of(scores, depth)[0]
         for row, z in enumerate(scores, some.start):
             entries = slice(*Y.indptr[[row, row + 1]])
             own = Y.indices[entries]
             rank[entries] = 1 + (z > z[own, None]).sum(axis=1)
             wrong[row] = ~np.isin(top[row], own)
-    return Rankings(Y, rank, top, wrong)
+    return LeafRankings(Y, rank, top, wrong)
 
 
 def assignment_objective(alpha: Floats, pairs: Pairs, k: int) -> tuple[float, Floats]:
@@ -338,38 +338,15 @@ def _two_means(
     return normal, offset, nearer
 
 
-def _dense_chunks(X: Any, weights: Any) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-    """Yield chunks of rows, with their scores for all labels."""
-    by_feature = sp.csr_matrix(weights)
-    size = max(1, _SCORES_AT_A_TIME // max(1, weights.shape[1]))
-    for start in range(0, X.shape[0] if weights.shape[1] else 0, size):
-        some = slice(start, start + size)
-        yield some, (X[some] @ by_feature).toarray()
-
-
-def _top_scored(
-    X: Any, weights: Any, k: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Return the best k labels per row, among all labels with weights."""
-    labels = np.full((X.shape[0], k), -1, np.int32)
-    values = np.full((X.shape[0], k), -np.inf, np.float32)
-    for some, scores in _dense_chunks(X, weights):
-        labels[some], values[some] = best_of(scores, k)
-    return labels, values
-
-
-class FittedLPSR:
+class FittedLPSR(NamedTuple):
     """The tree over rows, the base's weights, and the labels of each leaf."""
 
-    def __init__(
-        self, tree: RowTree, weights: Any, kept: list[Ints], labels: npt.NDArray[np.int32]
-    ) -> None:
-        self.tree = tree
-        self.weights = weights  # CSC, columns of `with_sums` × labels with training rows
-        self.kept = kept  # per leaf, places in `labels`
-        self.labels = labels
+    tree: RowTree
+    weights: Any  # CSC, columns of `with_sums` × labels with training rows
+    kept: list[Ints]  # per leaf, places in `labels`
+    labels: npt.NDArray[np.int32]
 
-    def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def predict_topk(self, X: Any, k: int) -> Topk:
         """Return the best k labels of the leaf that each row is routed to; see `Fitted`."""
         X = sp.csr_matrix(X)
         labels = np.full((X.shape[0], k), -1, np.int32)
@@ -378,21 +355,17 @@ class FittedLPSR:
         for rows, kept in zip(self.tree.leaf_rows(X), self.kept, strict=True):
             if not len(rows) or not len(kept):
                 continue
-            places, scores[rows] = _top_scored(extended[rows], self.weights[:, kept], k)
-            labels[rows] = np.where(places < 0, np.int32(-1), self.labels[kept][places])
+            weights = sp.csr_matrix(self.weights[:, kept])
+            labels[rows], scores[rows] = best_of_rows(extended[rows], k, self.labels[kept], weights)
         return labels, scores
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the tree, the weights and the labels of the leaves; see `Fitted`."""
-        found = {
+        return {
             "labels": self.labels,
             "offsets": self.tree.offsets,
             "children": self.tree.children,
             "leaf_labels": np.concatenate([*self.kept, np.empty(0, np.int64)]).astype(np.int32),
             "leaf_sizes": np.array([len(kept) for kept in self.kept], np.int32),
+            **csr_arrays(normals=self.tree.normals, weights=self.weights),
         }
-        for name, matrix in (("normal", self.tree.normals), ("weight", self.weights)):
-            found[f"{name}_values"] = matrix.data.astype(np.float32, copy=False)
-            found[f"{name}_indices"] = matrix.indices.astype(np.int32, copy=False)
-            found[f"{name}_starts"] = matrix.indptr.astype(np.int32, copy=False)
-        return found

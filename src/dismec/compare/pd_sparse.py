@@ -37,16 +37,15 @@ five epochs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dismec.baselines.fitted import best_of
+from dismec.compare.baseline import Topk, best_of_rows, csr_arrays
 from dismec.errors import DataError
 from dismec.measure.metrics import evaluate
 
@@ -141,7 +140,9 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
                 solver.drop_l1()
             since = 0
             for _ in range(epochs):
-                for chunk in _row_chunks(rng.permutation(rows)):
+                order = rng.permutation(rows)
+                for start in range(0, len(order), _CHUNK):
+                    chunk = order[start : start + _CHUNK]
                     found = solver.search(chunk, params.select, pool, threads)
                     for row, added in zip(chunk.tolist(), found, strict=True):
                         solver.step(row, added)
@@ -149,7 +150,7 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
                 if not len(judged):
                     best = weights
                     continue
-                top, _ = _best_labels_of(X[judged], weights, 1)
+                top, _ = best_of_rows(X[judged], 1, Y.shape[1], weights)
                 precision = evaluate(Y[judged], top, (1,))["P@1"]
                 since = since + 1 if precision <= best_precision else 0
                 if not since:
@@ -157,11 +158,6 @@ def _train_pd_sparse(params: PDSparse, X: Any, Y: Any, threads: int) -> Any:
                 if since >= params.patience:
                     break
     return best
-
-
-def _row_chunks(order: Ints) -> Iterator[Ints]:
-    for start in range(0, len(order), _CHUNK):
-        yield order[start : start + _CHUNK]
 
 
 class FrankWolfe:
@@ -253,22 +249,6 @@ class FrankWolfe:
         """Return W as CSR (n_features, n_labels)."""
         return sp.csr_matrix(self.W)
 
-    def dual(self) -> float:
-        """Return G(β), which every step decreases; at the optimum it is −`primal`."""
-        pairs = zip(self.beta, self._positives, strict=True)
-        linear = sum(float(beta[len(positives) :].sum()) for beta, positives in pairs)
-        return 0.5 * float((self.W.astype(np.float64) ** 2).sum()) + linear
-
-    def primal(self) -> float:
-        """Return the objective at W, using a dense n_rows × n_labels matrix of scores."""
-        W = self.W.astype(np.float64)
-        penalty = 0.0 if self._support is not None else self.l1 * float(np.abs(W).sum())
-        scores, own = self.X @ W, self.Y.toarray() > 0
-        least = np.where(own, scores, np.inf).min(axis=1)
-        most = np.where(own, -np.inf, scores).max(axis=1)
-        losses = np.maximum(1 + most - least, 0)  # 0 for rows with no label or all labels
-        return penalty + 0.5 * float((W**2).sum()) + self.C * float(losses.sum())
-
 
 def project_pairs(b: Floats, n_positive: int, C: float) -> Floats:
     """Project b: β ≥ 0 in the first places, β ≤ 0 after them, Σ = 0, positive sum ≤ C.
@@ -304,38 +284,16 @@ def _on_simplex(v: Floats, total: float) -> Floats:
     return projected
 
 
-def _best_labels_of(
-    X: Any, W: Any, k: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Return the best k columns of X·W per row, computed for chunks of rows."""
-    labels = np.full((X.shape[0], k), -1, np.int32)
-    scores = np.full((X.shape[0], k), -np.inf, np.float32)
-    size = max(1, (1 << 24) // max(W.shape[1], 1))
-    for start in range(0, X.shape[0] if W.shape[1] else 0, size):
-        chunk = slice(start, start + size)
-        labels[chunk], scores[chunk] = best_of((X[chunk] @ W).toarray(), k)
-    return labels, scores
-
-
-class FittedPDSparse:
+class FittedPDSparse(NamedTuple):
     """The weights (CSR, features × labels with training rows), and the numbers of these labels."""
 
-    def __init__(self, weights: Any, labels: npt.NDArray[np.int32]) -> None:
-        self.weights = weights
-        self.labels = labels
+    weights: Any
+    labels: npt.NDArray[np.int32]
 
-    def predict_topk(self, X: Any, k: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def predict_topk(self, X: Any, k: int) -> Topk:
         """Return the best k labels per row; see `Fitted`."""
-        places, scores = _best_labels_of(sp.csr_matrix(X), self.weights, k)
-        if not len(self.labels):
-            return places, scores
-        return np.where(places < 0, np.int32(-1), self.labels[places]), scores
+        return best_of_rows(sp.csr_matrix(X), k, self.labels, self.weights)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the weights and the labels; see `Fitted`."""
-        return {
-            "labels": self.labels,
-            "weights": self.weights.data,
-            "weight_labels": self.weights.indices.astype(np.int32, copy=False),
-            "weight_starts": self.weights.indptr.astype(np.int32, copy=False),
-        }
+        return {"labels": self.labels, **csr_arrays(weights=self.weights)}
