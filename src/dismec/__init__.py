@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from dismec.data.corpus import read_frame, read_texts
     from dismec.data.dataset import Dataset, load_data, save_data
     from dismec.data.hierarchy import Hierarchy
-    from dismec.data.labels import propensities
     from dismec.data.synthetic import generate
+    from dismec.data.targets import propensities
     from dismec.data.text_format import TextFormat
     from dismec.errors import ClusterError, DataError, DismecError, ModelError
     from dismec.estimators.rows import DiSMECClassifier
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from dismec.model.model import Model
     from dismec.model.opening import open_model
     from dismec.report.facts import describe_data
-    from dismec.training.editing import add_labels, remove_labels, update_labels
+    from dismec.report.pruning_curve import pruning_curve
+    from dismec.training.edit_labels import add_labels, remove_labels, update_labels
     from dismec.training.merging import merge_models
     from dismec.training.params import TrainingParams
-    from dismec.training.recipe import train
-    from dismec.training.sweep import sweep, sweep_model
     from dismec.training.texts import train_text
-    from dismec.training.tuning import Tuned, tune, tune_text
+    from dismec.training.train import train
 
 __all__ = [
     "ClusterError",
@@ -47,7 +46,6 @@ __all__ = [
     "TextParams",
     "TextRows",
     "TrainingParams",
-    "Tuned",
     "add_labels",
     "by_level",
     "describe_data",
@@ -59,16 +57,13 @@ __all__ = [
     "merge_models",
     "open_model",
     "propensities",
+    "pruning_curve",
     "read_frame",
     "read_texts",
     "remove_labels",
     "save_data",
-    "sweep",
-    "sweep_model",
     "train",
     "train_text",
-    "tune",
-    "tune_text",
     "update_labels",
 ]
 
@@ -76,7 +71,7 @@ _HOMES = {
     "data.corpus": ("read_frame", "read_texts"),
     "data.dataset": ("Dataset", "load_data", "save_data"),
     "data.hierarchy": ("Hierarchy",),
-    "data.labels": ("propensities",),
+    "data.targets": ("propensities",),
     "data.synthetic": ("generate",),
     "data.text_format": ("TextFormat",),
     "errors": ("ClusterError", "DataError", "DismecError", "ModelError"),
@@ -91,13 +86,12 @@ _HOMES = {
     "model.model": ("Model",),
     "model.opening": ("open_model",),
     "report.facts": ("describe_data",),
-    "training.editing": ("add_labels", "remove_labels", "update_labels"),
+    "report.pruning_curve": ("pruning_curve",),
+    "training.edit_labels": ("add_labels", "remove_labels", "update_labels"),
     "training.merging": ("merge_models",),
     "training.params": ("TrainingParams",),
-    "training.recipe": ("train",),
-    "training.sweep": ("sweep", "sweep_model"),
+    "training.train": ("train",),
     "training.texts": ("train_text",),
-    "training.tuning": ("Tuned", "tune", "tune_text"),
 }
 
 

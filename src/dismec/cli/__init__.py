@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from dismec.cli import comparing, copies, data, explanation, prediction, serving, training, tuning
-from dismec.cli.streams import printable_streams
-from dismec.cli.wording import in_flags
+from dismec.cli import comparing, data, derive, prediction, serving, training
+from dismec.cli.console import printable_streams
+from dismec.cli.options import in_flags
 from dismec.errors import DismecError
 
 __all__ = ["main"]
@@ -107,9 +107,9 @@ def main() -> None:
 
 for _group in (
     (training.train, training.add_labels, training.update, training.remove_labels),
-    (copies.prune, copies.subset, copies.merge),
-    (tuning.tune, tuning.sweep, comparing.compare),
-    (prediction.predict, prediction.evaluate, explanation.explain, serving.serve),
+    (derive.prune, derive.subset, derive.merge),
+    (comparing.compare,),
+    (prediction.predict, prediction.evaluate, prediction.explain, serving.serve),
     (data.inspect, data.convert, data.generate, data.demo),
 ):
     for _command in _group:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dismec.cli.console import print_message, print_paragraphs, print_table
-from dismec.cli.new_files import check_new_files
 from dismec.cli.options import (
     PATH,
     Reading,
@@ -18,10 +17,11 @@ from dismec.cli.options import (
     quiet_option,
     threads_option,
 )
+from dismec.cli.output import check_new_files
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:
-    from dismec.compare.rows import Pair
+    from dismec.compare.comparison import Pair
 
 _LIMIT = 1800.0
 
@@ -147,8 +147,8 @@ def _silence(_: str) -> None:
 def _read_pair(
     data: Path, test: Path, reading: Reading, of_test: Reading, threads: int | None
 ) -> Pair:
-    from dismec.compare.rows import Pair, pair_of_texts
-    from dismec.training.texts import Texts
+    from dismec.compare.comparison import Pair, pair_of_texts
+    from dismec.data.texts import Texts
 
     files = reading.look(data), of_test.look(test)
     if files[0].is_texts != files[1].is_texts:

@@ -1,4 +1,7 @@
-"""What commands print for people: progress, results, cluster messages. The only user of rich."""
+"""What commands print for people: progress, results, cluster messages. The only user of rich.
+
+Standard output and error are filtered: control characters do not reach the terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dismec.cli.streams import unfiltered
 from dismec.data.counts import counted
 from dismec.data.printable import printable
 
@@ -21,11 +23,46 @@ if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
     from dismec.model.explanation import Contribution, Explanation, Reason
     from dismec.model.model import Model
-    from dismec.model.topk_model import TopkModel
-    from dismec.training.request import Progress
+    from dismec.training.params import Progress
 
 
 _WIDE = 200  # characters
+
+
+class _PrintableStream:
+    """A text stream that shows control characters instead of passing them on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        self.unfiltered.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # click would bypass the filter through it
+            raise AttributeError(name)
+        return getattr(self.unfiltered, name)
+
+
+@contextmanager
+def printable_streams() -> Iterator[None]:
+    """Filter everything that is printed within the context."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    ours = {name: _PrintableStream(stream) for name, stream in before.items()}
+    for name, stream in ours.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in ours.items():
+            if getattr(sys, name) is stream:
+                setattr(sys, name, before[name])
+
+
+def unfiltered(stream: TextIO) -> TextIO:
+    """Return the stream behind the filter, for bytes of files and for the colors of tables."""
+    return stream.unfiltered if isinstance(stream, _PrintableStream) else stream
 
 
 @contextmanager
@@ -132,7 +169,7 @@ def print_unsolved(model: Model) -> None:
         )
 
 
-def print_unknown(model: TopkModel, dataset: Dataset) -> None:
+def print_unknown(model: Model, dataset: Dataset) -> None:
     """Print a line if DATA has labels that the model does not know."""
     import numpy as np
 
@@ -200,6 +237,21 @@ def print_table(
         cells = [Text(printable(cell)) for cell in shown]
         table.add_row(*cells, style="bold" if number == best else None)
     _console(in_full=not left).print(table, crop=bool(left))
+
+
+def print_level_table(levels: Sequence[dict[str, Any]], ks: Sequence[int]) -> None:
+    """Print a table with one row per level."""
+    counts = ("level", "nodes", "labels")
+    found = [f"{name}@{k}" for name in ("hP", "hR") for k in ks if f"{name}@{k}" in levels[0]]
+    print_table(
+        [*counts, *found],
+        [
+            [*(f"{entry[key]:,}" for key in counts), *(f"{entry[key]:.2f}" for key in found)]
+            for entry in levels
+        ],
+        "By level of the hierarchy" + (", %" if found else ""),
+        left=0,
+    )
 
 
 def print_pairs(lines: Mapping[str, str]) -> None:

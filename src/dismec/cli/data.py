@@ -21,10 +21,9 @@ from dismec.cli.console import (
     shown_progress,
 )
 from dismec.cli.facts import print_facts
-from dismec.cli.former_keys import with_former_keys
-from dismec.cli.new_files import check_new_files
+from dismec.cli.label_options import hierarchy_option, tree_of_test
 from dismec.cli.options import PATH, F, Reading, data_options, json_option, threads_option
-from dismec.cli.trees import hierarchy_option, tree_of_test
+from dismec.cli.output import check_new_files
 from dismec.data.counts import counted
 
 if TYPE_CHECKING:
@@ -82,11 +81,11 @@ def inspect(
 
         write_page(page, path, facts)
     if sheet is not None:
-        from dismec.report.sheet import write_sheet
+        from dismec.report.label_facts import write_label_csv
 
-        write_sheet(sheet, facts.get("test", facts)["all labels"])
+        write_label_csv(sheet, facts.get("test", facts)["all labels"])
     if as_json:
-        click.echo(json.dumps(with_former_keys(facts), indent=1))
+        click.echo(json.dumps(facts, indent=1))
     else:
         print_facts(facts)
 
@@ -138,7 +137,7 @@ def _facts_of_model(
     model = open_model(path, check=False)  # it has just been checked
     tree = load_tree(hierarchy, model.names, model.n_labels) if hierarchy else None
     if test is not None:
-        from dismec.report.tested import describe_test
+        from dismec.report.evaluation import describe_test
 
         dataset = reading.rows_of(model, reading.look(test), threads)
         print_unknown(model, dataset)
@@ -146,7 +145,7 @@ def _facts_of_model(
             tree = tree_of_test(hierarchy, model, dataset)
         facts["test"] = {"data": str(test), **describe_test(model, dataset, threads, tree)}
     if tree is not None:
-        from dismec.report.hierarchy_facts import describe_hierarchy
+        from dismec.report.evaluation import describe_hierarchy
 
         measured = facts["test"].pop("hierarchy") if test is not None else None
         facts["hierarchy"] = {"file": str(hierarchy)}
@@ -191,6 +190,8 @@ def convert(
     from dismec.data.formats import detect
 
     check_new_files(target, labels_to, overwrite=overwrite)
+    if target.suffix.lower() == ".npz" and labels_to is None:
+        raise click.UsageError(f"{target}: a .npz file holds one matrix; give --labels-to as well")
     found = click.get_current_context().with_resource(detect(source))
     if found.is_texts:
         raise click.UsageError(
@@ -273,7 +274,7 @@ def generate(
     paths = [directory / f"{name}.{ending}" for name in ("train", "test")]
     check_new_files(*paths, overwrite=overwrite, makes_folder=True)
     if as_text:
-        from dismec.data.synthetic_text import generate_text, write_text
+        from dismec.data.synthetic import generate_text, write_text
 
         write_text(directory, *generate_text(**shape))
     else:
@@ -313,7 +314,7 @@ def demo(
     from dismec.data.dataset import load_data
     from dismec.data.synthetic import generate as make
     from dismec.data.synthetic import write
-    from dismec.training.recipe import train as run
+    from dismec.training.train import train as run
 
     if keep is not None:
         outputs = (keep / "train.txt", keep / "test.txt", keep / "model" / "manifest.json")

@@ -6,8 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dismec.cli.console import print_metrics, print_pairs, print_paragraphs, print_table
-from dismec.cli.trees import print_level_table
+from dismec.cli.console import (
+    print_level_table,
+    print_metrics,
+    print_pairs,
+    print_paragraphs,
+    print_table,
+)
 from dismec.data.counts import counted
 
 __all__ = ["print_facts"]
@@ -47,7 +52,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     if "test" in facts:
         _print_test(facts["test"])
     if "hierarchy" in facts:
-        from dismec.report.tested import KS
+        from dismec.report.evaluation import KS
 
         print_level_table(facts["hierarchy"]["levels"], KS)
 
@@ -144,8 +149,8 @@ def _print_files(files: Sequence[Mapping[str, Any]], most: int = 10) -> None:
 
 
 def _print_test(test: Mapping[str, Any]) -> None:
+    from dismec.report.evaluation import KS
     from dismec.report.facts import frequency_range
-    from dismec.report.tested import KS
 
     k = max(KS)
     print_metrics(test["metrics"], KS)

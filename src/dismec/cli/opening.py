@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from dismec.cli.console import cluster_messages
 
 if TYPE_CHECKING:
-    from dismec.model.model import RankingModel
+    from dismec.model.model import Model
 
 __all__ = ["model_at"]
 
 
 @contextmanager
-def model_at(model: Path, cluster: str | None) -> Iterator[RankingModel]:
+def model_at(model: Path, cluster: str | None) -> Iterator[Model]:
     """Open the model locally or on a cluster (``--cluster``); workers release it at the end."""
     from dismec.model.opening import open_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from dismec.cli.console import print_message
+from dismec.cli.output import check_new_files
 from dismec.data.counts import counted
 from dismec.errors import DismecError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from dismec.data.dataset import Dataset
     from dismec.data.formats import DataFile
     from dismec.data.row_weights import RowWeights
-    from dismec.model.topk_model import TopkModel
+    from dismec.model.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,7 +58,7 @@ class Reading:
 
         return TextFormat(**self.columns)
 
-    def fmt_for(self, model: TopkModel, data: DataFile, *, trains: bool = False) -> TextFormat:
+    def fmt_for(self, model: Model, data: DataFile, *, trains: bool = False) -> TextFormat:
         """Return how to read texts for a model: as in its training, unless options override it.
 
         The model's weight column is only used if `trains` is set.
@@ -96,12 +98,12 @@ class Reading:
             print_message(f"{found}: {found.found}")
         return found
 
-    def rows_of(self, model: TopkModel, data: DataFile, threads: int | None) -> Dataset:
+    def rows_of(self, model: Model, data: DataFile, threads: int | None) -> Dataset:
         """Read DATA as rows of the model's features and labels, in memory."""
         return self.weighted_rows_of(model, data, threads)[0]
 
     def weighted_rows_of(
-        self, model: TopkModel, data: DataFile, threads: int | None, *, trains: bool = False
+        self, model: Model, data: DataFile, threads: int | None, *, trains: bool = False
     ) -> tuple[Dataset, RowWeights | None]:
         """Like `rows_of`, with row weights; None if none are given."""
         weights = self.row_weights
@@ -110,7 +112,7 @@ class Reading:
             dataset = _aligned_by_name(self.load(data, threads), model.names)
             dataset = dataset._replace(X=self.terms(model, data, dataset.X))
         else:
-            from dismec.training.texts import weighted_text_dataset
+            from dismec.features.text_rows import weighted_text_dataset
 
             fmt = self.fmt_for(model, data, trains=trains)
             dataset, of_column = weighted_text_dataset(model, data, fmt=fmt, threads=threads)
@@ -119,14 +121,14 @@ class Reading:
         (rows,) = self.with_dense(model, [DataBatch(dataset.X)], str(data), lambda: n_rows)
         return dataset._replace(X=rows.X), weights
 
-    def batches(self, model: TopkModel, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
+    def batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         """Yield the rows of DATA in batches; with dense features, DATA is read twice."""
         rows = self._batches(model, data, threads)
         return self.with_dense(model, rows, str(data), lambda: self._count_rows(model, data))
 
     def with_dense(
         self,
-        model: TopkModel,
+        model: Model,
         batches: Iterable[DataBatch],
         data: str,
         n_rows: Callable[[], int],
@@ -146,7 +148,7 @@ class Reading:
         return self._add_dense(model, batches, dense)
 
     def _add_dense(
-        self, model: TopkModel, batches: Iterable[DataBatch], dense: Any
+        self, model: Model, batches: Iterable[DataBatch], dense: Any
     ) -> Iterator[DataBatch]:
         from dismec.data.mixed import mixed_rows
 
@@ -157,7 +159,7 @@ class Reading:
             sparse = batch.X if model.n_features else None
             yield batch._replace(X=mixed_rows(sparse, dense[first:seen]))
 
-    def _count_rows(self, model: TopkModel, data: DataFile) -> int:
+    def _count_rows(self, model: Model, data: DataFile) -> int:
         data.read_twice()
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
@@ -168,7 +170,7 @@ class Reading:
         read = read_texts(data, self.fmt_for(model, data), needs_labels=False)
         return sum(len(batch.texts) for batch in read)
 
-    def dense_for(self, model: TopkModel) -> Any:
+    def dense_for(self, model: Model) -> Any:
         """Return the dense features of the rows, if the model uses them."""
         if self.dense is None:
             if model.n_dense:
@@ -189,9 +191,7 @@ class Reading:
             )
         return dense
 
-    def _batches(
-        self, model: TopkModel, data: DataFile, threads: int | None
-    ) -> Iterator[DataBatch]:
+    def _batches(self, model: Model, data: DataFile, threads: int | None) -> Iterator[DataBatch]:
         if not data.is_texts:
             from dismec.data.dataset import feature_batches
 
@@ -199,7 +199,7 @@ class Reading:
                 yield DataBatch(self.terms(model, data, rows))
             return
         from dismec.data.corpus import read_texts
-        from dismec.training.texts import vocabulary_of
+        from dismec.features.text_rows import vocabulary_of
 
         vocabulary = vocabulary_of(model) if model.n_features else None
         for batch in read_texts(data, self.fmt_for(model, data), needs_labels=False):
@@ -208,7 +208,7 @@ class Reading:
             else:
                 yield DataBatch(vocabulary.rows(batch.texts, threads=threads), batch.ids)
 
-    def terms(self, model: TopkModel, data: DataFile, rows: csr_array) -> csr_array:
+    def terms(self, model: Model, data: DataFile, rows: csr_array) -> csr_array:
         """Return numeric rows of DATA for the model, if it accepts them or --numeric is given."""
         self._check_numeric(model, data)
         if model.vocabulary is None:
@@ -217,7 +217,7 @@ class Reading:
 
         return TextRows(rows)
 
-    def _check_numeric(self, model: TopkModel, data: DataFile) -> None:
+    def _check_numeric(self, model: Model, data: DataFile) -> None:
         if model.vocabulary is not None and not self.numeric:
             raise DismecError(
                 f"{data} holds numeric rows, but the model was trained on texts; use --numeric if "
@@ -367,13 +367,39 @@ def parse_delta(_: click.Context, __: click.Parameter, value: str | None) -> flo
         raise click.BadParameter(f"{value!r} is neither a number nor auto") from None
 
 
+def parse_numbers(
+    _: click.Context, __: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
+    """Parse comma-separated numbers, or nothing."""
+    if value is None:
+        return None
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 0.3,1,3") from None
+
+
+plot_option = click.option(
+    "--plot", type=PATH, help="Save a plot (.svg, .png or .pdf); needs dismec[plots]."
+)
+
+
+def check_plot(plot: Path | None, overwrite: bool) -> None:
+    """Raise an error if a plot cannot be drawn to a file, before hours of work."""
+    check_new_files(plot, overwrite=overwrite)
+    if plot is not None:
+        from dismec.report.figures import check_plot
+
+        check_plot(plot)
+
+
 def precision_option(default: str | None) -> Callable[[F], F]:
     """Return the option ``--precision``."""
     return click.option(
         "--precision",
-        type=click.Choice(["float16", "float32", "int8"]),
+        type=click.Choice(["float16", "float32", "float8"]),
         default=default,
-        help="Storage of weights; int8 takes one byte each.",
+        help="Storage of weights; float8 takes one byte each.",
     )
 
 
@@ -398,3 +424,38 @@ cluster_option = click.option(
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def in_flags(message: str) -> str:
+    """Return a message of the library with flags of the commands instead of parameters.
+
+    ``overwrite=True`` becomes ``--overwrite`` and ``delta="auto"`` ``--delta auto``; parameters
+    without a value are those whose names have underscores, and one that begins the message. Text
+    in quotes, or in a path, is the user's.
+    """
+    ctx = click.get_current_context(silent=True)
+    root: Any = ctx.find_root().command if ctx else None
+    own = [ctx.command] if ctx else []
+    flags = {"names": "--label-names"}
+    for command in [*getattr(root, "commands", {}).values(), *own]:
+        for option in command.params:
+            if isinstance(option, click.Option):
+                long = max(option.opts, key=len)
+                flags[long.removeprefix("--").replace("-", "_")] = long
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found["name"], found.groupdict().get("value", "True")
+        if name not in flags:
+            return found[0]
+        if value in ("True", "…"):
+            return flags[name]
+        return f"{flags[name]} {value[1:-1] if value[1:-1].isalnum() else value}"
+
+    free = r"(?<![\w/.'\"=-])"
+    for pattern in (
+        free + r"(?P<name>[A-Za-z_]+)=(?P<value>True|…|'[^']+'|\"[^\"]+\")",
+        free + r"(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w/.'\"=-])",
+        r"^(?P<name>[A-Za-z]+(?= is )|weights(?=: ))",
+    ):
+        message = re.sub(pattern, flag, message)
+    return message

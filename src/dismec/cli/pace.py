@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dismec.training.request import WorkProgress
+from dismec.training.params import WorkProgress
 
 __all__ = ["Pace"]
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from dismec.cli.console import silence_dask
-from dismec.cli.options import MOST_PLACES, PATH, F, cluster_option, threads_option
-from dismec.cli.trees import hierarchy_option
+from dismec.cli.label_options import hierarchy_option
+from dismec.cli.options import MOST_PLACES, PATH, F, threads_option
 from dismec.errors import DismecError
 
 
@@ -41,7 +40,6 @@ def _number_option(
     help="Maximum number of waiting requests; further ones get 503.",
 )
 @hierarchy_option
-@cluster_option
 @threads_option
 def serve(
     model: Path,
@@ -49,7 +47,6 @@ def serve(
     port: int,
     hierarchy: Path | None,
     workers: int,
-    cluster: str | None,
     threads: int | None,
     max_body: int,
     max_rows: int,
@@ -60,12 +57,10 @@ def serve(
     """Serve predictions of MODEL over HTTP.
 
     Endpoints: POST /predict; GET /health, /model, /metrics, /docs. If the environment variable
-    DISMEC_TOKEN is set, requests must carry it ("Authorization: Bearer …"). SIGHUP reloads MODEL in
-    all server processes; SIGTERM finishes the requests in progress and exits. With --hierarchy, the
-    page at / shows the tree of labels, and GET /tree returns its nodes.
+    DISMEC_TOKEN is set, requests must carry it ("Authorization: Bearer …"). MODEL is reloaded when
+    it changes, and on SIGHUP; SIGTERM finishes the requests in progress and exits. With
+    --hierarchy, the page at / shows the tree of labels, and GET /tree returns its nodes.
     """
-    if workers > 1 and cluster is not None:
-        raise DismecError("--workers is not supported with --cluster")
     try:
         from dismec.serve.contract import Limits
         from dismec.serve.server import serve as serve_model
@@ -77,8 +72,6 @@ def serve(
             f"serving needs {error.name}, which is not installed: pip install 'dismec[server]'"
         ) from None
     start_log()
-    if cluster is not None:
-        silence_dask()
     serve_model(
         model,
         host=host,
@@ -87,7 +80,6 @@ def serve(
         threads=threads,
         limits=Limits(max_body * 1_000_000, max_rows, max_characters, max_k, queue),
         token=os.environ.get("DISMEC_TOKEN"),
-        cluster=cluster,
         hierarchy=hierarchy,
         ready=lambda address: click.echo(f"serving {model} on {address}"),
     )

@@ -12,6 +12,7 @@ import click
 
 from dismec.cli.console import (
     cluster_messages,
+    print_table,
     print_trained,
     print_unsolved,
     shown_progress,
@@ -20,18 +21,20 @@ from dismec.cli.console import (
 from dismec.cli.options import (
     PATH,
     Reading,
+    check_plot,
     cluster_option,
     data_options,
     json_option,
+    plot_option,
     quiet_option,
     threads_option,
 )
-from dismec.cli.training_options import Order, resumable, training_options
+from dismec.cli.training_options import Arguments, resumable, training_options
 from dismec.data.counts import counted
+from dismec.training.params import AUTO, TrainingParams
 
 if TYPE_CHECKING:
     from dismec.model.model import Model
-    from dismec.training.params import TrainingParams
 
 _FEW_ROWS = 100  # fewer rows give rough probabilities
 
@@ -39,41 +42,79 @@ _FEW_ROWS = 100  # fewer rows give rough probabilities
 @click.command()
 @click.argument("data", type=PATH)
 @click.option("-o", "--output", "model", type=PATH, required=True, help="Directory for the model.")
+@plot_option
 @json_option
-@training_options(
-    validation="Data for --delta auto and --calibrate [default: a tenth of the rows of DATA]."
-)
+@training_options
 @click.option(
     "--data-on-workers",
     is_flag=True,
     help="DATA is a file on the workers of --cluster; this machine need not have it.",
 )
-def train(data: Path, model: Path, order: Order, as_json: bool, data_on_workers: bool) -> None:
+def train(
+    data: Path,
+    model: Path,
+    arguments: Arguments,
+    plot: Path | None,
+    as_json: bool,
+    data_on_workers: bool,
+) -> None:
     """Train a model on DATA.
 
-    If the directory holds an unfinished run with the same data and options, it is resumed.
+    If the directory holds an unfinished run with the same data and options, it is resumed. With --C
+    auto, --plot draws how C was chosen.
     """
-    from dismec.training.recipe import train_requested
+    from dismec.training.train import train_on
 
-    given, labels = order.validation, order.validation_labels
-    if (given or labels) and not (given and order.holds_out):
-        raise click.UsageError(
-            "--validation requires --delta auto or --calibrate, "
-            "and --validation-labels requires --validation"
-        )
+    if plot and arguments.params["C"] != AUTO:
+        raise click.UsageError("--plot requires --C auto")
+    check_plot(plot, arguments.overwrite)
     begin = time.perf_counter()
-    ordered = order.request_on_workers if data_on_workers else order.request
-    with ordered(data, model) as request:
-        trained = train_requested(request)
+    with arguments.opened(data, model, data_on_workers) as (rows, options):
+        trained = train_on(rows, options)
+    if plot:
+        from dismec.report.figures import draw_tuning
+
+        params = trained.params
+        draw_tuning(params["C_table"], params["C_auto"]["metric"], params["C"], plot)
     seconds = time.perf_counter() - begin
     if as_json:
-        click.echo(json.dumps(trained_facts(trained, model, seconds)))
-    elif not order.quiet:
-        _print_learned(trained, request.params)
-        print_trained(trained, model, seconds)
-    if not order.quiet:
+        facts = trained_facts(trained, model, seconds)
+        if options.params.chooses_C:
+            table = {"metric": options.params.metric, "table": trained.params["C_table"]}
+            facts |= {"C": trained.params["C"], **table}
+        click.echo(json.dumps(facts))
+    else:
+        if options.params.chooses_C:
+            _print_chosen_C(trained)
+        if not arguments.quiet:
+            _print_learned(trained, options.params)
+            print_trained(trained, model, seconds)
+    if not arguments.quiet:
         _warn_of_few_rows(trained)
     print_unsolved(trained)
+
+
+def _print_chosen_C(model: Model) -> None:
+    """Print the results for each C, which were asked for."""
+    from dismec.model.provenance import sentence
+
+    C, how, table = (model.params[key] for key in ("C", "C_auto", "C_table"))
+    usual = ["P@1", "P@3", "P@5", "nDCG@5", "PSP@5"]  # fits a terminal; JSON has all
+    metrics = usual if how["metric"] in usual else [*usual, how["metric"]]
+    rows = [
+        [
+            f"{row['C']:g}",
+            *(f"{row[name]:.2f}" for name in metrics),
+            f"{row['weights']:,}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in table
+    ]
+    best = [row["C"] for row in table].index(C)
+    print_table(["C", *metrics, "weights", "core-s"], rows, left=0, best=best)
+    click.echo(f"C {C:g}, chosen {sentence('C_auto', how)}")
+    if best in (0, len(rows) - 1):
+        click.echo("This is the end of the grid: a wider grid may contain a better value.")
 
 
 def _print_learned(model: Model, params: TrainingParams) -> None:
@@ -116,7 +157,7 @@ def add_labels(model: Path, data: Path, **how: Any) -> None:
     Labels that MODEL already has do not change. DATA must include negative examples: use the rows
     the model was trained on, or newer ones, with the new labels added.
     """
-    from dismec.training.editing import add_labels as run
+    from dismec.training.edit_labels import add_labels as run
 
     _edit(model, data, "added", run, **how)
 
@@ -142,7 +183,7 @@ def update(model: Path, data: Path, listed: Path, **how: Any) -> None:
     The other labels do not change.
     """
     from dismec.data.names import load_names
-    from dismec.training.editing import update_labels
+    from dismec.training.edit_labels import update_labels
 
     labels = list(filter(None, load_names(listed, blanks=True)))
 
@@ -239,7 +280,7 @@ def remove_labels(
 ) -> None:
     """Remove LABELS, given by name or number, from MODEL."""
     from dismec.data.names import load_names
-    from dismec.training.editing import remove_labels as run
+    from dismec.training.edit_labels import remove_labels as run
 
     begin = time.perf_counter()
     changed = run(

@@ -1,13 +1,13 @@
-"""Options of the training commands, and the request built from them."""
+"""The options of `dismec train`, and the data and options of a training built from them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,22 +19,24 @@ from dismec.cli.options import (
     cluster_option,
     data_options,
     dense_option,
+    in_flags,
     parse_delta,
+    parse_numbers,
     quiet_option,
     threads_option,
 )
-from dismec.cli.wording import in_flags
 from dismec.training.params import AUTO, TrainingParams
 
 if TYPE_CHECKING:
     from dismec.data.formats import DataFile
+    from dismec.data.training_file import TrainingData
     from dismec.features.vocabulary import TextParams
-    from dismec.training.request import Request
+    from dismec.training.params import TrainOptions
 
 
 @dataclass(frozen=True)
-class Order:
-    """A training request, as given by the options of a command."""
+class Arguments:
+    """What `dismec train` was given."""
 
     reading: Reading
     params: dict[str, Any]  # options of `TrainingParams`, by name on the command line
@@ -50,78 +52,99 @@ class Order:
     cluster: str | None
     quiet: bool
 
-    @property
-    def holds_out(self) -> bool:
-        """Whether something is learned from rows held out of training."""
-        return bool(self.params["delta"] == AUTO or self.params["calibrate"])
-
     @contextmanager
-    def request(
-        self, data: Path, path: Path | None, what: str = "training", **fixed: Any
-    ) -> Iterator[Request]:
-        """Yield the request for a model of DATA, showing progress meanwhile.
+    def opened(
+        self, data: Path, path: Path, on_workers: bool
+    ) -> Iterator[tuple[TrainingData, TrainOptions]]:
+        """Yield the data and options of the training, showing progress meanwhile.
 
-        `fixed` are parameters that are not among the options.
+        With `on_workers`, DATA is a file of rows that cluster workers read themselves.
         """
-        from dismec.data.dataset import load_data
-        from dismec.data.mixed import load_dense
-        from dismec.data.pair_weights import load_pair_weights
-        from dismec.training.request import Request
+        from dismec.training.params import TrainOptions
         from dismec.training.resume import check_output
-        from dismec.training.texts import TextRequest
 
-        self._check_dense()
-        if path is not None:
-            check_output(path, bool(self.overwrite))
-        pairs = None if self.pair_weights is None else load_pair_weights(self.pair_weights)
-        found = self.reading.look(data)
-        if found.is_texts:
-            found.read_twice()
-        text = self._text_params(found)
-        params = self._training_params(found.is_texts and not self.dense_only, fixed)
-        dense, judge_dense = (
-            None if file is None else load_dense(file)
-            for file in (self.reading.dense, self.validation_dense)
-        )
+        self._check_validation()
+        if on_workers:
+            self._check_on_workers()
+            file = None
+        else:
+            check_output(path, self.overwrite)
+            file = self.reading.look(data)
+        is_texts = file is not None and file.is_texts
+        params = self._training_params(is_texts and not self.dense_only)
+        text = self._text_params(file) if file else None
         with (
             resumable(path),
-            shown_progress(self.quiet, what) as progress,
+            shown_progress(self.quiet, "training") as progress,
             cluster_messages(self.cluster, self.quiet),
         ):
-            common: dict[str, Any] = {
-                "threads": self.threads,
-                "overwrite": self.overwrite,
-                "progress": progress,
-                "cluster": self.cluster,
-                "pair_weights": pairs,
-            }
-            if found.is_texts:
-                log = None if self.quiet or path is None else print_message
-                of_text = (text, self.reading.fmt, self.validation)
-                common |= {"log": log, "examples": path is not None and not self.no_examples}
-                common["weights"] = self.reading.row_weights
-                common |= {"dense": dense, "validation_dense": judge_dense}
-                common |= {"dense_only": self.dense_only}
-                with TextRequest(found, params, path, *of_text, **common).as_rows() as request:
-                    yield request
-                return
-            X, Y, names = self.reading.load(found, self.threads)
-            judge = None
-            if self.validation:
-                labels = self.validation_labels
-                judge = load_data(self.validation, labels=labels, threads=self.threads)[:2]
-                judge = self._with_dense(judge[0], judge_dense), judge[1]
-            source = found.path if found.kind == "xmc" else None
-            common |= {"names": names, "validation": judge, "source": source}
-            common["weights"] = self.reading.row_weights
-            yield Request(self._with_dense(X, dense), Y, params, path, **common)
+            options = TrainOptions(
+                params,
+                path,
+                threads=self.threads,
+                overwrite=self.overwrite,
+                progress=progress,
+                cluster=self.cluster,
+            )
+            if file is None:
+                yield self._data_on_workers(data), options
+            elif is_texts:
+                with self._texts(file, options, text) as read:
+                    yield read
+            else:
+                yield self._rows(file, options)
 
     @contextmanager
-    def request_on_workers(self, data: Path, path: Path) -> Iterator[Request]:
-        """Yield the request for a file of rows that cluster workers read themselves."""
-        from dismec.data.names import load_names
-        from dismec.training.request import Request
+    def _texts(
+        self, file: DataFile, options: TrainOptions, text: TextParams | None
+    ) -> Iterator[tuple[TrainingData, TrainOptions]]:
+        """Yield the rows of texts."""
+        from dismec.training.texts import texts_read
 
+        file.read_twice()
+        dense, judge_dense = self._dense()
+        with texts_read(
+            file,
+            options,
+            text,
+            fmt=self.reading.fmt,
+            validation=self.validation,
+            weights=self.reading.row_weights,
+            pair_weights=self._pairs(),
+            log=None if self.quiet else print_message,
+            examples=not self.no_examples,
+            dense=dense,
+            validation_dense=judge_dense,
+            dense_only=self.dense_only,
+        ) as read:
+            yield read
+
+    def _rows(self, file: DataFile, options: TrainOptions) -> tuple[TrainingData, TrainOptions]:
+        """Load numeric rows."""
+        from dismec.data.dataset import load_data
+        from dismec.data.training_file import TrainingData
+
+        pairs = self._pairs()
+        dense, judge_dense = self._dense()
+        X, Y, names = self.reading.load(file, self.threads)
+        if self.validation:
+            labels = self.validation_labels
+            judge = load_data(self.validation, labels=labels, threads=self.threads)
+            validation = self._with_dense(judge.X, judge_dense), judge.Y
+            options = replace(options, validation=validation)
+        source = file.path if file.kind == "xmc" else None
+        weights = self.reading.row_weights
+        X = self._with_dense(X, dense)
+        return TrainingData(X, Y, weights, pairs, names, source), options
+
+    def _data_on_workers(self, data: Path) -> TrainingData:
+        from dismec.data.names import load_names
+        from dismec.data.training_file import TrainingData
+
+        names = load_names(self.reading.names) if self.reading.names else None
+        return TrainingData(str(data), None, names=names)
+
+    def _check_on_workers(self) -> None:
         if self.cluster is None:
             raise click.UsageError("--data-on-workers requires --cluster")
         reading = self.reading
@@ -136,31 +159,40 @@ class Order:
         ):
             if given is not None:
                 raise click.UsageError(f"{option} is not supported with --data-on-workers")
-        params = self._training_params(False, {})
-        with (
-            resumable(path),
-            shown_progress(self.quiet, "training") as progress,
-            cluster_messages(self.cluster, self.quiet),
-        ):
-            names = load_names(reading.names) if reading.names else None
-            common: dict[str, Any] = {"names": names, "threads": self.threads}
-            common |= {"overwrite": bool(self.overwrite), "progress": progress}
-            yield Request(str(data), None, params, path, cluster=self.cluster, **common)
 
-    def _with_dense(self, X: Any, dense: Any) -> Any:
-        if dense is None:
-            return X
-        return [dense] if self.dense_only else [X, dense]
-
-    def _check_dense(self) -> None:
-        dense = self.reading.dense
+    def _check_validation(self) -> None:
+        """Raise an error for options that need another one."""
+        params, dense = self.params, self.reading.dense
+        learns = AUTO in (params["C"], params["delta"]) or params["calibrate"]
+        if (self.validation or self.validation_labels) and not (self.validation and learns):
+            raise click.UsageError(
+                "--validation requires --C auto, --delta auto or --calibrate, "
+                "and --validation-labels requires --validation"
+            )
         if dense is None and (self.dense_only or self.validation_dense):
             option = "--dense-only" if self.dense_only else "--validation-dense"
             raise click.UsageError(f"{option} requires --dense")
         if dense is not None and bool(self.validation) != bool(self.validation_dense):
             raise click.UsageError("with --dense, --validation requires --validation-dense")
 
-    def _training_params(self, is_text: bool, fixed: dict[str, Any]) -> TrainingParams:
+    def _dense(self) -> list[Any]:
+        """Load the dense features of the rows and of the validation rows."""
+        from dismec.data.mixed import load_dense
+
+        files = self.reading.dense, self.validation_dense
+        return [None if file is None else load_dense(file) for file in files]
+
+    def _pairs(self) -> Any:
+        from dismec.data.pair_weights import load_pair_weights
+
+        return None if self.pair_weights is None else load_pair_weights(self.pair_weights)
+
+    def _with_dense(self, X: Any, dense: Any) -> Any:
+        if dense is None:
+            return X
+        return [dense] if self.dense_only else [X, dense]
+
+    def _training_params(self, is_text: bool) -> TrainingParams:
         given: dict[str, Any] = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value
             for name, value in self.params.items()
@@ -168,7 +200,7 @@ class Order:
         if given["tfidf"] is None:
             given["tfidf"] = is_text
         try:
-            return TrainingParams(**given, **fixed)
+            return TrainingParams(**given)
         except ValueError as error:
             raise click.UsageError(in_flags(str(error))) from None
 
@@ -193,53 +225,31 @@ class Order:
             raise click.UsageError(in_flags(str(error))) from None
 
 
-def training_options(
-    *without: str, validation: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add all training options, passed to the command as one `Order`.
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all training options, passed to the command as `Arguments`."""
 
-    There is an option for every field of `TrainingParams` except `without`. With `validation`, the
-    help text of that option, there are also options for validation rows and for overwriting.
-    """
-    options = [_option(f) for f in fields(TrainingParams) if f.name not in without]
-    if validation is not None:
-        options += [
-            click.option("--validation", type=PATH, help=validation),
-            click.option("--validation-labels", type=PATH, help="Like --labels, for --validation."),
-            click.option("--validation-dense", type=PATH, help="Like --dense, for --validation."),
-            click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
-            click.option(
-                "--no-examples",
-                is_flag=True,
-                help="Keep no training texts in the model [default: excerpts of five].",
-            ),
+    @functools.wraps(command)
+    def with_arguments(*args: Any, **given: Any) -> Any:
+        found: dict[str, Any] = {
+            "params": {name: given.pop(name) for name in [*given] if _is_param(name)},
+            "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
+        }
+        found |= {f.name: given.pop(f.name) for f in fields(Arguments) if f.name not in found}
+        return command(*args, arguments=Arguments(**found), **given)
+
+    for option in reversed(
+        [
+            data_options(weights=True),
+            *(_option(f) for f in fields(TrainingParams)),
+            *_OTHER_OPTIONS,
+            *_TEXT_OPTIONS.values(),
+            cluster_option,
+            threads_option,
+            quiet_option,
         ]
-    only = "Use only the labels of DATA, and --dense."
-    options += [dense_option, click.option("--dense-only", is_flag=True, help=only)]
-    pairs = "Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file."
-    options.append(click.option("--pair-weights", type=PATH, metavar="FILE", help=pairs))
-    options += [*_TEXT_OPTIONS.values(), cluster_option, threads_option, quiet_option]
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_order(*args: Any, **given: Any) -> Any:
-            order: dict[str, Any] = {
-                "params": {name: given.pop(name) for name in [*given] if _is_param(name)},
-                "text": {name: given.pop(name) for name in _TEXT_OPTIONS},
-            }
-            for name in ("validation", "validation_labels", "overwrite", "no_examples"):
-                order[name] = given.pop(name, None)
-            for name in ("dense_only", "validation_dense", "pair_weights"):
-                order[name] = given.pop(name, None)
-            for name in ("reading", "threads", "cluster", "quiet"):
-                order[name] = given.pop(name)
-            return command(*args, order=Order(**order), **given)
-
-        for option in reversed([data_options(weights=True), *options]):
-            with_order = option(with_order)
-        return with_order
-
-    return add
+    ):
+        with_arguments = option(with_arguments)
+    return with_arguments
 
 
 def _is_param(name: str) -> bool:
@@ -248,11 +258,17 @@ def _is_param(name: str) -> bool:
 
 def _option(field: Field[Any]) -> Callable[[F], F]:
     """Create the option of a hyperparameter from its default and its metadata."""
-    name, default = field.name, field.default
+    name, default = field.name, cast(Any, field.default)
     flag = "--" + name.replace("_", "-")
     more: dict[str, Any] = {"help": field.metadata["help"]}
-    if name == "delta":
+    if name in ("C", "delta"):
         more |= {"callback": parse_delta, "metavar": field.metadata["metavar"]}
+        if name == "C":
+            more |= {"default": str(default), "show_default": True}
+    elif name == "grid":
+        shown = ",".join(f"{C:g}" for C in default)
+        more |= {"callback": parse_numbers, "metavar": "NUMBERS", "default": shown}
+        more |= {"show_default": True}
     elif name == "tfidf":  # the default depends on DATA
         flag, more = f"{flag}/--no-tfidf", {"default": None, **more}
     elif isinstance(default, bool):
@@ -287,6 +303,29 @@ def _parse_lengths(
     return least, most
 
 
+_OTHER_OPTIONS: list[Any] = [
+    click.option(
+        "--validation",
+        type=PATH,
+        help="Data for --C auto, --delta auto and --calibrate [default: a tenth of DATA].",
+    ),
+    click.option("--validation-labels", type=PATH, help="Like --labels, for --validation."),
+    click.option("--validation-dense", type=PATH, help="Like --dense, for --validation."),
+    click.option("--overwrite", is_flag=True, help="Overwrite an existing model."),
+    click.option(
+        "--no-examples",
+        is_flag=True,
+        help="Keep no training texts in the model [default: excerpts of five].",
+    ),
+    dense_option,
+    click.option("--dense-only", is_flag=True, help="Use only the labels of DATA, and --dense."),
+    click.option(
+        "--pair-weights",
+        type=PATH,
+        metavar="FILE",
+        help="Pair weights: lines 'row label weight', rows counted from 1, or a sparse .npz file.",
+    ),
+]
 _LENGTHS: dict[str, Any] = {"metavar": "MIN,MAX", "callback": _parse_lengths}
 _TEXT_OPTIONS: dict[str, Any] = {
     "word_ngrams": click.option(

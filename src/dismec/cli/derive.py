@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dismec.cli.console import print_message, print_trained, print_unknown, trained_facts
+from dismec.cli.console import (
+    print_message,
+    print_table,
+    print_trained,
+    print_unknown,
+    trained_facts,
+)
 from dismec.cli.options import (
     PATH,
     F,
     Reading,
+    check_plot,
     data_options,
     json_option,
+    parse_ks,
+    parse_numbers,
+    plot_option,
     precision_option,
     quiet_option,
     threads_option,
@@ -42,29 +52,104 @@ def _output_options(command: F) -> F:
 
 @click.command()
 @click.argument("model", type=PATH)
-@_output_options
-@click.option("--delta", type=float, help="Drop weights closer to 0 than this.")
+@click.option("-o", "--output", type=PATH, help="Directory for the new model.")
+@click.option("--overwrite", is_flag=True, help="Overwrite an existing model or plot.")
+@json_option
+@quiet_option
+@click.option(
+    "--delta",
+    "deltas",
+    callback=parse_numbers,
+    metavar="NUMBER",
+    help="Drop weights closer to 0 than this; with --curve, values separated by commas.",
+)
 @precision_option(None)
+@click.option(
+    "--curve",
+    type=PATH,
+    metavar="DATA",
+    help="Write no model; print accuracy on DATA, size and speed for values of delta.",
+)
+@click.option("-k", "ks", default="1,3,5", callback=parse_ks, help="Values of k for --curve.")
+@plot_option
+@data_options(model=True)
+@threads_option
 def prune(
     model: Path,
-    output: Path,
-    delta: float | None,
+    output: Path | None,
+    deltas: tuple[float, ...] | None,
     precision: str | None,
+    curve: Path | None,
+    ks: tuple[int, ...],
+    plot: Path | None,
+    reading: Reading,
+    threads: int | None,
     overwrite: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Write a smaller copy of a model.
 
-    A larger delta drops more weights; another precision changes their storage. A model in an older
-    format is converted to the current one.
+    A larger delta drops more weights; another precision changes their storage. --curve shows which
+    delta the model can afford.
     """
     from dismec.model.opening import open_model
 
+    if (curve is None) == (output is None):
+        raise click.UsageError("pass -o for a smaller model, or --curve to compare values of delta")
+    if curve is not None:
+        check_plot(plot, overwrite)
+        _print_curve(model, curve, deltas, ks, plot, reading, threads, as_json)
+        return
+    if deltas is not None and len(deltas) > 1:
+        raise click.UsageError("--delta takes several values only with --curve")
+    assert output is not None
+
     def make() -> Model:
+        delta = deltas[0] if deltas else None
         return open_model(model, check=True).pruned(delta, precision=precision)
 
     _write((model,), output, make, overwrite=overwrite, as_json=as_json, quiet=quiet)
+
+
+def _print_curve(
+    path: Path,
+    data: Path,
+    deltas: tuple[float, ...] | None,
+    ks: tuple[int, ...],
+    plot: Path | None,
+    reading: Reading,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    from dismec.model.opening import open_model
+    from dismec.report.pruning_curve import pruning_curve
+
+    model = open_model(path)
+    X, Y, _ = reading.rows_of(model, reading.look(data), threads)
+    table = pruning_curve(model, X, Y, deltas, ks=ks, threads=threads)
+    if plot:
+        from dismec.report.figures import draw_sweep
+
+        draw_sweep(table, plot)
+    if as_json:
+        click.echo(json.dumps(table))
+        return
+    names = [f"P@{k}" for k in ks]
+    print_table(
+        ["delta", *names, "weights", "MB", "ms per row"],
+        [
+            [
+                f"{row['delta']:g}",
+                *(f"{row[name]:.2f}" for name in names),
+                f"{row['weights']:,}",
+                f"{row['bytes'] / 1e6:.2f}",
+                f"{row['ms per row']:.3f}",
+            ]
+            for row in table
+        ],
+        left=0,
+    )
 
 
 @click.command()
