@@ -23,7 +23,7 @@ from dismec.data.mixed import mixed_rows
 from dismec.data.training_file import TrainingData
 from dismec.errors import DataError, WorkerLost
 from dismec.features.transform import Transform
-from dismec.solve.blocks import EqualLabels
+from dismec.solve.partition import EqualLabels
 
 __all__ = ["ROWS", "append", "discard", "finish", "read", "sees"]
 

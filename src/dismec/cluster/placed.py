@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dismec.features.transform import Transform
-from dismec.solve.blocks import EqualLabels
+from dismec.solve.partition import EqualLabels
 from dismec.solve.problem import ProblemFacts
 
 __all__ = ["DataFacts", "PlacedData", "as_parts", "is_collection", "is_path", "is_placed"]

@@ -27,7 +27,7 @@ from dismec.data.matrices import Rows
 from dismec.errors import ModelError, WorkerLost
 from dismec.model import weight_files
 from dismec.model.allowed import Allowed
-from dismec.model.held_labels import HeldLabels
+from dismec.model.label_index import LabelIndex
 from dismec.model.manifest import ShardReceipt
 from dismec.model.shards import Shard
 
@@ -94,7 +94,7 @@ class _Session:
     # Most recent requests, the latest last.
     views: OrderedDict[str, dict[int, Shard]] = field(default_factory=OrderedDict)
     choices: OrderedDict[str, Allowed] = field(default_factory=OrderedDict)
-    held: OrderedDict[tuple[int, ...], HeldLabels] = field(default_factory=OrderedDict)
+    held: OrderedDict[tuple[int, ...], LabelIndex] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, number: int, shard: Shard, file: ShardFile) -> None:
@@ -127,11 +127,11 @@ class _Session:
         with self.lock:
             return _kept(self.choices, asked.choice, unpack)
 
-    def labels_of(self, numbers: tuple[int, ...]) -> HeldLabels:
+    def labels_of(self, numbers: tuple[int, ...]) -> LabelIndex:
         """Return the labels of these shards."""
 
-        def find() -> HeldLabels:
-            return HeldLabels([self.shards[number] for number in numbers], self.n_labels)
+        def find() -> LabelIndex:
+            return LabelIndex([self.shards[number] for number in numbers], self.n_labels)
 
         with self.lock:
             return _kept(self.held, numbers, find)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dismec.data.matrices import Rows
 from dismec.model.allowed import Allowed
-from dismec.model.held_labels import HeldLabels
+from dismec.model.label_index import LabelIndex
 from dismec.model.scoring import (
     Labels,
     Scores,
@@ -48,7 +48,7 @@ class Question(Protocol):
     """A question about transformed rows, answered by shards and merged by the client."""
 
     def answer(
-        self, shards: Sequence[Any], held: HeldLabels, rows: Rows, choice: Allowed | None
+        self, shards: Sequence[Any], held: LabelIndex, rows: Rows, choice: Allowed | None
     ) -> Any:
         """On a worker: return the answer of its shards (`Shard.native`) with these labels."""
 
@@ -64,7 +64,7 @@ class Best:
     sets: Allowed | None = None  # if each row has its own set of allowed labels
 
     def answer(
-        self, shards: Sequence[Any], held: HeldLabels, rows: Rows, choice: Allowed | None
+        self, shards: Sequence[Any], held: LabelIndex, rows: Rows, choice: Allowed | None
     ) -> Ranked:
         """Return at most as many places as there are labels."""
         allowed = choice if self.sets is None else self.sets
@@ -83,7 +83,7 @@ class Explain:
     classifier: int
 
     def answer(
-        self, shards: Sequence[Any], _: HeldLabels, rows: Rows, __: Allowed | None
+        self, shards: Sequence[Any], _: LabelIndex, rows: Rows, __: Allowed | None
     ) -> tuple[Scores, float]:
         """Return the answer of the only shard that is asked."""
         return explained(shards[0], self.classifier, rows)
@@ -100,7 +100,7 @@ class CountBefore:
     label: int
     score: float
 
-    def answer(self, shards: Sequence[Any], held: HeldLabels, rows: Rows, _: Allowed | None) -> int:
+    def answer(self, shards: Sequence[Any], held: LabelIndex, rows: Rows, _: Allowed | None) -> int:
         """Count the labels of the worker's shards."""
         return count_before(shards, rows, held.n_labels, self.label, self.score)
 

@@ -1,4 +1,4 @@
-"""A model whose weights are on a cluster: the same orders, rankings and explanations."""
+"""A model whose weights are on a cluster: the same rankings and explanations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from dismec.data.matrices import Rows
 from dismec.errors import DataError
 from dismec.model.allowed import Allowed
 from dismec.model.calibration import Calibration, Float32s
-from dismec.model.held_labels import HeldLabels
+from dismec.model.label_index import LabelIndex
 from dismec.model.manifest import Manifest
-from dismec.model.model import RankingModel
-from dismec.model.orders import Orders
-from dismec.model.parts import Parts
+from dismec.model.model import Model
+from dismec.model.rankings import Rankings
 from dismec.model.scoring import (
     Labels,
     RowTransform,
@@ -29,8 +28,9 @@ from dismec.model.scoring import (
     empty_topk,
 )
 from dismec.model.shards import Shard, first_labels
+from dismec.model.sidecar_files import Parts
 
-__all__ = ["ClusterOrders", "ClusterRanking", "Layout", "RemoteModel", "Runner"]
+__all__ = ["ClusterRanking", "ClusterRankings", "Layout", "RemoteModel", "Runner"]
 
 
 class Layout:
@@ -46,9 +46,9 @@ class Layout:
         return [file.read(check=False) for file in self.files]
 
     @cached_property
-    def held(self) -> HeldLabels:
+    def held(self) -> LabelIndex:
         """The shard and the classifier of each label."""
-        return HeldLabels(self.shards, self.n_labels)
+        return LabelIndex(self.shards, self.n_labels)
 
     @cached_property
     def first_labels(self) -> npt.NDArray[np.int64]:
@@ -151,14 +151,18 @@ class ClusterRanking:
         return _checked(found[0])
 
 
-class ClusterOrders(Orders):
-    """The orders of a model whose weights are on a cluster."""
+class ClusterRankings(Rankings):
+    """The rankings of a model whose weights are on a cluster."""
 
     def __init__(
         self, runner: Runner, transform: RowTransform, calibration: Calibration | None
     ) -> None:
         super().__init__(runner.layout.n_labels, transform, calibration)
         self._runner = runner
+
+    @property
+    def first_labels(self) -> npt.NDArray[np.int64]:  # noqa: D102
+        return self._runner.layout.first_labels
 
     def _by_score(self) -> ClusterRanking:
         return ClusterRanking(self._runner, self.transform)
@@ -168,25 +172,14 @@ class ClusterOrders(Orders):
         return ClusterRanking(self._runner, self.transform.with_bias(1.0), curves)
 
 
-class RemoteModel(RankingModel):
+class RemoteModel(Model):
     """A model on a cluster: it predicts and explains like `Model`, but has no weights here."""
 
     def __init__(
         self, manifest: Manifest, transform: RowTransform, parts: Parts, runner: Runner
     ) -> None:
-        super().__init__(manifest, transform, parts)
-        self._runner = runner
-
-    @property
-    def nnz(self) -> int:  # noqa: D102
-        return sum(receipt.nnz for receipt in self.manifest.classifier_files)
-
-    @property
-    def first_labels(self) -> npt.NDArray[np.int64]:  # noqa: D102
-        return self._runner.layout.first_labels
-
-    def _make_orders(self) -> Orders:
-        return ClusterOrders(self._runner, self.transform, self.calibration)
+        rankings = ClusterRankings(runner, transform, parts.calibration)
+        super().__init__(manifest, transform, parts, rankings)
 
 
 def _checked(found: Any) -> Any:

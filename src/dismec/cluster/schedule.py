@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dismec.cluster.pool import MOST_LOSSES
 from dismec.errors import ClusterError
-from dismec.solve.blocks import BlockCutter
+from dismec.solve.partition import BlockCutter
 
 __all__ = ["BLOCKS_PER_THREAD", "Delay", "Schedule"]
 

@@ -35,7 +35,7 @@ from dismec.features.transform import Transform
 from dismec.model import weight_files
 from dismec.model.directory import make_run_folder
 from dismec.model.manifest import BlockReceipt
-from dismec.solve.blocks import BlockCutter
+from dismec.solve.partition import BlockCutter
 from dismec.solve.problem import SolverParams
 
 __all__ = ["ClusterJob", "Report", "solve_on_cluster"]
